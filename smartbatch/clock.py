@@ -1,0 +1,246 @@
+"""Time and waiting: the only file of the library that waits or notifies.
+
+Everything that has to wait does it on a :class:`Monitor` handed out by a :class:`Clock`. With
+:class:`VirtualClock` the same threads run in virtual time: when every registered thread is parked, time
+steps to the next deadline. Locks are ordinary; only waiting is virtual.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+__all__ = ["Clock", "Monitor", "RealClock", "VirtualClock"]
+
+
+class Monitor(Protocol):
+    """A lock with a waiting room. Several monitors may share one lock."""
+
+    lock: threading.Lock
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
+
+        Returns False when the time ran out. The lock must be held.
+        """
+        ...
+
+    def notify(self, n: int = 1) -> None:
+        """Wake up to ``n`` waiters. The lock must be held."""
+        ...
+
+    def notify_all(self) -> None:
+        """Wake every waiter. The lock must be held."""
+        ...
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Seconds, waiting rooms, and the book of running threads that virtual time needs."""
+
+    def now(self) -> float:
+        """Monotonic seconds; only differences mean anything."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def monitor(self, lock: threading.Lock | None = None) -> Monitor:
+        """Return a new monitor, on ``lock`` where one is given."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; for simulated latency only, never for another thread."""
+        ...
+
+    def spawned(self) -> None:
+        """Work was handed to a thread that has not begun yet: time must not step past it."""
+        ...
+
+    def began(self) -> None:
+        """The handed-over work begins on this thread."""
+        ...
+
+    def ended(self) -> None:
+        """The work on this thread is over."""
+        ...
+
+
+class _RealMonitor(threading.Condition):
+    """A condition on a plain lock, so that holding it twice is an error one sees."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        super().__init__(lock)
+        self.lock = lock
+
+
+class RealClock:
+    """The machine's clocks."""
+
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    sleep = staticmethod(time.sleep)
+
+    def monitor(self, lock: threading.Lock | None = None) -> Monitor:
+        return _RealMonitor(lock or threading.Lock())
+
+    def spawned(self) -> None:
+        """Nothing to book: real time passes by itself."""
+
+    began = ended = spawned
+
+
+class _Waiter:
+    __slots__ = ("counted", "gate", "notified", "woken")
+
+    def __init__(self, counted: bool) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.counted = counted
+        self.woken = False
+        self.notified = False
+
+
+class VirtualClock:
+    """Time that steps from deadline to deadline once every registered thread is parked.
+
+    Threads the library starts register themselves. A test's own thread does not count, so time runs
+    while it waits for a future; ``with clock.held():`` stops time while the test sets a scene.
+
+    Args:
+        start: the first value of :meth:`now`, seconds.
+        wall: the Unix time at ``start``, seconds.
+    """
+
+    def __init__(self, start: float = 0.0, wall: float = 1_795_000_000.0) -> None:
+        self._guard = threading.Lock()
+        self._now = start
+        self._wall_offset = wall - start
+        self._active = 0
+        self._deadlines: list[tuple[float, int, _Waiter]] = []
+        self._sequence = itertools.count()
+        self._mine = threading.local()
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self._wall_offset
+
+    def monitor(self, lock: threading.Lock | None = None) -> Monitor:
+        return _VirtualMonitor(self, lock or threading.Lock())
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            with self.monitor() as room:
+                assert isinstance(room, _VirtualMonitor)
+                room.wait(seconds)
+
+    def spawned(self) -> None:
+        with self._guard:
+            self._active += 1
+
+    def began(self) -> None:
+        self._mine.counted = True
+
+    def ended(self) -> None:
+        self._mine.counted = False
+        with self._guard:
+            self._active -= 1
+            self._step_locked()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep time from moving while the block runs."""
+        self.spawned()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._active -= 1
+                self._step_locked()
+
+    def _park(self, waiter: _Waiter, timeout: float | None) -> None:
+        with self._guard:
+            if timeout is not None:
+                deadline = self._now + max(0.0, timeout)
+                heapq.heappush(self._deadlines, (deadline, next(self._sequence), waiter))
+            if waiter.counted:
+                self._active -= 1
+            self._step_locked()
+
+    def _wake(self, waiter: _Waiter, *, notified: bool) -> bool:
+        with self._guard:
+            return self._wake_locked(waiter, notified=notified)
+
+    def _wake_locked(self, waiter: _Waiter, *, notified: bool) -> bool:
+        if waiter.woken:
+            return False
+        waiter.woken = True
+        waiter.notified = notified
+        if waiter.counted:
+            self._active += 1
+        waiter.gate.release()
+        return True
+
+    def _step_locked(self) -> None:
+        """Move to the next deadline while nobody runs; waiters that are not counted wake on the way."""
+        while self._active == 0 and self._deadlines:
+            deadline, _, waiter = heapq.heappop(self._deadlines)
+            if waiter.woken:
+                continue
+            self._now = max(self._now, deadline)
+            self._wake_locked(waiter, notified=False)
+
+
+class _VirtualMonitor:
+    """A monitor whose time-outs are virtual."""
+
+    def __init__(self, clock: VirtualClock, lock: threading.Lock) -> None:
+        self.lock = lock
+        self._clock = clock
+        self._waiters: deque[_Waiter] = deque()
+
+    def __enter__(self) -> _VirtualMonitor:
+        self.lock.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        waiter = _Waiter(getattr(self._clock._mine, "counted", False))
+        self._waiters.append(waiter)
+        self._clock._park(waiter, timeout)
+        self.lock.release()
+        try:
+            waiter.gate.acquire()
+        finally:
+            self.lock.acquire()
+            if not waiter.notified and waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return waiter.notified
+
+    def notify(self, n: int = 1) -> None:
+        while n > 0 and self._waiters:
+            if self._clock._wake(self._waiters.popleft(), notified=True):
+                n -= 1
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiters))

@@ -1,0 +1,174 @@
+"""Every error smartbatch raises: one root, and what happened, to which request, what to do next.
+
+No error carries a key, a prompt or an answer: texts that come from a provider pass :func:`scrub` first.
+All errors survive :mod:`pickle`, so they can cross process borders.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any
+
+
+class ErrorKind(enum.Enum):
+    """What a failed call means for the next one; the retry policy decides by it."""
+
+    RATE_LIMIT = "rate_limit"
+    """The provider asks for fewer requests or tokens: pause everybody who shares the quota."""
+    TIMEOUT = "timeout"
+    """The call did not end within its total deadline; whether it was billed is unknown."""
+    NETWORK_ERROR = "network_error"
+    """Connection refused, reset or cut, or a body that did not arrive whole."""
+    SERVER_ERROR = "server_error"
+    """The provider failed (5xx, overload)."""
+    AUTH_ERROR = "auth_error"
+    """The key is missing, wrong or not allowed."""
+    INVALID_RESPONSE = "invalid_response"
+    """A whole answer came, but not in the shape the API promises."""
+    CLIENT_ERROR = "client_error"
+    """The request itself is wrong (4xx)."""
+    UNKNOWN = "unknown"
+    """Anything else, for instance an exception out of an own callable."""
+    NO_MONEY = "no_money"
+    """Credit or a spend limit is used up: waiting does not help."""
+    CONTEXT_TOO_LONG = "context_too_long"
+    """Prompt and output together exceed the model's context."""
+
+
+class SmartbatchError(Exception):
+    """Root of all errors of this library.
+
+    Args:
+        message: what happened and what to do next.
+        kind: the :class:`ErrorKind`, where a call failed.
+        request_id: the request it happened to.
+        batch_id: the batch the request was part of.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: ErrorKind | None = None,
+        request_id: str | None = None,
+        batch_id: str | None = None,
+        **details: Any,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind
+        self.request_id = request_id
+        self.batch_id = batch_id
+        self.__dict__.update(details)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.__dict__)
+
+
+def _rebuild(cls: type[SmartbatchError], message: str, state: dict[str, Any]) -> SmartbatchError:
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(SmartbatchError, ValueError):
+    """A setting is out of its range, unknown, or contradicts another; the text names the keys."""
+
+
+class InvalidRequest(SmartbatchError, ValueError):
+    """A request is refused before anything is sent.
+
+    Attributes:
+        field: the field that is wrong, such as ``temperature``.
+        row: the zero-based position in the list the request came from, where there is one.
+    """
+
+    field: str | None = None
+    row: int | None = None
+
+
+class InputError(SmartbatchError, ValueError):
+    """An input or output file of a run cannot be used; the text names file, row and field."""
+
+
+class QueueFull(SmartbatchError):
+    """The queue has no room and the client is configured not to wait (any longer) for it."""
+
+
+class ClientClosed(SmartbatchError):
+    """The client was stopped, or the interpreter is exiting, before the request was answered."""
+
+
+class WrongProcess(SmartbatchError):
+    """The future belongs to the parent process: a forked child starts with an empty client."""
+
+
+class RequestTimeout(SmartbatchError, TimeoutError):
+    """The request's own time-out ended before an answer came."""
+
+
+class BudgetExceeded(SmartbatchError):
+    """Sending the request could cost more than is left of the budget."""
+
+
+class ProviderError(SmartbatchError):
+    """A call to a provider failed.
+
+    Attributes:
+        kind: the class of the failure.
+        status: HTTP status, where there was an answer.
+        code: the provider's own error code.
+        retry_after: seconds the provider asked to wait, already clamped.
+        provider_request_id: the provider's id of the call, for its support.
+        maybe_billed: True when the call may have been carried out although no answer came.
+        usage: tokens the failed call was billed for, where the provider said so.
+    """
+
+    kind: ErrorKind
+    status: int | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    provider_request_id: str | None = None
+    maybe_billed: bool = False
+    usage: Any = None
+    limits: Any = None
+
+    def __init__(self, message: str, *, kind: ErrorKind = ErrorKind.UNKNOWN, **details: Any) -> None:
+        super().__init__(message, kind=kind, **details)
+
+
+class ProviderUnavailable(ProviderError):
+    """The circuit breaker is open, or the provider was stopped after a permanent error; nothing was sent."""
+
+
+class AllRequestsFailed(SmartbatchError):
+    """Every request of a list failed.
+
+    Attributes:
+        results: the failed results, in order.
+    """
+
+    results: tuple[Any, ...] = ()
+
+
+_SECRETS = re.compile(
+    r"(?i)(bearer\s+)[\w\-.~+/=]+"
+    r"|\b(?:sk|pk|rk|key|sess|org|proj)-[\w\-*]{6,}"
+    r"|\bAIza[\w\-]{10,}"
+    r"|([?&](?:key|api[_-]?key|token)=)[^&\s]+"
+)
+
+
+def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
+    """Return ``text`` without what looks like a key and without the given ``secrets``, cut to ``limit`` characters.
+
+    Providers echo keys and parts of prompts in their error texts, so every foreign text passes here.
+    """
+    for secret in secrets:
+        if secret and len(secret) >= 4:
+            text = text.replace(secret, "[hidden]")
+    text = _SECRETS.sub(lambda m: (m.group(1) or m.group(2) or "") + "[hidden]", text)
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,147 @@
+"""What happened, as frozen facts: the one vocabulary of metrics, logs, progress and observers.
+
+Events carry ids, counts, seconds, tokens and USD; never a key, a prompt or an answer.
+Observers are called after locks are released, on the thread that caused the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from attrs import asdict, frozen
+
+from smartbatch.models import Priority, Route, Usage
+
+Observer: TypeAlias = "Callable[[Event], None]"
+"""Anything that takes an event. What it raises is logged and hurts nobody."""
+
+
+@frozen
+class Event:
+    """Root of all events.
+
+    Attributes:
+        at: monotonic seconds of the client's clock.
+    """
+
+    at: float
+
+    @property
+    def name(self) -> str:
+        """The event's name as logs and metrics spell it, such as ``call_finished``."""
+        return _names[type(self)]
+
+    def fields(self) -> dict[str, Any]:
+        """The event as plain values, fit for JSON."""
+        plain: dict[str, Any] = asdict(self)
+        for key, value in plain.items():
+            if isinstance(value, Priority):
+                plain[key] = value.name.lower()
+            elif isinstance(value, Route):
+                plain[key] = value.value
+        return plain
+
+
+@frozen
+class RequestSubmitted(Event):
+    request_id: str
+    priority: Priority
+    model: str
+    joined: bool
+    """True when it joined an identical request in flight and no call of its own follows."""
+
+
+@frozen
+class CallStarted(Event):
+    batch_id: str
+    model: str
+    size: int
+    attempt: int
+    in_flight: int
+    waited: float
+    """Seconds from the oldest request's submission (or due time) to the start."""
+
+
+@frozen
+class CallFinished(Event):
+    batch_id: str
+    model: str
+    size: int
+    seconds: float
+    usage: Usage
+    cost: float | None
+    error: str | None
+    """The :class:`~smartbatch.errors.ErrorKind` value of a failed call."""
+
+
+@frozen
+class RetryScheduled(Event):
+    request_id: str
+    model: str
+    kind: str
+    attempt: int
+    delay: float
+    counted: bool
+    """False when the failure was the provider's state (a limit, an outage) and cost the request no try."""
+
+
+@frozen
+class RequestFinished(Event):
+    request_id: str
+    priority: Priority
+    model: str
+    ok: bool
+    cancelled: bool
+    error: str | None
+    attempts: int
+    queued: float
+    seconds: float
+    """Seconds from submission to the end."""
+    usage: Usage
+    cost: float | None
+    route: Route | None
+    deduplicated: bool
+
+
+@frozen
+class CooldownStarted(Event):
+    scope: str
+    model: str
+    seconds: float
+    consecutive: int
+
+
+@frozen
+class BreakerChanged(Event):
+    model: str
+    before: str
+    after: str
+    reason: str
+
+
+@frozen
+class ParameterDropped(Event):
+    """A parameter the provider does not take was left out."""
+
+    request_id: str
+    field: str
+    reason: str
+
+
+@frozen
+class ClientStarted(Event):
+    workers: int
+
+
+@frozen
+class ClientStopped(Event):
+    failed: int
+    """Requests that had to be failed because the time-out of ``stop`` ended."""
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+_names = {cls: _snake(cls.__name__) for cls in [Event, *Event.__subclasses__()]}

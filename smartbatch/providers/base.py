@@ -1,0 +1,91 @@
+"""What every provider is: a thing that answers one request, says what it can, and classifies its errors.
+
+An adapter knows models and errors only. It never retries, never waits for a limit, never logs; it makes one
+call within a total deadline and returns an :class:`~smartbatch.models.Answer` or raises. Whatever it raises
+is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.classify`, in one place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.models import Answer, Request
+
+__all__ = ["Capabilities", "Provider"]
+
+
+@frozen
+class Capabilities:
+    """What a provider can do.
+
+    Attributes:
+        max_shared: most requests one call can carry; 1 when calls cannot be shared.
+        priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
+    """
+
+    max_shared: int = 1
+    priced: bool = True
+
+
+class Provider(ABC):
+    """Base of the adapters; also the base of a user's own.
+
+    Attributes:
+        name: the prefix in ``provider:model``.
+        scope: names the quota: key fingerprint, base URL, organisation, project. Never the key itself.
+        capabilities: see :class:`Capabilities`.
+    """
+
+    name: str
+    scope: str
+    capabilities: Capabilities = Capabilities()
+
+    @abstractmethod
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+        """Make one call for one request.
+
+        Args:
+            request: with every parameter filled in; ``prompt`` is a text or a tuple of messages.
+            model: the model's name without the provider's prefix.
+            attempt: 0 for the first call of this request, then 1, 2, …
+            timeout: total seconds the call may take, connection and body included.
+
+        Raises:
+            Exception: anything; :meth:`classify` gives it a meaning.
+        """
+
+    def generate_many(
+        self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
+    ) -> Sequence[Answer | Exception | None]:
+        """Make one call for several requests; only called when ``capabilities.max_shared`` is above 1.
+
+        Returns:
+            one entry for each request, in their order; ``None`` where the answer is missing, an exception
+            where that request failed alone.
+        """
+        raise NotImplementedError(f"{self.name} cannot share a call")
+
+    def check(self, request: Request, *, model: str) -> None:
+        """Raise ``InvalidRequest`` for what this provider cannot send; called before a request is queued."""
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Return the meaning of an exception that :meth:`generate` raised."""
+        if isinstance(error, ProviderError):
+            return error
+        kind = ErrorKind.TIMEOUT if isinstance(error, TimeoutError) else ErrorKind.UNKNOWN
+        if isinstance(error, ConnectionError):
+            kind = ErrorKind.NETWORK_ERROR
+        return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
+
+    def open(self, workers: int) -> None:
+        """Prepare for ``workers`` calls at once; called before the first call and after :meth:`abandon`."""
+
+    def close(self) -> None:
+        """Close connections. Calls under way end soon, with an error. May be called twice."""
+
+    def abandon(self) -> None:
+        """Forget everything inherited over a fork without touching the parent's sockets or locks."""
