@@ -162,7 +162,7 @@ _SECRETS = re.compile(
 
 
 def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
-    """Return ``text`` without what looks like a key and without the given ``secrets``, cut to ``limit`` characters.
+    """Return ``text`` without the ``secrets`` and what looks like a key, cut to ``limit`` characters.
 
     Providers echo keys and parts of prompts in their error texts, so every foreign text passes here.
     """

@@ -1,0 +1,1 @@
+"""The provider APIs offline, as a server on loopback."""

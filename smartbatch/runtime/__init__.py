@@ -1,0 +1,1 @@
+"""The threads: queue, collector, dispatcher, router and their lifecycle."""
