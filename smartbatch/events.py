@@ -7,6 +7,7 @@ Observers are called after locks are released, on the thread that caused the eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from attrs import asdict, frozen
@@ -15,6 +16,11 @@ from smartbatch.models import Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. What it raises is logged and hurts nobody."""
+
+
+@lru_cache(maxsize=256)
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 @frozen
@@ -30,7 +36,7 @@ class Event:
     @property
     def name(self) -> str:
         """The event's name as logs and metrics spell it, such as ``call_finished``."""
-        return _names[type(self)]
+        return _snake(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
         """The event as plain values, fit for JSON."""
@@ -73,6 +79,8 @@ class CallFinished(Event):
     cost: float | None
     error: str | None
     """The :class:`~smartbatch.errors.ErrorKind` value of a failed call."""
+    maybe_billed: bool = False
+    """True when the answer was lost on its way, so the call may have been billed all the same."""
 
 
 @frozen
@@ -84,6 +92,8 @@ class RetryScheduled(Event):
     delay: float
     counted: bool
     """False when the failure was the provider's state (a limit, an outage) and cost the request no try."""
+    maybe_billed: bool = False
+    """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
 
 @frozen
@@ -94,6 +104,7 @@ class RequestFinished(Event):
     ok: bool
     cancelled: bool
     error: str | None
+    """The error's :class:`~smartbatch.errors.ErrorKind` value, or its class name where no call failed."""
     attempts: int
     queued: float
     seconds: float
@@ -118,6 +129,8 @@ class BreakerChanged(Event):
     before: str
     after: str
     reason: str
+    pause: float = 0.0
+    """Seconds until the next probe may go, where the breaker opened."""
 
 
 @frozen
@@ -138,10 +151,3 @@ class ClientStarted(Event):
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
-
-
-def _snake(name: str) -> str:
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
-
-
-_names = {cls: _snake(cls.__name__) for cls in [Event, *Event.__subclasses__()]}
