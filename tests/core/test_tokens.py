@@ -1,0 +1,117 @@
+"""How many tokens a request will take."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.tokens import MEDIA_TOKENS, OUTPUT_TOKENS, Calibration, estimate, estimate_request
+from smartbatch.models import Generation, Message, Request, Usage
+
+ENGLISH = "All human beings are born free and equal in dignity and rights. " * 5
+CHINESE = "人人生而自由，在尊严和权利上一律平等。" * 5
+RUSSIAN = "Все люди рождаются свободными и равными в своем достоинстве и правах. " * 5
+
+
+def test_english_takes_a_token_for_four_characters() -> None:
+    assert estimate(ENGLISH) == pytest.approx(len(ENGLISH) / 4, abs=1)
+
+
+def test_chinese_takes_about_a_token_for_a_character() -> None:
+    assert estimate(CHINESE) == pytest.approx(len(CHINESE), rel=0.1)
+
+
+def test_the_same_sentence_takes_a_similar_number_of_tokens_in_any_script() -> None:
+    sizes = [estimate(text) for text in (ENGLISH, CHINESE, RUSSIAN)]
+    assert max(sizes) < 2 * min(sizes)
+
+
+def test_each_class_of_scripts_is_counted_by_its_own_weight() -> None:
+    assert estimate("a" * 40 + "я" * 25 + "語" * 7 + "😀" * 3) == 10 + 10 + 7 + 6
+
+
+def test_nothing_is_zero_and_anything_is_at_least_one() -> None:
+    assert estimate("") == 0
+    assert [estimate(text) for text in ("a", "é", "中", "😀", "\ud800")] == [1, 1, 1, 2, 1]
+
+
+@given(st.text(), st.text())
+def test_a_longer_text_never_takes_fewer_tokens(one: str, two: str) -> None:
+    assert max(estimate(one), estimate(two)) <= estimate(one + two) <= estimate(one) + estimate(two) + 1
+
+
+def test_messages_and_system_text_and_schema_count() -> None:
+    plain = estimate_request(Request(ENGLISH))
+    assert estimate_request(Request((Message("user", ENGLISH),))) == plain
+    assert estimate_request(Request((Message("user", ENGLISH), Message("user", ENGLISH)))) > 1.9 * plain
+    assert estimate_request(Request(ENGLISH, Generation(system=ENGLISH))) > 1.9 * plain
+    assert estimate_request(Request(ENGLISH, Generation(schema={"a": ENGLISH}))) > 1.9 * plain
+
+
+def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    words = {"type": "text", "text": ENGLISH}
+    size = estimate_request(Request((Message("user", (words, picture)),)))
+    assert size == estimate_request(Request(ENGLISH)) + MEDIA_TOKENS
+
+
+def test_without_experience_the_estimate_stands_and_the_cap_is_reserved() -> None:
+    fresh = Calibration()
+    assert fresh.input(123) == 123
+    assert fresh.output(40) == 40
+    assert fresh.output(4000) == 4000
+    assert fresh.output(None) == OUTPUT_TOKENS
+
+
+def test_the_ratio_of_a_models_tokenizer_is_learned() -> None:
+    dice, learned = random.Random(7), Calibration()
+    for _ in range(200):
+        size = dice.randrange(50, 500)
+        learned.observe(size, Usage(round(size * 1.3 * dice.uniform(0.9, 1.1)), 10))
+    assert learned.input(1000) == pytest.approx(1300, rel=0.03)
+
+
+def test_a_ratio_that_changes_is_learned_anew() -> None:
+    learned = Calibration()
+    for ratio in (1, 2):
+        for _ in range(100):
+            learned.observe(100, Usage(100 * ratio, 10))
+    assert learned.ratio == pytest.approx(2, rel=0.02)
+
+
+def test_short_answers_lower_the_reservation_below_the_cap() -> None:
+    dice, learned = random.Random(7), Calibration()
+    for _ in range(300):
+        learned.observe(100, Usage(100, dice.randrange(1, 101)))
+    assert learned.output(4000) == pytest.approx(95, abs=6)
+    assert learned.output(20) == 20
+    assert learned.mean_output(None) == pytest.approx(50, rel=0.4)
+
+
+def test_answers_seen_long_ago_are_forgotten() -> None:
+    learned = Calibration()
+    for tokens in [900] * 300 + [30] * 300:
+        learned.observe(100, Usage(100, tokens))
+    assert learned.output(None) == 30
+
+
+def test_an_answer_without_counts_teaches_nothing() -> None:
+    learned = Calibration()
+    learned.observe(100, Usage())
+    learned.observe(0, Usage(5, 5))
+    assert learned.observed == 0
+    assert learned.ratio == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**5)), max_size=400))
+def test_no_experience_makes_the_figures_absurd(answers: list[tuple[int, int, int]]) -> None:
+    learned = Calibration()
+    for size, billed, output in answers:
+        learned.observe(size, Usage(billed, output))
+    assert 0.2 <= learned.ratio <= 8
+    assert 0 <= learned.output(500) <= 500
+    outputs = [output for _, billed, output in answers if billed][-Calibration.REMEMBERED :]
+    assert learned.output(None) <= max([OUTPUT_TOKENS, *outputs])
