@@ -1,0 +1,161 @@
+"""What one setting is: its kind, its range, its help, and how text becomes its value.
+
+Checks, the environment reader and the reference in the docs all read the same :class:`Spec`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import Attribute, Converter, field, frozen
+
+from smartbatch.errors import ConfigError, scrub
+from smartbatch.prices import Price
+
+__all__ = ["Setting", "Spec", "setting", "spec_of", "usd"]
+
+
+@frozen(kw_only=True)
+class Spec:
+    """The rules of one setting.
+
+    Args:
+        kind: ``float``, ``int``, ``bool``, ``choice``, ``text``, ``usd`` or ``prices``.
+        low, high: the range, both included.
+        choices: the words allowed.
+        unit: what the number counts.
+        help: one sentence for the reference.
+        optional: True when ``None`` is a value.
+        note: further words on the range.
+    """
+
+    kind: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    help: str = ""
+    optional: bool = False
+    note: str = ""
+
+    @property
+    def range(self) -> str:
+        """The range in words, as errors and the reference print it."""
+        words = {"bool": "true or false", "text": "a text", "prices": "a table of prices by model"}
+        if self.kind == "choice":
+            text = " or ".join(self.choices)
+        elif self.kind in words:
+            text = words[self.kind]
+        elif self.high == math.inf:
+            text = f"{_plain(self.low)} or more"
+        else:
+            text = f"{_plain(self.low)} to {_plain(self.high)}"
+        text += f" {self.unit}" if self.unit else ""
+        text += f" ({self.note})" if self.note else ""
+        return text + (", or none" if self.optional else "")
+
+    def check(self, label: str, value: Any) -> Any:
+        """Return ``value`` in the setting's type.
+
+        Args:
+            label: the key, and where its value comes from.
+
+        Raises:
+            ConfigError: when it is not of the kind or out of range.
+        """
+        if value is None and self.optional:
+            return None
+        if self.kind in ("float", "int", "usd"):
+            return self._number(label, value)
+        if self.kind == "prices":
+            return self._prices(label, value)
+        right = {"bool": lambda: isinstance(value, bool), "choice": lambda: value in self.choices}
+        if right.get(self.kind, lambda: isinstance(value, str) and bool(value.strip()))():
+            return value
+        raise self.refusal(label, value)
+
+    def parse(self, label: str, text: str) -> Any:
+        """Return the value written as ``text``, as in the environment; checked.
+
+        Raises:
+            ConfigError: as :meth:`check`.
+        """
+        word = text.strip().lower()
+        if self.optional and word == "none":
+            return None
+        value: Any = text.strip()
+        if self.kind == "bool":
+            value = {"true": True, "1": True, "false": False, "0": False}.get(word, text)
+        elif self.kind in ("float", "int"):
+            try:
+                value = float(word) if self.kind == "float" else int(word)
+            except ValueError:
+                raise self.refusal(label, text) from None
+        return self.check(label, value)
+
+    def refusal(self, label: str, value: Any) -> ConfigError:
+        """Return the error that says what ``label`` may be."""
+        return ConfigError(f"{label} = {scrub(repr(value), limit=60)} is out of range: {self.range}")
+
+    def _number(self, label: str, value: Any) -> float:
+        if self.kind == "usd":
+            value = usd(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.refusal(label, value)
+        if not self.low <= value <= self.high:  # also what NaN fails
+            raise self.refusal(label, value)
+        if self.kind != "int":
+            return float(value)
+        if value != int(value):
+            raise self.refusal(label, value)
+        return int(value)
+
+    def _prices(self, label: str, value: Any) -> dict[str, Price]:
+        if not isinstance(value, Mapping):
+            raise self.refusal(label, value)
+        return {str(model): Price.parse(str(model), table) for model, table in value.items()}
+
+
+@frozen
+class Setting:
+    """One line of the reference: a key with its value and rules."""
+
+    name: str
+    value: Any
+    default: Any
+    range: str
+    help: str
+    environment: str
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
+
+
+def usd(value: Any) -> Any:
+    """Return the number in ``5``, ``"5"``, ``"5 USD"`` or ``"$5"``; anything else unchanged."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*\$?\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:usd)?\s*", value, re.IGNORECASE)
+        return float(found.group(1)) if found else value
+    return value
+
+
+def _checked(value: Any, attribute: Attribute[Any]) -> Any:
+    return spec_of(attribute).check(attribute.name, value)
+
+
+def setting(
+    default: Any, kind: str, help: str, low: float = -math.inf, high: float = math.inf, **more: Any
+) -> Any:
+    """Declare one key of a settings class: a field that checks itself when the object is made."""
+    spec = Spec(kind=kind, low=low, high=high, help=help, **more)
+    return field(default=default, converter=Converter(_checked, takes_field=True), metadata={"spec": spec})
+
+
+def spec_of(attribute: Attribute[Any]) -> Spec:
+    """Return the rules of a field made by :func:`setting`."""
+    spec: Spec = attribute.metadata["spec"]
+    return spec

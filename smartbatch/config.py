@@ -1,0 +1,260 @@
+"""Settings of a client: one frozen object, checked when made; from code, environment, file and defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import Attribute, field, fields_dict, frozen
+
+from smartbatch._settings import Setting, Spec, setting, spec_of
+from smartbatch.errors import ConfigError
+from smartbatch.prices import Price
+
+__all__ = ["BatchingConfig"]
+
+PREFIX = "SMARTBATCH_"
+RESERVED = ("SMARTBATCH_BATCH_", "SMARTBATCH_STORE", "SMARTBATCH_TEST_")
+"""Variables of other parts of the library; a key of this class that starts so is still read."""
+
+LARGE_QUEUE = 10_000
+DAY = 86_400
+BUDGET = Spec(
+    kind="usd",
+    low=0,
+    high=10**9,
+    unit="USD",
+    help="Most to spend; a text like '5 USD' will do.",
+    optional=True,
+)
+
+
+def _budget(value: float | str | None) -> float | None:
+    checked: float | None = BUDGET.check("budget", value)
+    return checked
+
+
+@frozen(kw_only=True)
+class BatchingConfig:
+    """Everything that can be set on a client. All durations are seconds and may be fractions.
+
+    ``BatchingConfig().describe()`` lists each key with its range and meaning.
+
+    Raises:
+        ConfigError: for a value out of its range, or settings that contradict each other; both are named.
+    """
+
+    batch_window: float = setting(
+        0.1, "float", "How long requests that can share a call wait for company.", 0.01, 5, unit="s"
+    )
+    max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
+    min_batch_size: int = setting(2, "int", "Prompts that are enough to go when the window is over.", 1, 50)
+    max_wait: float = setting(
+        5.0, "float", "Longest wait in the window, whatever the priority.", 0.5, 30, unit="s"
+    )
+
+    queue_capacity: int = setting(
+        1000,
+        "int",
+        "Requests that may wait in the queue.",
+        100,
+        10_000_000,
+        note=f"above {LARGE_QUEUE} with large_queue",
+    )
+    large_queue: bool = setting(False, "bool", f"Allows a queue_capacity above {LARGE_QUEUE}.")
+    queue_full: Literal["block", "raise"] = setting(
+        "block", "choice", "What a full queue does to who submits.", choices=("block", "raise")
+    )
+    queue_timeout: float | None = setting(
+        None, "float", "Longest wait for room before QueueFull.", 0, DAY, unit="s", optional=True
+    )
+    urgent_reserve: float = setting(
+        0.1, "float", "Room for urgent and high requests, as a share added to the capacity.", 0, 1
+    )
+
+    parallelism: int = setting(4, "int", "Calls in flight at most; the number of workers.", 1, 1024)
+    call_timeout: float = setting(600.0, "float", "Total time of one call.", 0.1, DAY, unit="s")
+    request_timeout: float | None = setting(
+        None, "float", "Time from submission to failure.", 0.1, 30 * DAY, unit="s", optional=True
+    )
+
+    retries: int = setting(3, "int", "Further tries of a request that failed by its own.", 0, 20)
+    retry_initial: float = setting(1.0, "float", "Delay before the first retry.", 0.01, 300, unit="s")
+    retry_multiplier: float = setting(2.0, "float", "Growth of the delay from try to try.", 1, 10)
+    retry_max_delay: float = setting(10.0, "float", "Longest delay of a retry.", 0.01, 3600, unit="s")
+
+    breaker_threshold: int = setting(
+        5, "int", "Provider failures in a row that open the circuit breaker.", 1, 1000
+    )
+    breaker_pause: float = setting(1.0, "float", "First pause of an open breaker.", 0.01, 3600, unit="s")
+    breaker_max_pause: float = setting(15.0, "float", "Longest pause of a breaker.", 0.01, DAY, unit="s")
+    breaker_probes: int = setting(1, "int", "Calls let through to see whether it works again.", 1, 100)
+    on_breaker_open: Literal["wait", "fail", "fallback"] = setting(
+        "wait",
+        "choice",
+        "What requests do while the breaker is open.",
+        choices=("wait", "fail", "fallback"),
+    )
+    fallback_model: str | None = setting(
+        None, "text", "The model, as provider:model, that takes over from an open breaker.", optional=True
+    )
+    outage_patience: float = setting(
+        3600.0, "float", "How long requests wait out an outage of the provider.", 0, 7 * DAY, unit="s"
+    )
+
+    max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9, optional=True)
+    max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12, optional=True)
+    budget: float | None = field(default=None, converter=_budget, metadata={"spec": BUDGET})
+    prices: Mapping[str, Price] = setting(
+        {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
+    )
+    allow_unknown_price: bool = setting(
+        False, "bool", "Spend on models without a known price although there is a budget."
+    )
+
+    deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
+    batching_strategy: Literal["auto", "individual"] = setting(
+        "auto", "choice", "How the way of a request is chosen.", choices=("auto", "individual")
+    )
+    on_error: Literal["result", "raise"] = setting(
+        "result", "choice", "What list calls do with a failed request.", choices=("result", "raise")
+    )
+    exit_grace: float = setting(
+        2.0, "float", "Time for calls in flight when the interpreter ends.", 0, 3600, unit="s"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        for problem in _contradictions(self):
+            raise ConfigError(problem)
+
+    @classmethod
+    def load(
+        cls,
+        file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        **overrides: Any,
+    ) -> BatchingConfig:
+        """Gather the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
+
+        Args:
+            file: TOML with the keys at its top level, or a ``pyproject.toml`` with ``[tool.smartbatch]``.
+            environ: where variables are looked up; ``none`` stands for no value, an empty text for not set.
+            overrides: keys as in the constructor; ``None`` means "not given here".
+
+        Raises:
+            ConfigError: as the constructor, for unknown keys and variables (the nearest name is suggested),
+                and for a file that cannot be read.
+        """
+        values: dict[str, Any] = {}
+        if file is not None:
+            values.update(_from_file(Path(file)))
+        values.update(_from_environment(environ))
+        for key, value in overrides.items():
+            if value is not None:
+                values[key] = _spec(key, key).check(key, value)
+        return cls(**values)
+
+    def describe(self) -> tuple[Setting, ...]:
+        """Return every setting with value, default, range, meaning and variable, as the class orders them."""
+        return tuple(
+            Setting(
+                name=name,
+                value=getattr(self, name),
+                default=attribute.default,
+                range=spec_of(attribute).range,
+                help=spec_of(attribute).help,
+                environment="" if name == "prices" else PREFIX + name.upper(),
+            )
+            for name, attribute in _keys().items()
+        )
+
+
+def _keys() -> dict[str, Attribute[Any]]:
+    return fields_dict(BatchingConfig)
+
+
+def _contradictions(c: BatchingConfig) -> Iterator[str]:
+    """Yield what two settings cannot both mean; each text names both and says what to change."""
+    for low, high in (
+        ("min_batch_size", "max_batch_size"),
+        ("batch_window", "max_wait"),
+        ("retry_initial", "retry_max_delay"),
+        ("breaker_pause", "breaker_max_pause"),
+    ):
+        if getattr(c, low) > getattr(c, high):
+            values = f"{low} = {getattr(c, low)} is above {high} = {getattr(c, high)}"
+            yield f"{values}: lower the first or raise the second"
+    if c.queue_capacity > LARGE_QUEUE and not c.large_queue:
+        yield (
+            f"queue_capacity = {c.queue_capacity} is above {LARGE_QUEUE} and large_queue is false: "
+            "set large_queue to true to keep that many requests in memory"
+        )
+    if c.queue_full == "raise" and c.queue_timeout is not None:
+        yield (
+            f"queue_full = 'raise' never waits, so queue_timeout = {c.queue_timeout} has no meaning: "
+            "set queue_full to 'block' or leave queue_timeout out"
+        )
+    if c.on_breaker_open == "fallback" and c.fallback_model is None:
+        yield "on_breaker_open = 'fallback' needs fallback_model: name it as provider:model"
+    if c.fallback_model is not None and c.on_breaker_open != "fallback":
+        yield (
+            f"fallback_model is set but on_breaker_open = {c.on_breaker_open!r} never uses it: "
+            "set on_breaker_open to 'fallback' or leave fallback_model out"
+        )
+
+
+def _spec(key: str, label: str) -> Any:
+    try:
+        return spec_of(_keys()[key])
+    except KeyError:
+        raise ConfigError(f"unknown setting {label}{_nearest(key, list(_keys()))}") from None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    variables = {PREFIX + key.upper(): key for key in _keys() if key != "prices"}
+    for variable in sorted(name for name in environ if name.startswith(PREFIX)):
+        text = environ[variable]
+        if key := variables.get(variable):
+            if text.strip():
+                values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
+        elif not variable.startswith(RESERVED):
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, list(variables))}")
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    table = _table(path)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        label = f"{key} (in {path})"
+        if value == "none" and _spec(key, label).optional:
+            value = None
+        values[key] = _spec(key, label).check(label, value)
+    return values
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """Read the settings table of a TOML file; a byte order mark is forgiven."""
+    try:
+        content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from error
+    except ValueError as error:  # bad TOML or bad UTF-8; both say where
+        raise ConfigError(f"the settings file {path} is not TOML: {error}") from error
+    if path.name != "pyproject.toml":
+        return content
+    try:
+        table: dict[str, Any] = content["tool"]["smartbatch"]
+    except KeyError:
+        raise ConfigError(f"{path} has no [tool.smartbatch] table") from None
+    return table

@@ -1,0 +1,267 @@
+"""Settings: ranges, sources and contradictions."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve, fields_dict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch._settings import spec_of
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError
+from smartbatch.prices import Price
+
+KEYS = fields_dict(BatchingConfig)
+NUMBERS = [name for name, a in KEYS.items() if spec_of(a).kind in ("int", "float", "usd")]
+
+
+def load(file: Path | None = None, environ: dict[str, str] | None = None, **overrides: Any) -> BatchingConfig:
+    return BatchingConfig.load(file, environ or {}, **overrides)
+
+
+def written(folder: Path, text: str, name: str = "smartbatch.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_defaults_are_what_the_requirements_say() -> None:
+    config = BatchingConfig()
+    assert (config.batch_window, config.max_batch_size, config.min_batch_size, config.max_wait) == (
+        0.1,
+        10,
+        2,
+        5,
+    )
+    assert (config.queue_capacity, config.queue_full, config.parallelism) == (1000, "block", 4)
+    assert (config.retries, config.retry_initial, config.retry_multiplier, config.retry_max_delay) == (
+        3,
+        1,
+        2,
+        10,
+    )
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str) -> None:
+    spec = spec_of(KEYS[key])
+    for value in (spec.low - 1, spec.high + 1, math.nan, math.inf, -math.inf, "many", True, [], b"1"):
+        with pytest.raises(ConfigError) as caught:
+            BatchingConfig(**{key: value})
+        assert str(caught.value).startswith(f"{key} = ")
+        assert spec.range in str(caught.value)
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_both_ends_of_every_range_are_allowed(key: str) -> None:
+    company = {  # what must move along so that nothing contradicts
+        "max_batch_size": {"min_batch_size": 1},
+        "min_batch_size": {"max_batch_size": 50},
+        "batch_window": {"max_wait": 30},
+        "queue_capacity": {"large_queue": True},
+        "retry_initial": {"retry_max_delay": 3600},
+        "retry_max_delay": {"retry_initial": 0.01},
+        "breaker_pause": {"breaker_max_pause": 86_400},
+        "breaker_max_pause": {"breaker_pause": 0.01},
+    }
+    spec = spec_of(KEYS[key])
+    for value in (spec.low, spec.high):
+        config = BatchingConfig(**{key: value, **company.get(key, {})})
+        assert getattr(config, key) == value
+
+
+@pytest.mark.parametrize("value", [2.5, "3"])
+def test_a_count_is_a_whole_number(value: Any) -> None:
+    with pytest.raises(ConfigError, match="parallelism"):
+        BatchingConfig(parallelism=value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("queue_full", "wait"),
+        ("deduplicate", "yes"),
+        ("deduplicate", 1),
+        ("fallback_model", " "),
+        ("prices", 3),
+    ],
+)
+def test_words_and_switches_are_checked_too(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = "):
+        BatchingConfig(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"min_batch_size": 11}, ("min_batch_size", "max_batch_size")),
+        ({"max_batch_size": 1}, ("min_batch_size", "max_batch_size")),
+        ({"batch_window": 5, "max_wait": 4}, ("batch_window", "max_wait")),
+        ({"retry_initial": 20}, ("retry_initial", "retry_max_delay")),
+        ({"breaker_max_pause": 0.5}, ("breaker_pause", "breaker_max_pause")),
+        ({"queue_capacity": 10_001}, ("queue_capacity", "large_queue")),
+        ({"queue_full": "raise", "queue_timeout": 1}, ("queue_full", "queue_timeout")),
+        ({"on_breaker_open": "fallback"}, ("on_breaker_open", "fallback_model")),
+        ({"on_breaker_open": "fail", "fallback_model": "sim:b"}, ("on_breaker_open", "fallback_model")),
+        ({"fallback_model": "sim:b"}, ("on_breaker_open", "fallback_model")),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_and_both_named(
+    settings: dict[str, Any], names: tuple[str, str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BatchingConfig(**settings)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_a_changed_copy_is_checked_again() -> None:
+    with pytest.raises(ConfigError, match="max_batch_size"):
+        evolve(BatchingConfig(), max_batch_size=1)
+
+
+@pytest.mark.parametrize("text", ["5 USD", "5", "$5", " 5.0usd ", "$ 5.", 5, 5.0])
+def test_a_budget_is_a_number_or_a_text_with_the_currency(text: Any) -> None:
+    assert BatchingConfig(budget=text).budget == 5.0
+    assert load(environ={"SMARTBATCH_BUDGET": str(text)}).budget == 5.0
+
+
+@pytest.mark.parametrize("text", ["5 EUR", "-5", "five", "5 5", "1e3 USD", "nan"])
+def test_a_budget_in_another_currency_or_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="budget"):
+        BatchingConfig(budget=text)
+
+
+def test_code_wins_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    file = written(tmp_path, "retries = 1\nparallelism = 11\nmax_wait = 7\n")
+    environ = {"SMARTBATCH_PARALLELISM": "12", "SMARTBATCH_RETRIES": "2"}
+    config = load(file, environ, retries=5)
+    assert (config.retries, config.parallelism, config.max_wait, config.batch_window) == (5, 12, 7, 0.1)
+
+
+def test_an_override_of_none_means_not_given(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "max_rpm = 60"), max_rpm=None).max_rpm == 60
+
+
+def test_none_in_the_environment_takes_away_what_the_file_set(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "max_rpm = 60"), {"SMARTBATCH_MAX_RPM": "none"}).max_rpm is None
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("FALSE", False), ("0", False)])
+def test_switches_in_the_environment_are_true_false_1_or_0(text: str, value: bool) -> None:
+    assert load(environ={"SMARTBATCH_DEDUPLICATE": text}).deduplicate is value
+
+
+def test_durations_in_the_environment_may_be_fractions() -> None:
+    assert load(environ={"SMARTBATCH_BATCH_WINDOW": " 0.25 "}).batch_window == 0.25
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert load(environ={"SMARTBATCH_MAX_RPM": ""}).max_rpm is None
+
+
+@pytest.mark.parametrize("text", ["yes", "10.5", "1000000", "ten", "nan"])
+def test_a_bad_variable_is_named_with_its_key_and_range(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"parallelism \(SMARTBATCH_PARALLELISM\) = .* 1 to 1024"):
+        load(environ={"SMARTBATCH_PARALLELISM": text})
+
+
+def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean SMARTBATCH_MAX_RPM"):
+        load(environ={"SMARTBATCH_MAX_RMP": "10"})
+
+
+@pytest.mark.parametrize(
+    "name", ["SMARTBATCH_BATCH_THRESHOLD", "SMARTBATCH_STORE", "SMARTBATCH_TEST_SEED", "PATH"]
+)
+def test_variables_of_others_are_left_alone(name: str) -> None:
+    assert load(environ={name: "10"}) == BatchingConfig()
+
+
+def test_the_settings_of_a_project_are_read_from_its_own_table(tmp_path: Path) -> None:
+    file = written(tmp_path, "[project]\nname='x'\n[tool.smartbatch]\nmax_rpm = 90\n", "pyproject.toml")
+    assert load(file).max_rpm == 90
+
+
+def test_prices_of_own_models_come_from_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, 'budget = "5 USD"\n[prices."openai:my-model"]\ninput = 1\noutput = 2.5\n')
+    config = load(file)
+    assert config.budget == 5
+    assert config.prices == {"openai:my-model": Price(1, 2.5)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("paralelism = 3", "did you mean parallelism"),
+        ("parallelism = 0", r"parallelism \(in .*smartbatch.toml\) = 0 .* 1 to 1024"),
+        ("parallelism = \n", "is not TOML.*line 1"),
+        ('[prices."m"]\ninput = 1', "prices.*'m'.*output"),
+        ("min_batch_size = 40", "max_batch_size"),
+    ],
+)
+def test_a_bad_file_is_refused_with_key_and_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(written(tmp_path, text))
+
+
+def test_a_file_that_is_missing_or_no_text_or_without_our_table_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere.toml"):
+        load(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"no \[tool.smartbatch\] table"):
+        load(written(tmp_path, "[project]", "pyproject.toml"))
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(tmp_path / "bytes.toml")
+
+
+def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "\ufeffretries = 0")).retries == 0
+
+
+def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean parallelism"):
+        load(paralelism=3)
+
+
+def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(environ={"SMARTBATCH_MAX_RPM": "sk-proj-abcdefghijklmnop"})
+    assert "abcdefgh" not in str(caught.value)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional={k: st.floats(spec_of(KEYS[k]).low, spec_of(KEYS[k]).high).map(str) for k in NUMBERS}
+    )
+)
+def test_whatever_the_environment_holds_the_result_is_in_range_or_a_config_error(
+    values: dict[str, str],
+) -> None:
+    try:
+        config = load(environ={f"SMARTBATCH_{key.upper()}": text for key, text in values.items()})
+    except ConfigError:
+        return
+    for name, attribute in KEYS.items():
+        spec_of(attribute).check(name, getattr(config, name))
+
+
+def test_every_setting_describes_itself() -> None:
+    described = {s.name: s for s in BatchingConfig(parallelism=7).describe()}
+    assert list(described) == list(KEYS)
+    assert all(s.help.endswith(".") and s.range for s in described.values())
+    assert (described["parallelism"].value, described["parallelism"].default) == (7, 4)
+    assert described["max_wait"].range == "0.5 to 30 s"
+    assert described["max_wait"].environment == "SMARTBATCH_MAX_WAIT"
+
+
+def test_a_config_survives_pickling() -> None:
+    config = BatchingConfig(budget="2 USD", prices={"m": Price(1, 2)})
+    assert pickle.loads(pickle.dumps(config)) == config
