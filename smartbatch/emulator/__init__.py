@@ -1,1 +1,13 @@
-"""The provider APIs offline, as a server on loopback."""
+"""OpenAI's real-time API, offline: latency, limits, faults and a ledger, for tests and benchmarks.
+
+The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`.
+"""
+
+from __future__ import annotations
+
+from smartbatch.emulator.answers import answer_for
+from smartbatch.emulator.ledger import Call, Ledger
+from smartbatch.emulator.server import Emulator
+from smartbatch.emulator.settings import FAULTS, Settings
+
+__all__ = ["FAULTS", "Call", "Emulator", "Ledger", "Settings", "answer_for"]

@@ -1,0 +1,154 @@
+"""``smartbatch emulator``: OpenAI's real-time API on a loopback address until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from smartbatch.errors import ConfigError
+
+__all__ = ["add_parser", "run"]
+
+_HELP = """\
+Serve OpenAI's real-time API offline: chat completions (streaming included), responses and models.
+
+Point any client at it with OPENAI_BASE_URL; any key is accepted. GET /_ledger shows what arrived and what was
+billed, GET /_ledger?full=1 every request, POST /_ledger/reset starts afresh. Ctrl-C or SIGTERM ends it.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand to those of ``smartbatch``."""
+    parser = subparsers.add_parser(
+        "emulator",
+        help="serve OpenAI's real-time API offline",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--ledger", metavar="FILE", help="write one JSON line for every request, at once")
+    parser.add_argument("--keep-prompts", action="store_true", help="keep prompt texts in the ledger")
+    _add_answers(parser)
+    _add_speed(parser)
+    _add_limits(parser)
+    _add_faults(parser)
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answers")
+    group.add_argument("--answers", metavar="FILE", help="JSON lines of prompts and their right answers")
+    group.add_argument(
+        "--prompt-field", default="prompt", metavar="F", help="the prompt (default: %(default)s)"
+    )
+    group.add_argument(
+        "--answer-field", default="answer", metavar="F", help="the answer (default: %(default)s)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of answers, latencies and faults")
+
+
+def _add_speed(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("latency")
+    group.add_argument(
+        "--latency", type=float, default=0.05, metavar="S", help="median seconds (default: 0.05)"
+    )
+    group.add_argument("--latency-sigma", type=float, default=0.0, metavar="X", help="of a lognormal spread")
+    group.add_argument(
+        "--per-token", type=float, default=0.0, metavar="S", help="further seconds an output token"
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    group.add_argument("--rpm", type=float, metavar="N", help="requests a minute")
+    group.add_argument("--tpm", type=float, metavar="N", help="tokens a minute")
+    group.add_argument(
+        "--burst", type=float, metavar="N", help="requests at once (default: a minute's worth)"
+    )
+    group.add_argument("--enforce", choices=("minute", "second"), default="minute", help="second: no burst")
+    group.add_argument("--count-refused", action="store_true", help="refused requests use up the limit too")
+    group.add_argument(
+        "--no-retry-after", action="store_true", help="429 answers do not say how long to wait"
+    )
+    group.add_argument(
+        "--no-limit-headers", action="store_true", help="answers carry no x-ratelimit-* headers"
+    )
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("faults")
+    group.add_argument(
+        "--faults",
+        type=_faults,
+        default=0.0,
+        metavar="RATE",
+        help="a rate of mixed faults such as 0.02, or kinds: 500=0.01,reset=0.005",
+    )
+    group.add_argument(
+        "--outage", type=_pair(int), metavar="START:COUNT", help="503 for COUNT requests from number START on"
+    )
+    group.add_argument(
+        "--outage-between",
+        type=_pair(float),
+        metavar="S:S",
+        help="503 in these seconds after the first request",
+    )
+    group.add_argument("--hang-seconds", type=float, default=30.0, metavar="S", help="of hanging answers")
+
+
+def _faults(text: str) -> float | dict[str, float]:
+    try:
+        if "=" not in text:
+            return float(text)
+        return {kind.strip(): float(rate) for kind, rate in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a rate nor a list like 500=0.01") from None
+
+
+def _pair(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any]]:
+    def parse(text: str) -> tuple[Any, Any]:
+        try:
+            first, second = text.split(":")
+            return number(first), number(second)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not two numbers with a colon between") from None
+
+    return parse
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until the process is told to end; return the exit code: 0, or 2 for bad usage."""
+    # Imported here so that the other subcommands do not pay for a server.
+    from smartbatch.emulator.server import Emulator
+
+    try:
+        emulator = Emulator(host=args.host, port=args.port, ledger_file=args.ledger, **_settings(args))
+    except ConfigError as error:
+        print(f"smartbatch emulator: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"serving {emulator.base_url} - use it with "
+        f"OPENAI_BASE_URL={emulator.base_url} OPENAI_API_KEY=emulator",
+        flush=True,
+    )
+    emulator.serve()
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    from smartbatch.emulator.settings import load_answers
+
+    answers = {}
+    if args.answers is not None:
+        answers = load_answers(args.answers, prompt_field=args.prompt_field, answer_field=args.answer_field)
+    same = ("latency", "latency_sigma", "per_token", "rpm", "tpm", "burst", "enforce", "count_refused")
+    more = ("faults", "outage", "outage_between", "hang_seconds", "seed", "keep_prompts")
+    return {
+        **{name: getattr(args, name) for name in (*same, *more)},
+        "retry_after": not args.no_retry_after,
+        "limit_headers": not args.no_limit_headers,
+        "answers": answers,
+    }

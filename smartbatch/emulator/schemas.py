@@ -1,0 +1,115 @@
+"""A value that follows a JSON schema: the same value for the same schema and seed text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["instance"]
+
+_DEPTH = 16  # recursive schemas end here
+_SIZE = 10_000  # and so do those that branch while they recurse
+
+_FORMATS = {
+    "date": "2026-01-01",
+    "date-time": "2026-01-01T00:00:00Z",
+    "time": "00:00:00Z",
+    "email": "someone@example.org",
+    "uri": "https://example.org/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "ipv4": "192.0.2.1",
+}
+
+
+def instance(schema: Mapping[str, Any], text: str) -> Any:
+    """Return a value that follows ``schema``.
+
+    Objects get all their properties, strings get ``text``, choices are drawn by a digest of ``text``.
+    Regular expressions (``pattern``) are not followed.
+    """
+    return _Builder(schema, text).value(schema, 0)
+
+
+class _Builder:
+    def __init__(self, root: Mapping[str, Any], text: str) -> None:
+        self._root = root
+        self._text = text
+        self._size = 0
+        self._die = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+    def value(self, schema: Any, depth: int) -> Any:
+        self._size += 1
+        if not isinstance(schema, Mapping) or depth > _DEPTH or self._size > _SIZE:
+            return None
+        if isinstance(ref := schema.get("$ref"), str):
+            return self.value(self._resolve(ref), depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        choices = schema.get("enum")
+        if isinstance(choices, list) and choices:
+            return choices[self._die % len(choices)]
+        for word in ("anyOf", "oneOf", "allOf"):
+            branches = schema.get(word)
+            if isinstance(branches, list) and branches:
+                # Deep in a recursion the last branch is taken: by custom it is the one that ends it.
+                return self.value(branches[0 if depth < _DEPTH // 2 else -1], depth + 1)
+        return self._typed(schema, depth)
+
+    def _typed(self, schema: Mapping[str, Any], depth: int) -> Any:
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            kind = next((k for k in kind if k != "null"), "null")
+        if kind is None:
+            kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
+        match kind:
+            case "object":
+                return self._object(schema, depth)
+            case "array":
+                least = schema.get("minItems", 0 if depth > _DEPTH // 2 else 1)
+                return [self.value(schema.get("items", {}), depth + 1) for _ in range(min(int(least), 1000))]
+            case "string":
+                return self._string(schema)
+            case "integer" | "number":
+                return self._number(schema, whole=kind == "integer")
+            case "boolean":
+                return self._die % 2 == 0
+        return None
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping):
+            properties = {}
+        required = schema.get("required")
+        names = list(properties) if depth < _DEPTH // 2 or not isinstance(required, list) else required
+        return {name: self.value(properties.get(name, {}), depth + 1) for name in names}
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        text = _FORMATS.get(str(schema.get("format")), self._text)
+        text = text.ljust(min(int(schema.get("minLength", 0)), 100_000), ".")
+        most = schema.get("maxLength")
+        return text if most is None else text[: int(most)]
+
+    def _number(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
+        low = schema.get("minimum")
+        if low is None and (above := schema.get("exclusiveMinimum")) is not None:
+            low = above + (1 if whole else 0.5)
+        high = schema.get("maximum")
+        if high is None and (below := schema.get("exclusiveMaximum")) is not None:
+            high = below - (1 if whole else 0.5)
+        value = low if low is not None else 0 if high is None else min(0, high)
+        step = schema.get("multipleOf")
+        if step:
+            value = -(-value // step) * step
+        return int(value) if whole else float(value)
+
+    def _resolve(self, ref: str) -> Any:
+        found: Any = self._root
+        for part in ref.removeprefix("#").split("/"):
+            if part:
+                found = (
+                    found.get(part.replace("~1", "/").replace("~0", "~"))
+                    if isinstance(found, Mapping)
+                    else None
+                )
+        return found

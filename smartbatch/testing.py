@@ -1,0 +1,28 @@
+"""For users' own tests: a service to talk to, offline, and a clock whose time a test decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from smartbatch.clock import VirtualClock
+from smartbatch.emulator import Emulator, answer_for
+
+__all__ = ["Emulator", "VirtualClock", "answer_for", "emulator"]
+
+
+def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:
+    """Return OpenAI's real-time API, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
+
+    Point a client at ``emu.base_url`` with any key; ask ``emu.ledger`` what arrived and what was billed; change
+    settings with ``emu.configure(faults=0.02)``.
+
+    Args:
+        port: 0 takes a free one.
+        ledger_file: gets a JSON line for each request.
+        settings: see :class:`smartbatch.emulator.Settings`.
+
+    Raises:
+        ConfigError: for an unknown setting, a value out of its range, or a port in use.
+    """
+    return Emulator(port=port, ledger_file=ledger_file, **settings)
