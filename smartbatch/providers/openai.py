@@ -1,0 +1,233 @@
+"""OpenAI and every server that speaks its API, over a pool of kept-alive connections."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+from urllib3.exceptions import HTTPError, LocationParseError
+from urllib3.util import Url, parse_url
+
+from smartbatch._version import __version__
+from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
+from smartbatch.models import Answer, Generation, Request
+from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.connections import is_loopback
+from smartbatch.providers.failures import failure
+from smartbatch.providers.openai_answers import decode, read_chat, read_error, read_response
+from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
+from smartbatch.providers.transport import MAX_BODY, Transport
+
+__all__ = ["OpenAIProvider"]
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
+_FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
+_MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+
+
+class OpenAIProvider(Provider):
+    """Chat completions or responses, at OpenAI or at any compatible server.
+
+    The key is never part of a text, a ``repr`` or a pickle; a provider cannot be pickled at all.
+
+    Args:
+        api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
+        base_url: with the version, such as ``https://api.openai.com/v1``; ``OPENAI_BASE_URL`` by default.
+        organization: ``OPENAI_ORG_ID`` by default.
+        project: ``OPENAI_PROJECT_ID`` by default.
+        api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
+        headers: further headers, such as ``{"api-key": …}``; they count as secrets.
+        connect_timeout: most seconds until an address accepts the connection.
+        max_body: most bytes of a decoded answer.
+        max_tokens_field: what ``max_tokens`` is called in a chat body; by default
+            ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere.
+        allow_http: send the key over plain ``http`` to another machine.
+
+    Raises:
+        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+    """
+
+    name = "openai"
+    capabilities = Capabilities(max_shared=1)
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        organization: str | None = None,
+        project: str | None = None,
+        api: Literal["chat", "responses"] = "chat",
+        headers: Mapping[str, str] | None = None,
+        connect_timeout: float = 10.0,
+        max_body: int = MAX_BODY,
+        max_tokens_field: str | None = None,
+        allow_http: bool = False,
+    ) -> None:
+        if api not in ("chat", "responses"):
+            raise ConfigError(f"api={api!r} is unknown; use 'chat' or 'responses'")
+        if not connect_timeout > 0:
+            raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
+        if max_body < 1:
+            raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
+        key = _setting(api_key, "OPENAI_API_KEY")
+        address = _setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        organization = _setting(organization, "OPENAI_ORG_ID")
+        project = _setting(project, "OPENAI_PROJECT_ID")
+        url = _check_url(address, carries_secret=bool(key or headers), allow_http=allow_http)
+        official = url.host == "api.openai.com"
+        if key is None and official and "authorization" not in {n.lower() for n in headers or {}}:
+            raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
+        self._secrets = tuple(text for text in (key, *(headers or {}).values()) if text and len(text) >= 8)
+        self._api = api
+        self._path = "/chat/completions" if api == "chat" else "/responses"
+        azure = (url.host or "").endswith(".openai.azure.com")
+        self._max_tokens_field = max_tokens_field or (
+            "max_completion_tokens" if official or azure else "max_tokens"
+        )
+        self.scope = _scope(url, key, organization, project, headers)
+        self._transport = Transport(
+            url,
+            _headers(key, organization, project, headers),
+            connect_timeout=connect_timeout,
+            max_body=max_body,
+        )
+        self._checked: Generation | None = None
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+
+        Raises:
+            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
+        """
+        chat = self._api == "chat"
+        body = chat_body(request, model, self._max_tokens_field) if chat else response_body(request, model)
+        reply = self._transport.post(self._path, _encode(body).encode("ascii"), timeout)
+        if not 200 <= reply.status < 300:
+            raise read_error(reply, request, *self._secrets)
+        data = decode(reply)
+        if data.get("error") and not data.get("choices") and data.get("status") is None:
+            raise read_error(reply, request, *self._secrets, data=data)
+        return read_chat(data, reply) if chat else read_response(data, reply)
+
+    def check(self, request: Request, *, model: str) -> None:
+        """Refuse what this API cannot take, before the request is queued.
+
+        Raises:
+            InvalidRequest: names the field.
+        """
+        if not _MODEL.fullmatch(model):
+            raise InvalidRequest("the model's name is empty or has control characters", field="model")
+        if request.params is not self._checked:
+            check_params(request.params, self._api)
+            self._checked = request.params
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Return the meaning of an exception; those of the network have their own table."""
+        if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
+            return failure(error, "receive", self._transport.place, late=isinstance(error, TimeoutError))
+        return super().classify(error)
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once; connections are made when first needed."""
+        self._transport.open(workers)
+
+    def close(self) -> None:
+        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        self._transport.close()
+
+    def abandon(self) -> None:
+        """Drop what a fork brought along; the parent's connections are not disturbed."""
+        self._transport.abandon()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a provider holds connections and a key and cannot be pickled; create it where it is used"
+        )
+
+
+def _setting(value: str | None, variable: str) -> str | None:
+    """The argument, or else the environment's; blank counts as missing."""
+    text = value if value is not None else os.environ.get(variable)
+    return (text or "").strip() or None
+
+
+def _check_url(address: str, *, carries_secret: bool, allow_http: bool) -> Url:
+    try:
+        url = parse_url(address)
+    except (LocationParseError, ValueError):
+        raise ConfigError("the base URL (base_url= or OPENAI_BASE_URL) is not a URL") from None
+    if url.auth:
+        raise ConfigError("the base URL carries a name or password; pass api_key= or headers= instead")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the base URL must be like {DEFAULT_BASE_URL}; check base_url= or OPENAI_BASE_URL")
+    if url.query or url.fragment:
+        raise ConfigError(
+            "the base URL may not have a query or a fragment; put parameters into headers= or extra"
+        )
+    host = url.host.strip("[]")
+    if _is_link_local(host):
+        raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
+    if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
+        raise ConfigError(
+            f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
+        )
+    return url
+
+
+def _is_link_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_link_local
+    except ValueError:
+        return False
+
+
+def _headers(
+    key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
+) -> dict[str, str]:
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": f"smartbatch/{__version__}",
+    }
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    if organization:
+        headers["OpenAI-Organization"] = organization
+    if project:
+        headers["OpenAI-Project"] = project
+    for name, value in (own or {}).items():
+        if name.lower() in _FRAMING:
+            raise ConfigError(f"headers may not set {name!r}; the client sets it")
+        for known in [known for known in headers if known.lower() == name.lower()]:
+            del headers[known]
+        headers[name] = value
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ConfigError("headers has a name that is not an HTTP header name")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"the value of the header {name} has characters HTTP does not allow; check its source"
+            )
+    return headers
+
+
+def _scope(
+    url: Url, key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
+) -> str:
+    parts: list[Any] = [key, url.url, organization, project, sorted((own or {}).items())]
+    print_ = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    return f"openai:{url.netloc}:{print_}"

@@ -1,0 +1,319 @@
+"""Reads the answers of OpenAI's two generation APIs, and of the servers that imitate them.
+
+Every field is optional until it is read: compatible servers leave out usage, details, refusals, even the
+model. What is missing is ``None``; what has the wrong shape is an ``INVALID_RESPONSE``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.headers import parse_duration, parse_retry_after, read_limits
+from smartbatch.models import Answer, LimitReport, Request, Usage
+from smartbatch.providers.classify import kind_of_status
+from smartbatch.providers.transport import Reply
+
+__all__ = ["decode", "echoes", "read_chat", "read_error", "read_response"]
+
+_FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
+_PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
+_PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)
+_TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
+_MOST_TOKENS = 10**9
+_ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
+
+
+def decode(reply: Reply) -> dict[str, Any]:
+    """Return the JSON object of a successful answer.
+
+    Raises:
+        ProviderError: ``INVALID_RESPONSE`` for a page or a value that is no answer of this API,
+            ``NETWORK_ERROR`` for a body that is not whole JSON: it was cut or garbled on its way.
+    """
+    body = reply.body
+    if reply.headers.get("content-type", "").startswith("text/html") or body.lstrip()[:1] == b"<":
+        raise _unusable(
+            reply,
+            "html",
+            "a web page came back, not the provider: check the base URL, or sign in to the network",
+        )
+    try:
+        data = json.loads(body)
+    except RecursionError:
+        raise _unusable(reply, "shape", "the answer is nested too deeply") from None
+    except ValueError:
+        error = _unusable(
+            reply, "truncated", "the answer is not whole JSON; it was cut or garbled on its way"
+        )
+        error.kind = ErrorKind.NETWORK_ERROR
+        raise error from None
+    if not isinstance(data, dict):
+        raise _unusable(reply, "shape", "the answer is not a JSON object")
+    return data
+
+
+def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
+    """Return the answer of ``/chat/completions``.
+
+    Raises:
+        ProviderError: ``INVALID_RESPONSE`` when there is no message in it.
+    """
+    usage = _usage(data.get("usage"), "prompt", "completion")
+    try:
+        choice = data["choices"][0]
+        message = choice["message"]
+        content, refusal = message.get("content"), message.get("refusal")
+        finish = choice.get("finish_reason")
+    except (LookupError, TypeError, AttributeError):
+        raise _unusable(reply, "shape", "the answer has no choices[0].message", usage) from None
+    if isinstance(refusal, str) and refusal and not content:
+        content, finish = refusal, "refusal"
+    return Answer(
+        text=_sound(_joined(content, reply, usage)),
+        usage=usage,
+        finish_reason=_finish(finish),
+        model=_short(data.get("model"), _PLAIN_ID),
+        provider_request_id=_request_id(reply),
+        limits=_limits(reply),
+    )
+
+
+def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
+    """Return the answer of ``/responses``, which says in a 200 whether it failed.
+
+    Raises:
+        ProviderError: for a failed or unfinished response, or one without output.
+    """
+    usage = _usage(data.get("usage"), "input", "output")
+    status = data.get("status")
+    if status in ("failed", "cancelled"):
+        raise _failed_response(data, reply, usage)
+    output = data.get("output")
+    if not isinstance(output, list) or status in ("queued", "in_progress"):
+        raise _unusable(reply, "shape", "the response has no output", usage)
+    texts, refusals, finish = [], [], "stop"
+    for part in _parts(output):
+        if part.get("type") == "output_text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+            refusals.append(part["refusal"])
+    if any(isinstance(item, dict) and item.get("type") == "function_call" for item in output):
+        finish = "tool_calls"
+    if refusals and not texts:
+        texts, finish = refusals, "refusal"
+    if status == "incomplete":
+        details = data.get("incomplete_details")
+        finish = _finish(details.get("reason") if isinstance(details, dict) else "length")
+    return Answer(
+        text=_sound("".join(texts)),
+        usage=usage,
+        finish_reason=finish,
+        model=_short(data.get("model"), _PLAIN_ID),
+        provider_request_id=_request_id(reply),
+        limits=_limits(reply),
+    )
+
+
+def read_error(reply: Reply, request: Request, *secrets: str | None, data: Any = None) -> ProviderError:
+    """Return the meaning of an error answer, without the key and without pieces of the prompt.
+
+    Args:
+        reply: the answer.
+        request: whose texts must not come back in the error.
+        secrets: further texts that must not.
+        data: the decoded body, where it was decoded already.
+    """
+    if 300 <= reply.status < 400:
+        return _unusable(
+            reply,
+            "redirect",
+            f"the server answered {reply.status}: redirects are not followed, make its target the base URL",
+        )
+    if data is None:
+        try:
+            data = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            data = None
+    message, type_, code = _error_fields(data)
+    kind = kind_of_status(reply.status, code, type_, message)
+    wait = parse_retry_after(reply.headers, time.time())
+    if wait is None and kind is ErrorKind.RATE_LIMIT and (found := _TRY_AGAIN.search(message)):
+        wait = min(parse_duration(found[1]) or 0.0, 600.0)
+    word = _short(str(code) if isinstance(code, int) else code, _PLAIN_WORD) or _short(type_, _PLAIN_WORD)
+    text = _told(message, request, *secrets)
+    return ProviderError(
+        f"the provider answered {reply.status}{f' {word}' if word else ''}{f': {text}' if text else ''}",
+        kind=kind,
+        status=reply.status,
+        code=word,
+        retry_after=wait,
+        provider_request_id=_request_id(reply),
+        limits=_limits(reply),
+        maybe_billed=reply.status in (200, 504),  # a gateway gave up waiting, the work may have been done
+    )
+
+
+def echoes(text: str, prompts: Iterator[str]) -> bool:
+    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one.
+
+    Blank space counts as one space on both sides.
+    """
+    text = " ".join(text.split())
+    for prompt in prompts:
+        prompt = " ".join(prompt.split())
+        if len(prompt) < _ECHO:
+            if len(prompt) >= 4 and prompt in text:
+                return True
+            continue
+        # Any common run of 20 holds one of the blocks of 10 at multiples of 10: look for those first.
+        for start in range(0, len(text) - 9, 10):
+            if text[start : start + 10] in prompt and any(
+                text[at : at + _ECHO] in prompt
+                for at in range(max(0, start - 10), min(start + 1, len(text) - _ECHO + 1))
+            ):
+                return True
+    return False
+
+
+def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
+    error = data.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    kind = kind_of_status(200, code, None, message if isinstance(message, str) else "")
+    if kind is ErrorKind.INVALID_RESPONSE:
+        kind = ErrorKind.SERVER_ERROR
+    word = _short(code, _PLAIN_WORD)
+    return ProviderError(
+        f"the provider could not finish the response ({word or 'no code'})",
+        kind=kind,
+        status=reply.status,
+        code=word,
+        provider_request_id=_request_id(reply),
+        maybe_billed=True,
+        usage=usage,
+        limits=_limits(reply),
+    )
+
+
+def _error_fields(data: Any) -> tuple[str, Any, Any]:
+    """Message, type and code of an error body: an object, a bare text, or flat as older vLLM sends it."""
+    error = data
+    if isinstance(data, list) and data:  # Gemini's compatible layer wraps the object in a list
+        error = data = data[0]
+    if isinstance(data, dict) and data.get("error") is not None:
+        error = data["error"]
+    if isinstance(error, str):
+        return error, None, None
+    if not isinstance(error, dict):
+        return "", None, None
+    message = error.get("message")
+    return message if isinstance(message, str) else "", error.get("type"), error.get("code")
+
+
+def _told(message: str, request: Request, *secrets: str | None) -> str:
+    if not message:
+        return ""
+    text = scrub(message[:2000], *secrets, limit=200)
+    return "(its text is left out, it repeats the prompt)" if echoes(text, _texts(request)) else text
+
+
+def _texts(request: Request) -> Iterator[str]:
+    if request.params.system:
+        yield request.params.system
+    if isinstance(request.prompt, str):
+        yield request.prompt
+        return
+    for message in request.prompt:
+        if isinstance(message.content, str):
+            yield message.content
+        else:
+            yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
+
+
+def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
+    return ProviderError(
+        text,
+        kind=ErrorKind.INVALID_RESPONSE,
+        status=reply.status,
+        code=code,
+        provider_request_id=_request_id(reply),
+        maybe_billed=reply.status < 300,
+        usage=usage,
+        limits=_limits(reply),
+    )
+
+
+def _usage(usage: Any, inward: str, outward: str) -> Usage | None:
+    """The billed tokens; ``None`` when they are missing or absurd, so that an estimate takes their place."""
+    if not isinstance(usage, dict):
+        return None
+    taken, made = _count(usage.get(f"{inward}_tokens")), _count(usage.get(f"{outward}_tokens", 0))
+    if taken is None or made is None:
+        return None
+    cached = _detail(usage.get(f"{inward}_tokens_details"), "cached_tokens")
+    reasoning = _detail(usage.get(f"{outward}_tokens_details"), "reasoning_tokens")
+    return Usage(taken, made, min(cached, taken), min(reasoning, made))
+
+
+def _detail(details: Any, name: str) -> int:
+    return (_count(details.get(name)) or 0) if isinstance(details, dict) else 0
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+
+
+def _joined(content: Any, reply: Reply, usage: Usage | None) -> str:
+    """The text of a message; compatible servers may send it in parts, tools leave it out."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(text for text in texts if isinstance(text, str))
+    raise _unusable(reply, "shape", "the message's content is neither a text nor a list of parts", usage)
+
+
+def _parts(output: list[Any]) -> Iterator[dict[str, Any]]:
+    for item in output:
+        content = item.get("content") if isinstance(item, dict) and item.get("type") == "message" else None
+        if isinstance(content, list):
+            yield from (part for part in content if isinstance(part, dict))
+
+
+def _sound(text: str) -> str:
+    """The text with lone surrogates replaced: JSON can carry them, UTF-8 files and databases cannot."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _finish(reason: Any) -> str:
+    if reason is None:
+        return "stop"
+    word = _short(reason, _PLAIN_WORD) or "unknown"
+    return _FINISH.get(word, word)
+
+
+def _request_id(reply: Reply) -> str | None:
+    return _short(reply.headers.get("x-request-id"), _PLAIN_ID)
+
+
+def _limits(reply: Reply) -> LimitReport | None:
+    if any(name.startswith("x-ratelimit-") for name in reply.headers):
+        return read_limits(reply.headers)
+    return None
+
+
+def _short(value: Any, form: re.Pattern[str]) -> str | None:
+    return value if isinstance(value, str) and form.fullmatch(value) else None

@@ -1,0 +1,293 @@
+"""One POST over a pooled ``urllib3`` connection, within a total deadline and a cap on the decoded body.
+
+``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and the answer is
+read by ``http.client``: with its retries, redirects and wrapped bodies ``urlopen`` costs twice the CPU, and
+none of them is wanted here. A read time-out starts anew with each byte, so it would let a trickling server
+hold a worker for ever; the sockets below know when the whole call has to be over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import queue
+import socket
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from attrs import frozen
+from urllib3.connectionpool import HTTPConnectionPool
+from urllib3.exceptions import ClosedPoolError, EmptyPoolError
+from urllib3.util import Url
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.connections import Connection, PlainSocket, build_pool, find_proxy, seconds_left
+from smartbatch.providers.failures import failure
+
+__all__ = ["MAX_BODY", "Reply", "Transport", "inflate"]
+
+MAX_BODY = 64 * 1024 * 1024
+"""Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
+
+DEFAULT_WORKERS = 64
+"""Connections of a transport nobody opened for a number of workers."""
+
+
+@frozen
+class Reply:
+    """An HTTP answer as it came.
+
+    Attributes:
+        status: the HTTP status.
+        headers: by lower-case name.
+        body: decoded bytes.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport:
+    """POSTs to one base URL over kept-alive connections; safe from any number of threads.
+
+    Args:
+        base_url: ``http`` or ``https`` URL, already checked; its path is put before every call's.
+        headers: sent with every request, already checked.
+        connect_timeout: most seconds for one address to answer.
+        max_body: most bytes of a decoded answer.
+    """
+
+    def __init__(
+        self, base_url: Url, headers: Mapping[str, str], *, connect_timeout: float, max_body: int
+    ) -> None:
+        self.place = base_url.netloc or ""
+        self._url = base_url
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._connect_timeout = connect_timeout
+        self._max_body = max_body
+        self._proxy, self._proxy_headers = find_proxy(base_url)
+        self._heads: dict[str, bytes] = {}
+        self._workers = DEFAULT_WORKERS
+        self._lock = threading.Lock()
+        self._pool: HTTPConnectionPool | None = None
+        self._live: set[Connection] = set()
+        self._closed = False
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once; connections are made when they are needed."""
+        with self._lock:
+            self._closed = False
+            outgrown = self._pool if workers > self._workers else None
+            self._workers = max(1, workers) if self._pool is None else max(self._workers, workers)
+            if outgrown is not None:
+                self._pool = None
+        if outgrown is not None:
+            outgrown.close()
+
+    def close(self) -> None:
+        """Close idle connections and cut those in use, so that their calls end at once. Idempotent."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+            live, self._live = self._live, set()
+        for connection in list(live):  # a call may just be adding itself
+            for sock in (connection.sock, connection.dialling):
+                if sock is not None:
+                    with contextlib.suppress(OSError):
+                        # Not SSLSocket.shutdown, which takes the TLS object from under the reader.
+                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        if pool is not None:
+            pool.close()
+
+    def abandon(self) -> None:
+        """Forget what a fork brought along: close our copies of the descriptors, say nothing on the wire.
+
+        No inherited lock is taken: a thread that no longer exists may hold it.
+        """
+        self._lock = threading.Lock()
+        pool, self._pool = self._pool, None
+        live, self._live = self._live, set()
+        for connection in live:
+            for sock in (connection.sock, connection.dialling):
+                descriptor = sock.detach() if sock is not None else -1
+                if descriptor >= 0:
+                    os.close(descriptor)
+        if pool is not None and pool.pool is not None:
+            # The pool's finaliser empties this queue at exit and would wait for its lock.
+            queue.LifoQueue.__init__(pool.pool)
+
+    def post(self, path: str, body: bytes, timeout: float) -> Reply:
+        """Send ``body`` as JSON to ``path`` and return the whole answer, whatever its status.
+
+        Args:
+            path: below the base URL, such as ``/chat/completions``.
+            body: encoded JSON.
+            timeout: total seconds, from here to the last byte.
+
+        Raises:
+            ProviderError: where no whole answer came.
+        """
+        deadline = time.monotonic() + timeout
+        head = self._heads.get(path) or self._prepare_head(path)
+        try:
+            pool = self._pool or self._make_pool()
+            connection = cast(Connection, pool._get_conn(timeout=timeout))
+        except (EmptyPoolError, ClosedPoolError) as error:
+            raise failure(error, "connect", self.place, late=False) from None
+        reusable = False
+        try:
+            connection.deadline = deadline
+            connection.step = "connect"
+            self._live.add(connection)
+            if self._closed:
+                raise ConnectionAbortedError("closed before the call began")
+            reply, reusable = self._exchange(pool, connection, head, body)
+            return reply
+        except ProviderError:
+            raise
+        except Exception as error:
+            late = time.monotonic() >= deadline
+            verdict = failure(error, connection.step, self.place, late=late, closed=self._closed)
+            # Only the system's own errors are chained: the others hold pieces of what the server sent.
+            raise verdict from (error if isinstance(error, OSError) else None)
+        finally:
+            if not reusable:
+                connection.close()
+            pool._put_conn(connection)
+
+    def _exchange(
+        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes
+    ) -> tuple[Reply, bool]:
+        if connection.sock is None:
+            self._connect(pool, connection)
+        sock = cast(PlainSocket, connection.sock)
+        sock.deadline = connection.deadline
+        connection.step = "send"
+        unsent: OSError | None = None
+        try:
+            sock.sendall(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            unsent = error  # the server may have refused early, and its answer says why
+        else:
+            connection.step = "receive"
+        response = http.client.HTTPResponse(sock, method="POST")
+        try:
+            response.begin()
+            data = _read(response, self._max_body)
+        except (OSError, http.client.HTTPException):
+            if unsent is not None:
+                raise unsent from None
+            raise
+        finally:
+            response.close()
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        if encoding := headers.get("content-encoding"):
+            data = inflate(data, encoding, self._max_body)
+        return Reply(response.status, headers, data), unsent is None and not response.will_close
+
+    def _connect(self, pool: HTTPConnectionPool, connection: Connection) -> None:
+        connection.connect_timeout = self._connect_timeout
+        connection.timeout = min(self._connect_timeout, seconds_left(connection.deadline))
+        if pool.proxy is not None and self._url.scheme == "https":
+            pool._prepare_proxy(connection)
+        else:
+            connection.connect()
+        if self._closed:
+            raise ConnectionAbortedError("closed while connecting")
+
+    def _make_pool(self) -> HTTPConnectionPool:
+        with self._lock:
+            if self._closed:
+                raise ClosedPoolError(cast(Any, None), "closed")
+            if self._pool is None:
+                self._pool = build_pool(self._url, self._workers, self._proxy, self._proxy_headers)
+                _opened.add(self)
+            return self._pool
+
+    def _prepare_head(self, path: str) -> bytes:
+        target = (self._url.path or "").rstrip("/") + path
+        proxied = ""
+        if self._proxy and self._url.scheme == "http":
+            target = f"http://{self.place}{target}"
+            proxied = "".join(f"{name}: {value}\r\n" for name, value in self._proxy_headers.items())
+        head = f"POST {target} HTTP/1.1\r\nHost: {self.place}\r\n{self._head}{proxied}Content-Length: "
+        self._heads[path] = encoded = head.encode("latin-1")
+        return encoded
+
+
+def _read(response: http.client.HTTPResponse, cap: int) -> bytes:
+    """Return the body. A cut body is an error, except that of a refusal, whose status says enough."""
+    try:
+        if response.length is not None and not response.chunked:
+            if response.length > cap:
+                raise _too_large(cap)
+            return response.read()
+        data = response.read(cap + 1)
+    except http.client.IncompleteRead:
+        if response.status < 400:
+            raise
+        response.will_close = True
+        return b""
+    if len(data) > cap:
+        raise _too_large(cap)
+    return data
+
+
+def inflate(data: bytes, encoding: str, cap: int) -> bytes:
+    """Decode a gzip or deflate body to at most ``cap`` bytes.
+
+    Raises:
+        ProviderError: for a broken, cut or too large body, or an unknown encoding.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return data
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise ProviderError(
+            "the answer has a content encoding that was not asked for",
+            kind=ErrorKind.INVALID_RESPONSE,
+            code="encoding",
+            maybe_billed=True,
+        )
+    decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
+    try:
+        plain = decoder.decompress(data, cap + 1)
+    except zlib.error:
+        plain = b""
+    if len(plain) > cap:
+        raise _too_large(cap)
+    if not decoder.eof:
+        raise ProviderError(
+            "the compressed answer is broken or did not arrive whole",
+            kind=ErrorKind.NETWORK_ERROR,
+            code="truncated",
+            maybe_billed=True,
+        )
+    return plain
+
+
+def _too_large(cap: int) -> ProviderError:
+    return ProviderError(
+        f"the answer is larger than max_body={cap} bytes; raise it if that is expected",
+        kind=ErrorKind.INVALID_RESPONSE,
+        code="too_large",
+        maybe_billed=True,
+    )
+
+
+_opened: weakref.WeakSet[Transport] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for transport in list(_opened):
+        transport.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
