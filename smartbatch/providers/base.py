@@ -38,11 +38,13 @@ class Provider(ABC):
         name: the prefix in ``provider:model``.
         scope: names the quota: key fingerprint, base URL, organisation, project. Never the key itself.
         capabilities: see :class:`Capabilities`.
+        own_code: True when the calls run the user's own code, whose exceptions are kept as a cause.
     """
 
     name: str
     scope: str
     capabilities: Capabilities = Capabilities()
+    own_code: bool = False
 
     @abstractmethod
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:

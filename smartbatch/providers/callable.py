@@ -1,0 +1,145 @@
+"""An own function as a provider: the library queues, limits and retries, the function makes the call."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.models import Answer, Request
+from smartbatch.providers.base import Capabilities, Provider
+
+__all__ = ["CallableProvider", "load_callable", "normalise"]
+
+OwnCall: TypeAlias = Callable[[Request, int], Any]
+OwnManyCall: TypeAlias = Callable[[Sequence[Request], int], Sequence[Any]]
+OwnClassifier: TypeAlias = "Callable[[Exception], ErrorKind | ProviderError | None]"
+
+MAX_SHARED = 10
+"""Most requests a shared call carries unless told otherwise: the default ``max_batch_size``."""
+
+
+class CallableProvider(Provider):
+    """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
+
+    The function answers with a text, an :class:`~smartbatch.models.Answer` (which can carry usage and cost)
+    or any other object, found as ``Result.parsed``. It has to keep the call's time-out itself: a running
+    Python function cannot be stopped from outside.
+
+    Args:
+        fn: makes one call; ``attempt`` is 0 for the first.
+        name: the prefix in logs and metrics, and the name of the quota.
+        many: ``many(requests, attempt)`` makes one call for several requests and returns one entry for each,
+            in their order: an answer as above, an exception where that request failed alone, or ``None``
+            where the answer is missing. With it requests share calls.
+        max_shared: most requests ``many`` takes at once.
+        classify: ``classify(error)`` gives an exception of ``fn`` a meaning, or ``None`` to pass.
+    """
+
+    own_code = True
+
+    def __init__(
+        self,
+        fn: OwnCall,
+        *,
+        name: str = "call",
+        many: OwnManyCall | None = None,
+        max_shared: int = MAX_SHARED,
+        classify: OwnClassifier | None = None,
+    ) -> None:
+        for label, given in (("fn", fn), ("many", many), ("classify", classify)):
+            if given is not None and not callable(given):
+                raise ConfigError(f"{label} is a {type(given).__name__}, not a callable")
+            if inspect.iscoroutinefunction(given):
+                raise ConfigError(
+                    f"{label} is a coroutine function; wrap it: lambda *a: asyncio.run({label}(*a))"
+                )
+        if max_shared < 1:
+            raise ConfigError(f"max_shared={max_shared!r} must be at least 1")
+        self.name = name
+        self.scope = f"call:{name}"
+        self.capabilities = Capabilities(max_shared=max_shared if many else 1, priced=False)
+        self._fn = fn
+        self._many = many
+        self._classify = classify
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        """Call the function; what it raises is passed on."""
+        return normalise(self._fn(request, attempt))
+
+    def generate_many(
+        self,
+        requests: Sequence[Request],
+        *,
+        model: str,
+        attempt: int,
+        timeout: float,
+    ) -> Sequence[Answer | Exception | None]:
+        """Call ``many``; a single request goes to the single function.
+
+        Raises:
+            TypeError: when it returns no sequence.
+        """
+        if self._many is None:
+            return super().generate_many(requests, model=model, attempt=attempt, timeout=timeout)
+        answers = self._many(requests, attempt)
+        if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence):
+            raise TypeError(
+                f"many returned a {type(answers).__name__}; it must return a list, one entry a request"
+            )
+        return [
+            entry if entry is None or isinstance(entry, Exception) else normalise(entry) for entry in answers
+        ]
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Ask the own classifier first."""
+        said = self._classify(error) if self._classify else None
+        if isinstance(said, ProviderError):
+            return said
+        verdict = super().classify(error)
+        if isinstance(said, ErrorKind):
+            verdict.kind = said
+        return verdict
+
+    def __repr__(self) -> str:
+        return f"CallableProvider({getattr(self._fn, '__qualname__', type(self._fn).__name__)})"
+
+
+def normalise(value: Any) -> Answer:
+    """Return what an own function answered as an :class:`~smartbatch.models.Answer`.
+
+    Raises:
+        TypeError: for a coroutine, which nobody would ever run.
+    """
+    if isinstance(value, Answer):
+        return value
+    if isinstance(value, str):
+        return Answer(text=value)
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError("the call returned a coroutine; run it inside the function, as in asyncio.run(…)")
+    return Answer(value=value)
+
+
+def load_callable(path: str) -> OwnCall:
+    """Import ``package.module:function``.
+
+    Raises:
+        ConfigError: says which part could not be found.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"call:{path} must name a module and a function, as in call:my_package.calls:ask")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"call:{path}: importing {module_name} failed: {error}") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise ConfigError(f"call:{path}: {module_name} has no {attribute}")
+    if not callable(found):
+        raise ConfigError(f"call:{path}: {attribute} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]

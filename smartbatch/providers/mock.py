@@ -1,0 +1,195 @@
+"""A provider for tests: scripted answers, failures on chosen calls, and a record of every call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from attrs import evolve, frozen
+
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.models import Answer, Request, Usage
+from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.callable import normalise
+from smartbatch.providers.sim import answer_text, count_tokens, prompt_text
+
+__all__ = ["MockCall", "MockProvider"]
+
+Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"
+
+
+@frozen(eq=False)
+class MockCall:
+    """One recorded call.
+
+    Attributes:
+        number: 1 for the first call.
+        requests: what it carried; more than one for a shared call.
+        model: without the provider's prefix.
+        attempt: 0 for a request's first call.
+        timeout: seconds the call was given.
+        thread: name of the thread that made it.
+    """
+
+    number: int
+    requests: tuple[Request, ...]
+    model: str
+    attempt: int
+    timeout: float
+    thread: str
+
+    @property
+    def request(self) -> Request:
+        """The first request."""
+        return self.requests[0]
+
+
+class MockProvider(Provider):
+    """Answers from a script and fails when told to; safe from any number of threads.
+
+    Args:
+        answers: a list used up one entry a request, a mapping from prompt texts, or a function of the
+            request. An entry is a text, an ``Answer``, any other object, or an exception, which is raised.
+            Without a script the answer is a sentence that carries a digest of the prompt.
+        latency: seconds of a call; needs ``sleep``.
+        sleep: what waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
+        rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
+        retry_after: seconds such a refusal asks to wait; ``None`` for none.
+        fail_on: call number → :class:`~smartbatch.errors.ErrorKind` or the exception to raise.
+        max_shared: most requests one call takes; above 1 requests share calls.
+        name: the prefix in ``provider:model``.
+
+    Attributes:
+        calls: every call, in the order they began.
+        max_in_flight: most calls at once.
+        opened, closed: how often the client did so.
+    """
+
+    def __init__(
+        self,
+        answers: Script | None = None,
+        *,
+        latency: float = 0.0,
+        sleep: Callable[[float], None] | None = None,
+        rate_limit_on: Collection[int] = (),
+        retry_after: float | None = None,
+        fail_on: Mapping[int, ErrorKind | Exception] | None = None,
+        max_shared: int = 1,
+        name: str = "mock",
+    ) -> None:
+        if latency and sleep is None:
+            raise ConfigError("latency needs sleep=, such as time.sleep or the sleep of a VirtualClock")
+        self.name = name
+        self.scope = f"{name}:{id(self):x}"
+        self.capabilities = Capabilities(max_shared=max_shared, priced=False)
+        self.calls: list[MockCall] = []
+        self.max_in_flight = 0
+        self.opened = self.closed = 0
+        self._script = answers
+        self._next_answer = 0
+        self._latency = latency
+        self._sleep = sleep
+        self._rate_limit_on = frozenset(rate_limit_on)
+        self._retry_after = retry_after
+        self._fail_on = dict(fail_on or {})
+        self._in_flight = 0
+        self._lock = threading.Lock()
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+        """Answer from the script.
+
+        Raises:
+            Exception: what the script or ``fail_on`` says.
+        """
+        with self._call((request,), model, attempt, timeout):
+            answer = self._answer(request, model)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def generate_many(
+        self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
+    ) -> Sequence[Answer | Exception | None]:
+        """Answer several in one call; a scripted exception fails its own request only."""
+        with self._call(tuple(requests), model, attempt, timeout):
+            return [self._answer(request, model) for request in requests]
+
+    def open(self, workers: int) -> None:  # noqa: ARG002
+        """Count the opening."""
+        self.opened += 1
+
+    def close(self) -> None:
+        """Count the closing."""
+        self.closed += 1
+
+    def abandon(self) -> None:
+        """Start with an empty record in a forked child."""
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self.calls = []
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt texts of all calls, in order."""
+        return [prompt_text(request) for call in self.calls for request in call.requests]
+
+    @contextmanager
+    def _call(
+        self, requests: tuple[Request, ...], model: str, attempt: int, timeout: float
+    ) -> Iterator[None]:
+        with self._lock:
+            number = len(self.calls) + 1
+            thread = threading.current_thread().name
+            self.calls.append(MockCall(number, requests, model, attempt, timeout, thread))
+            self._in_flight += 1
+            self.max_in_flight = max(self.max_in_flight, self._in_flight)
+        try:
+            if self._sleep is not None and self._latency:
+                self._sleep(self._latency)
+            self._fail(number)
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def _fail(self, number: int) -> None:
+        if number in self._rate_limit_on:
+            raise ProviderError(
+                f"mock: call {number} is rate limited",
+                kind=ErrorKind.RATE_LIMIT,
+                status=429,
+                retry_after=self._retry_after,
+            )
+        failure = self._fail_on.get(number)
+        if isinstance(failure, ErrorKind):
+            raise ProviderError(f"mock: call {number} fails with {failure.value}", kind=failure)
+        if failure is not None:
+            raise failure
+
+    def _answer(self, request: Request, model: str) -> Answer | Exception:
+        said = self._scripted(request, model)
+        if isinstance(said, Exception):
+            return said
+        answer = normalise(said)
+        if answer.usage is None:
+            asked, told = count_tokens(prompt_text(request)), count_tokens(answer.text or "")
+            answer = evolve(answer, usage=Usage(asked, told))
+        return answer
+
+    def _scripted(self, request: Request, model: str) -> Any:
+        script = self._script
+        if script is None:
+            return answer_text(prompt_text(request), model, 0)
+        if callable(script):
+            return script(request)
+        if isinstance(script, Mapping):
+            prompt = prompt_text(request)
+            return script[prompt] if prompt in script else LookupError("mock: the script has no such prompt")
+        with self._lock:
+            position = self._next_answer
+            self._next_answer += 1
+        if position >= len(script):
+            return LookupError(f"mock: the script has {len(script)} answers, this is request {position + 1}")
+        return script[position]

@@ -1,0 +1,61 @@
+"""The smallest value that follows a JSON schema, for the embedded provider's structured answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["instance"]
+
+_DEPTH = 16  # recursive schemas end here
+
+
+def instance(schema: Mapping[str, Any], text: str) -> Any:
+    """Return a value that follows ``schema``: required properties only, strings are ``text``.
+
+    Local references are followed; patterns and formats are not.
+    """
+    return _value(schema, text, schema, 0)
+
+
+def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        return _value(_resolve(reference, root), text, root, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for word in ("anyOf", "oneOf", "allOf"):
+        if schema.get(word):
+            # The last branch is by custom the one that ends a recursion, such as null.
+            return _value(schema[word][-1 if depth > _DEPTH // 2 else 0], text, root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, (list, tuple)):
+        kind = kind[0] if kind else None
+    if kind == "object" or (kind is None and "properties" in schema):
+        properties = schema.get("properties", {})
+        required = schema.get("required", ())
+        return {name: _value(properties.get(name, {}), text, root, depth + 1) for name in required}
+    if kind == "array":
+        return [_value(schema.get("items"), text, root, depth + 1)] * int(schema.get("minItems", 0))
+    if kind in ("integer", "number"):
+        return _number(schema)
+    return {"boolean": True, "null": None}.get(str(kind), text[: schema.get("maxLength")])
+
+
+def _number(schema: Mapping[str, Any]) -> Any:
+    if "minimum" in schema:
+        return schema["minimum"]
+    if "exclusiveMinimum" in schema:
+        return schema["exclusiveMinimum"] + 1
+    return min(1, schema.get("maximum", 1))
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        if part:
+            found = found.get(part) if isinstance(found, Mapping) else None
+    return found
