@@ -137,13 +137,13 @@ class Calibration:
         return mean if max_tokens is None else min(mean, max_tokens)
 
     def observe(self, request_estimate: int, usage: Usage) -> None:
-        """Learn from one answered request; an answer without counts teaches nothing.
+        """Learn from one answered request; an answer without counts of the provider's own teaches nothing.
 
         Args:
             request_estimate: what :func:`estimate_request` said of it.
             usage: what the provider billed for that one call.
         """
-        if request_estimate <= 0 or usage.input_tokens <= 0:
+        if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
         self._seen += 1
         weight = 1 / min(self._seen, self.SETTLED)

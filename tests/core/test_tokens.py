@@ -102,6 +102,7 @@ def test_an_answer_without_counts_teaches_nothing() -> None:
     learned = Calibration()
     learned.observe(100, Usage())
     learned.observe(0, Usage(5, 5))
+    learned.observe(100, Usage(500, 5, estimated=True))
     assert learned.observed == 0
     assert learned.ratio == 1.0
 
