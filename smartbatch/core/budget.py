@@ -1,0 +1,114 @@
+"""Money: reserved before a call, settled after it, never more than the limit."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Budget", "SpendReservation"]
+
+_NANO = 1_000_000_000
+"""Amounts are kept in whole billionths of a USD: sums of floats drift, and a token costs some 10⁻⁸ USD."""
+
+
+class SpendReservation:
+    """Money held back for one call; settled or released once."""
+
+    __slots__ = ("_nano", "_open")
+
+    def __init__(self, nano: int) -> None:
+        self._nano = nano
+        self._open = True
+
+    @property
+    def amount(self) -> float:
+        """USD held back."""
+        return self._nano / _NANO
+
+
+class Budget:
+    """Spending of one client.
+
+    Held at every step: spent + reserved <= limit, as long as no call costs more than it reserved.
+    Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more than it
+    reserved is booked in full, and the excess shows in :attr:`overrun`.
+
+    Args:
+        limit: USD; ``None`` keeps the account without a limit.
+
+    Raises:
+        ValueError: for a negative or non-finite limit.
+    """
+
+    __slots__ = ("_limit", "_overrun", "_reserved", "_spent")
+
+    def __init__(self, limit: float | None = None) -> None:
+        self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
+        self._spent = self._reserved = self._overrun = 0
+
+    @property
+    def spent(self) -> float:
+        """USD of settled calls."""
+        return self._spent / _NANO
+
+    @property
+    def reserved(self) -> float:
+        """USD held back for calls under way."""
+        return self._reserved / _NANO
+
+    @property
+    def overrun(self) -> float:
+        """USD that calls cost above their reservations."""
+        return self._overrun / _NANO
+
+    @property
+    def left(self) -> float | None:
+        """USD neither spent nor reserved, 0 or more; ``None`` without a limit."""
+        return None if self._limit is None else max(0, self._limit - self._spent - self._reserved) / _NANO
+
+    def fits(self, cost: float) -> bool:
+        """Say whether a call of at most ``cost`` USD may go now."""
+        return self._limit is None or self._spent + self._reserved + _up(cost) <= self._limit
+
+    def look(self, now: float, cost: float) -> float:
+        """Answer as a gate: ``now``, or infinity when it has to wait for a call under way to cost less."""
+        return now if self._limit is None or self.fits(cost) else math.inf
+
+    def hopeless(self, cost: float) -> bool:
+        """Say whether ``cost`` USD would not fit even if all calls under way turned out free."""
+        return self._limit is not None and self._spent + _up(cost) > self._limit
+
+    def reserve(self, cost: float) -> SpendReservation:
+        """Hold back ``cost`` USD, after :meth:`fits` or :meth:`look` agreed, in the same critical section.
+
+        Raises:
+            RuntimeError: when it does not fit.
+        """
+        nano = _up(cost)
+        if self._limit is not None and self._spent + self._reserved + nano > self._limit:
+            raise RuntimeError("reserved more than the budget has left; ask fits() first")
+        self._reserved += nano
+        return SpendReservation(nano)
+
+    def settle(self, reservation: SpendReservation, actual: float) -> None:
+        """Book what the call really cost, in USD, and free the rest."""
+        nano = round(_checked(actual, "actual cost") * _NANO)
+        self.release(reservation)
+        self._spent += nano
+        self._overrun += max(0, nano - reservation._nano)
+
+    def release(self, reservation: SpendReservation) -> None:
+        """Free all of it: the call cost nothing."""
+        if not reservation._open:
+            raise RuntimeError("a reservation ends once")
+        reservation._open = False
+        self._reserved -= reservation._nano
+
+
+def _checked(usd: float, what: str) -> float:
+    if not 0 <= usd < math.inf:
+        raise ValueError(f"{what} must be 0 USD or more and finite, not {usd!r}")
+    return usd
+
+
+def _up(cost: float) -> int:
+    return math.ceil(_checked(cost, "cost") * _NANO)

@@ -1,0 +1,404 @@
+"""The rate limit of everything that shares one quota: told, or found out from the provider's refusals.
+
+Four things hold a call back, and the latest of them counts:
+
+* the **told limits**, as token buckets that start full. A little is kept back because the server's clock
+  starts when the first call arrives, not when it leaves;
+* the **cooldown** after a refusal, common to all;
+* the **window**, a limit on calls in flight that grows with success. It exists only while a told limit's
+  burst is unproven and after a refusal, so that neither a wrong limit nor the end of a pause makes a storm;
+* the **pace**, calls spaced evenly. It exists only when refusals proved that bursts are not honoured
+  (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody told.
+
+One refusal proves nothing: shared services refuse at random. A burst of them does, measured against the
+calls that were in flight. No threads and no clock here: the caller holds one lock and passes ``now``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import frozen
+
+from smartbatch.core.bucket import Bucket
+from smartbatch.core.dice import Dice, spread
+
+__all__ = ["Cooldown", "Quota", "Reservation"]
+
+_FULL = 0.99
+_REFILL = 0.995
+"""Shares of a told limit that are used: a server that refills by its own clock is then never ahead of us."""
+
+_FIRST_WINDOW = 4.0
+_PROVING = 0.5
+"""A told limit starts with 4 calls in flight beyond its even rate and half a call more for each success, x1.5
+a round trip: some ten calls are refused until it is known that a server honours no burst."""
+
+_RESTART_WINDOW = 2.0
+_DOUBLING = 1.0
+_DECREASE = 0.7
+_DOUBLES_EVERY = 1.0
+"""After a cooldown the window starts at 2 and doubles each round trip or each second, up to 0.7 of the calls
+in flight when a limit was proven; then one call more a round. 0.7 is CUBIC's decrease (RFC 9438, 4.6)."""
+
+_WIDE = 4096.0
+"""A window this wide limits nobody (workers are at most 1,024) and is dropped."""
+
+_PROOF = 3.0
+_PROOF_SHARE = 0.25
+_FORGET = 0.01
+"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 100
+successes outweigh one refusal. At 0.3 % random refusals that happens less than once in 10,000 calls."""
+
+_TOLD_PACE = 0.988
+"""Share of the told rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
+
+_OWED = 1.0
+"""A burst is made up for by at most this many seconds of calls at the even rate."""
+
+_CATCH_UP = 0.01
+"""A paced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
+spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
+
+_LEARNED_SHARE = 0.95
+_BASELINE = 120.0
+"""What was accepted between two exhaustions of the quota, at most this many seconds apart, is its rate."""
+
+_GROWTH = 0.01
+_GROWTH_SCALE = 5.0
+"""A pace grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
+careful near the limit, quick when the limit is far."""
+
+_SLOWEST = 1.0
+_SEARCH = 1.03
+_UNLIMITED = 2000.0
+"""A pace measured across cooldowns may be far too low. It is taken for 1 call a second at least, and grows by
+3 % with each success until it is refused once, or is 2,000 calls a second, more than threads can send."""
+
+_FORGOTTEN = 4.0
+"""A learned pace that works at four times the rate it was refused at limits nothing any more."""
+
+_BURST_AGAIN = 600.0
+"""Seconds without refusal after which a told limit's burst is tried again; doubled each time it fails."""
+
+_COOLDOWN = 1.0
+_COOLDOWN_MOST = 60.0
+"""Seconds of the first cooldown when the server names none, and of the longest; consecutive ones double."""
+
+
+class Reservation:
+    """One call's share of the quota; ended once."""
+
+    __slots__ = ("ended", "started", "tokens")
+
+    def __init__(self, started: float, tokens: float) -> None:
+        self.started = started
+        self.tokens = tokens
+        self.ended = False
+
+
+@frozen
+class Cooldown:
+    """The pause that follows a refusal.
+
+    Attributes:
+        seconds: until it ends.
+        consecutive: cooldowns without a success between them.
+        fresh: False when the refused call had started before the cooldown began: news of the same event.
+    """
+
+    seconds: float
+    consecutive: int
+    fresh: bool
+
+
+class Quota:
+    """What one provider scope and model may send. Permits out = calls in flight.
+
+    Every call is booked by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`, :meth:`failed`
+    or :meth:`dropped`. Without a told limit and without a refusal it holds nothing back.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_base",
+        "_baseline",
+        "_burst_at",
+        "_burst_wait",
+        "_clean",
+        "_consecutive",
+        "_cool_before",
+        "_cool_began",
+        "_cool_until",
+        "_evidence",
+        "_grown_at",
+        "_growth",
+        "_judged",
+        "_pace",
+        "_peak",
+        "_requests",
+        "_searching",
+        "_steady",
+        "_threshold",
+        "_tokens",
+        "_told",
+        "_window",
+        "in_flight",
+    )
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self._told: float | None = None  # requests a second
+        self._steady: Bucket | None = None  # the told rate, evenly: what needs no window
+        self._pace: Bucket | None = None
+        self._base = 0.0  # the rate that was refused last, or the told one
+        self._window = math.inf
+        self._growth = _DOUBLING
+        self._threshold = math.inf  # of the window: doubling below, one a round above
+        self._cool_before = self._cool_began = self._cool_until = -math.inf
+        self._consecutive = 0
+        self._evidence = 0.0
+        self._peak = 1  # calls in flight when the cooldown began
+        self._judged = False  # once a cooldown is enough
+        self._baseline = -math.inf
+        self._accepted = 0
+        self._searching = False
+        self._grown_at = 0.0
+        self._clean = 0.0
+        self._burst_at = math.inf
+        self._burst_wait = _BURST_AGAIN
+
+    def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
+        """Set the told limits, a minute; ``None`` means not told. What is owed to a limit stays owed."""
+        told = max_rpm is not None or max_tpm is not None
+        if told and self._requests is None and self._tokens is None:
+            self._window, self._growth = _FIRST_WINDOW, _PROVING
+        self._requests = _told_bucket(self._requests, max_rpm, now)
+        self._tokens = _told_bucket(self._tokens, max_tpm, now)
+        self._told = None if max_rpm is None else max_rpm / 60.0
+        self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
+
+    @property
+    def consecutive(self) -> int:
+        """Cooldowns without a success between them."""
+        return self._consecutive
+
+    @property
+    def pace(self) -> float | None:
+        """Calls a second they are spaced to, when refusals made that necessary."""
+        return None if self._pace is None else self._pace.rate
+
+    def look(self, now: float, tokens: float) -> float:
+        """Return the earliest time a call that needs ``tokens`` may go.
+
+        ``now`` means go; infinity means not until a call in flight ends. An end may also make it sooner than
+        the time returned, so ask again after each.
+        """
+        at = now
+        if self.in_flight >= self._window:
+            at = self._window_opens(now)
+            if self._steady is not None:
+                at = min(at, self._steady.look(now, 1.0))
+        if self._cool_until > at:
+            at = self._cool_until
+        if self._requests is not None:
+            at = max(at, self._requests.look(now, 1.0))
+        if self._pace is not None:
+            at = max(at, self._pace.look(now, 1.0))
+        if self._tokens is not None:
+            at = max(at, self._tokens.look(now, tokens))
+        return at
+
+    def take(self, now: float, tokens: float) -> Reservation:
+        """Book a call that :meth:`look` let go; ``tokens`` is its estimate, settled later."""
+        self.in_flight += 1
+        if self._requests is not None:
+            self._requests.take(now, 1.0)
+        if self._steady is not None:
+            self._steady.take(now, 1.0)
+            self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
+        if self._pace is not None:
+            self._pace.take(now, 1.0)
+        if self._tokens is not None:
+            self._tokens.take(now, tokens)
+        return Reservation(now, tokens)
+
+    def succeeded(self, reservation: Reservation, now: float, actual_tokens: float | None) -> None:
+        """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say."""
+        in_flight = self.in_flight
+        self._end(reservation)
+        self._settle_tokens(reservation, now, actual_tokens)
+        self._accepted += 1
+        if self._evidence > 0.0:
+            self._evidence -= _FORGET
+        if reservation.started >= self._cool_before:
+            self._consecutive = 0
+        # a window that was not full limited nobody, so its success proves nothing
+        if in_flight + 1 > self._window and reservation.started >= self._cool_began:
+            self._widen()
+        if self._pace is not None:
+            self._quicken(self._pace, now)
+
+    def failed(self, reservation: Reservation, now: float, actual_tokens: float | None = None) -> None:
+        """The call ended without an answer and without a refusal; servers count such requests too."""
+        self._end(reservation)
+        self._settle_tokens(reservation, now, actual_tokens)
+
+    def dropped(self, reservation: Reservation, now: float) -> None:
+        """The call was never sent: all it took is returned."""
+        self._end(reservation)
+        self._settle_tokens(reservation, now, 0.0)
+        if self._requests is not None:
+            self._requests.settle(now, 1.0)
+        if self._steady is not None:
+            self._steady.settle(now, 1.0)
+        if self._pace is not None:
+            self._pace.settle(now, 1.0)
+
+    def refused(self, reservation: Reservation, now: float, retry_after: float | None, rng: Dice) -> Cooldown:
+        """The provider refused the call for its rate limit.
+
+        Args:
+            reservation: the call's.
+            now: monotonic seconds.
+            retry_after: seconds the provider asked to wait, already clamped.
+            rng: dice for the jitter.
+        """
+        in_flight = self.in_flight
+        self._end(reservation)
+        self._settle_tokens(reservation, now, 0.0)
+        fresh = reservation.started >= self._cool_began
+        if fresh:
+            # refusals come back sooner than answers: a call of the round that ended in the second cooldown
+            # in a row still breaks the row, one of the round before the first does not
+            self._cool_before = self._cool_began if self._consecutive else now
+            self._consecutive += 1
+            self._cool_began = now
+            self._peak = in_flight
+            self._judged = False
+            self._restart(now)
+        if fresh or retry_after is not None:
+            seconds = self._pause(retry_after, rng)
+            self._cool_until = max(self._cool_until, now + seconds)
+        self._evidence += 1.0
+        if not self._judged and self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak):
+            self._judged = True
+            self._proven(now)
+        return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
+
+    def _end(self, reservation: Reservation) -> None:
+        if reservation.ended:
+            raise RuntimeError("a reservation ends once")
+        reservation.ended = True
+        self.in_flight -= 1
+
+    def _settle_tokens(self, reservation: Reservation, now: float, actual: float | None) -> None:
+        if self._tokens is not None and actual is not None:
+            self._tokens.settle(now, reservation.tokens - actual)
+
+    def _pause(self, retry_after: float | None, rng: Dice) -> float:
+        if retry_after is not None:
+            # a minimum; clients of other processes were told the same
+            return retry_after + min(0.1 * retry_after, 1.0) * rng.random()
+        exponent = min(self._consecutive - 1, 10)
+        return spread(min(_COOLDOWN * 2.0**exponent, _COOLDOWN_MOST), rng)
+
+    def _restart(self, now: float) -> None:
+        """Begin again carefully after a cooldown: a narrow window, or a pace a little slower."""
+        if self._pace is None:
+            # near a limit that was proven before, the window shrinks instead of starting over
+            again = self._threshold != math.inf and self._consecutive == 1
+            self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
+            self._growth = _DOUBLING
+            return
+        soon = self._clean < _GROWTH_SCALE
+        if self._told is not None:
+            slower = 0.9 if soon else 0.97
+        else:
+            slower = _DECREASE if soon and not self._searching else 0.9
+        self._searching = False
+        self._base = self._pace.rate
+        self._space(self._base * slower, now)
+
+    def _proven(self, now: float) -> None:
+        """There is a limit below what was tried: space the calls, as told or as measured."""
+        self._evidence = 0.0
+        self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
+        if self._pace is None and self._told is not None:
+            self._base = self._told
+            self._space(self._told * _TOLD_PACE, now)
+            self._burst_at = now + self._burst_wait
+            self._burst_wait *= 2.0
+        elif self._accepted and now - self._baseline <= _BASELINE:
+            measured = _LEARNED_SHARE * self._accepted / max(now - self._baseline, _COOLDOWN / 2)
+            measured = max(measured, _SLOWEST)
+            if self._pace is None or measured < self._pace.rate:
+                self._base = measured
+                self._space(measured, now)
+                self._searching = True
+        if self._accepted:
+            self._baseline, self._accepted = now, 0
+
+    def _window_opens(self, now: float) -> float:
+        """Return when the full window lets the next call go unless a success widens it sooner.
+
+        Answers may take a minute, and a restart that waited for them many: it doubles each second, too.
+        """
+        if self._growth == _PROVING or self.in_flight >= self._threshold:
+            return math.inf
+        opens = self._cool_until + _DOUBLES_EVERY * math.log2((self.in_flight + 1) / _RESTART_WINDOW)
+        return max(now, opens)
+
+    def _widen(self) -> None:
+        grow = self._growth if self._window < self._threshold else 1.0 / self._window
+        self._window += grow
+        if self._window > _WIDE:
+            self._window = math.inf
+
+    def _space(self, rate: float, now: float) -> None:
+        """Space the calls; the pace alone decides then, without a window."""
+        if self._pace is None:
+            self._pace = Bucket(_paced_capacity(rate), rate, now, level=0.0)
+        else:
+            self._pace.reshape(now, _paced_capacity(rate), rate)
+        self._window = math.inf
+        self._grown_at, self._clean = now, 0.0
+
+    def _quicken(self, pace: Bucket, now: float) -> None:
+        """Let a pace that is used and not refused grow; give the burst back after a long peace."""
+        # idle time proves nothing, so only the time between calls at this pace counts
+        step = min(now - self._grown_at, 2.0 / pace.rate)
+        self._grown_at = now
+        if step <= 0.0:
+            return
+        self._clean += step
+        faster = pace.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
+        if self._searching:
+            faster = pace.rate * _SEARCH
+        if self._told is not None:
+            faster = min(faster, self._told * _TOLD_PACE)
+            if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
+                self._pace = None
+                self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf
+                return
+        elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
+            self._pace = None
+            return
+        if faster != pace.rate:
+            pace.reshape(now, _paced_capacity(faster), faster)
+
+
+def _paced_capacity(rate: float) -> float:
+    return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
+
+
+def _told_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
+    if limit is None:
+        return None
+    capacity, rate = max(1.0, _FULL * limit), _REFILL * limit / 60.0
+    if bucket is None:
+        return Bucket(capacity, rate, now)
+    bucket.reshape(now, capacity, rate)
+    return bucket

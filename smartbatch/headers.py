@@ -1,0 +1,108 @@
+"""What the headers of an answer say about waiting and limits, whatever form they came in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+
+from smartbatch.models import LimitReport
+
+__all__ = ["RETRY_AFTER_CEILING", "parse_duration", "parse_retry_after", "read_limits"]
+
+RETRY_AFTER_CEILING = 600.0
+"""Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
+
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
+# "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_LONGEST = 64  # characters: no honest value is longer, and a hostile one costs nothing to refuse
+
+
+def parse_retry_after(
+    headers: Mapping[str, str], wall: float, ceiling: float = RETRY_AFTER_CEILING
+) -> float | None:
+    """Return the seconds a server asks to wait, between 0 and ``ceiling``; ``None`` when it did not say.
+
+    Args:
+        headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
+            first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
+        wall: Unix seconds now, for dates.
+        ceiling: most seconds returned.
+    """
+    seconds = _number(headers.get("retry-after-ms"))
+    if seconds is not None:
+        seconds /= 1000.0
+    else:
+        text = headers.get("retry-after")
+        seconds = _number(text)
+        if seconds is None:
+            seconds = _until(text, wall)
+    return None if seconds is None else min(max(seconds, 0.0), ceiling)
+
+
+def parse_duration(text: str | None) -> float | None:
+    """Return the seconds of a Go duration such as ``6m0s``, ``250ms`` or ``1h2m3.5s``.
+
+    A bare number is seconds. ``None`` for anything else, negative ones included.
+    """
+    bare = _number(text)
+    if bare is not None:
+        return bare if 0 <= bare < math.inf else None
+    text = (text or "").strip()
+    if not text or len(text) > _LONGEST:
+        return None
+    total, at = 0.0, 0
+    for part in _PART.finditer(text):
+        if part.start() != at:
+            return None
+        total += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    return total if at == len(text) else None
+
+
+def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
+    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited.
+
+    Args:
+        headers: the answer's headers, names in lower case.
+    """
+    report = LimitReport(
+        requests_limit=_count(headers.get("x-ratelimit-limit-requests")),
+        requests_remaining=_count(headers.get("x-ratelimit-remaining-requests")),
+        requests_reset=parse_duration(headers.get("x-ratelimit-reset-requests")),
+        tokens_limit=_count(headers.get("x-ratelimit-limit-tokens")),
+        tokens_remaining=_count(headers.get("x-ratelimit-remaining-tokens")),
+        tokens_reset=parse_duration(headers.get("x-ratelimit-reset-tokens")),
+    )
+    return None if report == _NOTHING else report
+
+
+_NOTHING = LimitReport()
+
+
+def _number(text: str | None) -> float | None:
+    text = (text or "").strip()
+    # float() alone would also take "nan", "1_000" and digits of other scripts
+    if len(text) > _LONGEST or not _NUMBER.fullmatch(text):
+        return None
+    return float(text)
+
+
+def _count(text: str | None) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and 0 <= number < math.inf else None
+
+
+def _until(text: str | None, wall: float) -> float | None:
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        date = parsedate_to_datetime(text)
+        # "-0000" and a missing zone come back without one; HTTP dates are UTC
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - wall
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
