@@ -100,7 +100,8 @@ def admit_defaults(defaults: Generation) -> Generation:
 
 def _note(seen: Generation, copy: Generation | None) -> None:
     number = id(seen)
-    _admitted[number] = (weakref.ref(seen, lambda _: _admitted.pop(number, None)), copy)
+    forget = _admitted.pop  # bound here: at the end of the interpreter the name may be gone before the object
+    _admitted[number] = (weakref.ref(seen, lambda _: forget(number, None)), copy)
 
 
 def _given(params: Generation) -> dict[str, Any]:

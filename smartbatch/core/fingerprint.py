@@ -50,7 +50,8 @@ def remember(params: Generation) -> None:
     """Write ``params`` once for all requests that carry this very object."""
     number = id(params)
     written = _json(asdict(params))
-    _written[number] = (weakref.ref(params, lambda _: _written.pop(number, None)), written)
+    forget = _written.pop  # bound here: at the end of the interpreter the name may be gone before the object
+    _written[number] = (weakref.ref(params, lambda _: forget(number, None)), written)
 
 
 def _canonical(params: Generation) -> bytes:
