@@ -129,12 +129,9 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"smartbatch emulator: {error}", file=sys.stderr)
         return 2
-    print(
-        f"serving {emulator.base_url} - use it with "
-        f"OPENAI_BASE_URL={emulator.base_url} OPENAI_API_KEY=emulator",
-        flush=True,
-    )
-    emulator.serve()
+    url = emulator.base_url
+    line = f"serving {url} - use it with OPENAI_BASE_URL={url} OPENAI_API_KEY=emulator"
+    emulator.serve(ready=lambda: print(line, flush=True))
     return 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -131,13 +132,18 @@ class Emulator:
         self._socket.close()
         self.ledger.end()
 
-    def serve(self) -> None:
-        """Serve on this thread until SIGINT or SIGTERM, then stop."""
+    def serve(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serve on this (the main) thread until SIGINT or SIGTERM, then stop.
+
+        Args:
+            ready: called once the signals are heeded.
+        """
         loop = asyncio.new_event_loop()
         end = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _finish, end)
         try:
+            ready()
             self._run(loop, end)
         finally:
             self.stop()
@@ -157,7 +163,9 @@ class Emulator:
         server.close()
         for connection in tuple(connections):
             connection.abort()
-        await asyncio.sleep(0)  # one more turn, in which the connections see their end
+        turn = loop.create_future()  # one more turn, in which the connections see their end
+        loop.call_soon(_finish, turn)
+        await turn
 
 
 def _finish(end: asyncio.Future[None]) -> None:
@@ -167,10 +175,11 @@ def _finish(end: asyncio.Future[None]) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port} does not exist; use 1 to 65535, or 0 for a free one")
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+    except OSError as error:
         raise ConfigError(
-            f"port {port} on {host}: {reason}; name another port, or 0 for a free one"
+            f"port {port} on {host}: {error.strerror}; name another port, or 0 for a free one"
         ) from error
