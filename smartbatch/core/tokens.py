@@ -81,7 +81,9 @@ def _part(part: Mapping[str, Any]) -> int:
 
 
 class Calibration:
-    """What one model's answers taught about its tokens. Not thread-safe: the caller holds the lock.
+    """What one model's answers taught about its tokens.
+
+    One thread at a time may call :meth:`observe`; the questions may be asked by any thread meanwhile.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
     then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
