@@ -79,6 +79,10 @@ class Clock(Protocol):
         """The work on this thread is over."""
         ...
 
+    def unspawned(self) -> None:
+        """The work that was to be handed over will not begin."""
+        ...
+
 
 class _RealMonitor(threading.Condition):
     """A condition on a plain lock, so that holding it twice is an error one sees."""
@@ -101,7 +105,7 @@ class RealClock:
     def spawned(self) -> None:
         """Nothing to book: real time passes by itself."""
 
-    began = ended = spawned
+    began = ended = unspawned = spawned
 
 
 class _Waiter:
@@ -159,6 +163,9 @@ class VirtualClock:
 
     def ended(self) -> None:
         self._mine.counted = False
+        self.unspawned()
+
+    def unspawned(self) -> None:
         with self._guard:
             self._active -= 1
             self._step_locked()
@@ -170,9 +177,7 @@ class VirtualClock:
         try:
             yield
         finally:
-            with self._guard:
-                self._active -= 1
-                self._step_locked()
+            self.unspawned()
 
     def _park(self, waiter: _Waiter, timeout: float | None) -> None:
         with self._guard:

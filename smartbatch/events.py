@@ -19,7 +19,8 @@ Observer: TypeAlias = "Callable[[Event], None]"
 
 
 @lru_cache(maxsize=256)
-def _snake(name: str) -> str:
+def snake_case(name: str) -> str:
+    """Return a class name as logs and metrics spell it."""
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
@@ -36,7 +37,7 @@ class Event:
     @property
     def name(self) -> str:
         """The event's name as logs and metrics spell it, such as ``call_finished``."""
-        return _snake(type(self).__name__)
+        return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
         """The event as plain values, fit for JSON."""

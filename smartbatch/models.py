@@ -100,12 +100,14 @@ class Usage:
         output_tokens: answer tokens, reasoning included.
         cached_tokens: the part of ``input_tokens`` read from the provider's cache.
         reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
+        estimated: True when the provider said nothing and the numbers are our own estimate.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    estimated: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -117,6 +119,7 @@ class Usage:
             self.output_tokens + other.output_tokens,
             self.cached_tokens + other.cached_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            self.estimated or other.estimated,
         )
 
 
@@ -147,6 +150,10 @@ class Generation:
     extra: Mapping[str, Any] | None = None
 
 
+def _priority(value: Priority | str | int) -> Priority:
+    return value if value.__class__ is Priority else Priority.parse(value)
+
+
 @frozen(eq=False)
 class Request:
     """One request as the caller means it.
@@ -169,7 +176,7 @@ class Request:
 
     prompt: str | tuple[Message, ...] = ""
     params: Generation = Generation()
-    priority: Priority = field(default=Priority.NORMAL, converter=Priority.parse)
+    priority: Priority = field(default=Priority.NORMAL, converter=_priority)
     max_wait: float | None = None
     timeout: float | None = None
     id: str | None = None

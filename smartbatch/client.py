@@ -1,0 +1,581 @@
+"""The front door: a client builds the rooms, wires them, and hands out futures."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import structlog
+from attrs import evolve, fields_dict
+
+from smartbatch.calls.stack import Middleware, build_call
+from smartbatch.clock import Clock, RealClock
+from smartbatch.config import BatchingConfig
+from smartbatch.core import admission, tokens
+from smartbatch.core.accumulator import BatchAccumulator, Window
+from smartbatch.core.breaker import CircuitBreaker
+from smartbatch.core.budget import Budget
+from smartbatch.core.classify import Classifier, Classifiers
+from smartbatch.core.fingerprint import fingerprint
+from smartbatch.core.retry import RetryBudget
+from smartbatch.core.tokens import Calibration
+from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, WrongProcess
+from smartbatch.events import ClientStarted, ClientStopped, Event, Observer
+from smartbatch.lists import ResultList, Stream
+from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.reporters import status_summary
+from smartbatch.prices import PriceBook, RateCard
+from smartbatch.providers import create as create_provider
+from smartbatch.providers.base import Provider
+from smartbatch.runtime import lifecycle
+from smartbatch.runtime.engine import Engine
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.queue import Books
+from smartbatch.runtime.quotas import SharedQuota, shared_quota
+from smartbatch.runtime.router import PostProcess
+from smartbatch.runtime.ticket import ResultFuture
+
+__all__ = ["BatchingClient", "Preprocess"]
+
+Preprocess = Callable[[Request], "Request | Answer | str | None"]
+"""A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
+
+_GENERATION = frozenset(fields_dict(Generation))
+_log = structlog.get_logger("smartbatch")
+
+
+class BatchingClient:
+    """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
+
+    The client starts with its first request, or with :meth:`start` or ``with``. A forked child finds it empty
+    and working: it has the settings, and none of the parent's threads, sockets or requests.
+
+    Args:
+        model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
+            your own, or a callable ``fn(request, attempt)``.
+        config: settings; read from ``SMARTBATCH_*`` variables when ``None``.
+        provider: an adapter made by hand, for ``model`` names without a prefix.
+        preprocess: hooks run in order on each request before it is queued.
+        post_process: called with each answered result on a worker; returns it, or a changed one.
+        middleware: layers around each call, outermost first.
+        observers: called with every event.
+        classifiers: own verdicts on errors, asked before the provider's.
+        clock, rng: time and dice, for tests.
+        params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
+            ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``extra``), and settings of
+            :class:`BatchingConfig` by name, which win over ``config``.
+
+    Raises:
+        ConfigError: for settings out of range or contradicting, an unknown prefix, or a missing key.
+        InvalidRequest: for generation parameters out of range.
+    """
+
+    config: BatchingConfig
+    metrics: BatchMetrics
+    _engine: Engine | None
+    _starting: threading.Lock
+    _lanes: dict[str, Lane]
+    _default_lane: Lane
+
+    def __init__(
+        self,
+        model: str | Provider | Callable[[Request, int], Any],
+        config: BatchingConfig | None = None,
+        *,
+        provider: Provider | None = None,
+        preprocess: Sequence[Preprocess] = (),
+        post_process: PostProcess | None = None,
+        middleware: Sequence[Middleware] = (),
+        observers: Sequence[Observer] = (),
+        classifiers: Sequence[Classifier] = (),
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        **params: Any,
+    ) -> None:
+        settings = {name: params.pop(name) for name in list(params) if name not in _GENERATION}
+        if config is None:
+            config = BatchingConfig.load(**settings)
+        elif settings:
+            config = _with_settings(config, settings)
+        self.config = config
+        self._clock: Clock = clock or RealClock()
+        self._rng = rng or random.Random()
+        self._defaults = _generation(Generation(), params)
+        self._preprocess = tuple(preprocess)
+        self._post_process = post_process
+        self._middleware = tuple(middleware)
+        self._classifiers = Classifiers(tuple(classifiers))
+        self._prices = PriceBook(config.prices)
+        self._budget = Budget(config.budget)
+        self._observers: tuple[Observer, ...] = tuple(observers)
+        self._providers: dict[str, Provider] = {}
+        self._quotas: set[SharedQuota] = set()
+        self._stopped = False
+        self._new_process()
+        self._provider, self.model = self._open_model(model, provider)
+        self._lane(self._provider, self.model)
+        lifecycle.enrol(self)
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, **params: Any) -> ResultFuture:
+        """Queue one request and return its future.
+
+        Args:
+            prompt: a text, a list of chat messages, or a :class:`Request`.
+            params: fields of :class:`Request` (``priority``, ``context``, ``timeout``, …) and of
+                :class:`Generation` (``system``, ``max_tokens``, …); they win over the client's.
+
+        Returns:
+            a future of :class:`Result`; it raises the error of a request that failed.
+
+        Raises:
+            InvalidRequest: the request could not be sent; the text names the field.
+            QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
+            ClientClosed: the client was stopped.
+        """
+        return self._submit(admission.normalise(prompt, self._defaults, **params), None)
+
+    def submit_urgent(self, prompt: Prompt, **params: Any) -> ResultFuture:
+        """As :meth:`submit`, on the next free slot and without a window."""
+        return self.submit(prompt, **{"priority": "urgent", **params})
+
+    def submit_background(self, prompt: Prompt, **params: Any) -> ResultFuture:
+        """As :meth:`submit`, after everything that is in more of a hurry."""
+        return self.submit(prompt, **{"priority": "deferrable", **params})
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: Literal["result", "raise"] | None = None,
+        **params: Any,
+    ) -> Iterator[Result]:
+        """Yield a result for each prompt, in order, reading ahead a bounded number.
+
+        A list is checked as a whole before anything is sent; any other iterable is read lazily, so it may be
+        endless. Leaving the loop early, or Ctrl-C, cancels what has not started.
+
+        Args:
+            prompts: texts, chats or requests.
+            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
+                the first one; the client's setting when ``None``.
+            params: as in :meth:`submit`, for all of them.
+
+        Raises:
+            InvalidRequest: names the row.
+        """
+        return self._stream(prompts, params, on_error or self.config.on_error, ordered=True)
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: Literal["result", "raise"] | None = None,
+        ordered: bool = False,
+        **params: Any,
+    ) -> Iterator[Result]:
+        """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
+        return self._stream(prompts, params, on_error or self.config.on_error, ordered=ordered)
+
+    def generate(
+        self, prompts: Iterable[Prompt], *, on_error: Literal["result", "raise"] | None = None, **params: Any
+    ) -> ResultList:
+        """Return all results as a list, in order, with sums over the whole.
+
+        Raises:
+            AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
+        """
+        began = self._clock.now()
+        results = ResultList(self.map(prompts, on_error=on_error, **params))
+        results.wall = self._clock.now() - began
+        results.raise_if_all_failed()
+        return results
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the threads; also after a stop. Starting twice is fine."""
+        with self._starting:
+            self._stopped = False
+        self._running()
+        return self
+
+    def stop(self, timeout: float | None = None, *, cancel_waiting: bool = False) -> None:
+        """Take nothing more, finish what is pending, end the threads. Stopping twice is fine.
+
+        Args:
+            timeout: seconds to finish in; what is unanswered then fails with ``ClientClosed``.
+                ``None`` waits for everything.
+            cancel_waiting: cancel what has not started, and finish only what is in flight.
+        """
+        if cancel_waiting:
+            self.cancel_pending()
+        self._stop(timeout, "the client was stopped")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish what is pending; after an exception, only what is in flight, within ``exit_grace``."""
+        if kind is None:
+            self.stop()
+            return
+        self.cancel_pending()
+        self._stop(self.config.exit_grace, f"the with block ended with {kind.__name__}")
+
+    def cancel_pending(self) -> int:
+        """Cancel every request whose call has not started; return how many."""
+        engine = self._engine
+        if engine is None:
+            return 0
+        with engine.queue.monitor:
+            futures = [claim.future for ticket in engine.queue.live for claim in ticket.claims]
+        return engine.cancel_waiting(futures)
+
+    def flush(self) -> None:
+        """Send what waits in windows now."""
+        if self._engine is not None:
+            self._engine.flush()
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that wait, those between two tries included."""
+        return self.books.waiting
+
+    @property
+    def books(self) -> Books:
+        """Requests by where they are, since the client started in this process; always balanced."""
+        engine = self._engine
+        return Books() if engine is None else engine.books()
+
+    @property
+    def spent(self) -> float:
+        """USD of all calls so far, as far as prices are known."""
+        return self._budget.spent
+
+    def status_summary(self) -> str:
+        """Return a few lines for people: what came, what waits, what it cost."""
+        return status_summary(self.metrics.snapshot())
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` called with every event from now on."""
+        self._observers = (*self._observers, observer)
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else ("running" if self._engine else "idle")
+        return f"<BatchingClient {self._provider.name}:{self.model} {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a BatchingClient cannot be pickled: it has threads and connections. Make one in each process"
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request, sink: Callable[[Result], None] | None) -> ResultFuture:
+        for hook in self._preprocess:
+            verdict = hook(request)
+            if isinstance(verdict, Answer | str):
+                return self._local(request, verdict, sink)
+            if verdict is not None:
+                request = admission.normalise(verdict, self._defaults)
+        lane = self._default_lane
+        self._provider.check(request, model=self.model)
+        if request.timeout is None and self.config.request_timeout is not None:
+            request = evolve(request, timeout=self.config.request_timeout)
+        estimated = tokens.estimate_request(request)
+        prompt_tokens = lane.calibration.input(estimated)
+        output_tokens = lane.calibration.output(request.params.max_tokens)
+        return self._running().submit(
+            request,
+            request.id if request.id is not None else self._next_id(),
+            lane,
+            fingerprint=self._fingerprint(request),
+            tokens=(estimated, prompt_tokens + output_tokens),
+            reserve=self._most_it_costs(lane, request, prompt_tokens, output_tokens),
+            sink=sink,
+        )
+
+    def _fingerprint(self, request: Request) -> bytes | None:
+        if not (self.config.deduplicate and request.deduplicate) or request.call is not None:
+            return None
+        return fingerprint(request, self.model, self._provider.scope)
+
+    def _most_it_costs(self, lane: Lane, request: Request, prompt_tokens: int, output_tokens: int) -> float:
+        """The USD to reserve. Without a budget nothing depends on it, so nothing is computed."""
+        if self.config.budget is None or lane.rates is None or request.call is not None:
+            return 0.0
+        output = request.params.max_tokens or 2 * output_tokens
+        return lane.rates.cost(Usage(prompt_tokens, output))
+
+    def _local(
+        self, request: Request, answer: Answer | str, sink: Callable[[Result], None] | None
+    ) -> ResultFuture:
+        """Settle a request that a hook answered: no queue, no call, no cost."""
+        if isinstance(answer, str):
+            answer = Answer(answer)
+        result = Result(
+            request_id=request.id if request.id is not None else self._next_id(),
+            text=answer.text,
+            parsed=answer.value,
+            cost=0.0,
+            route=Route.LOCAL,
+            finish_reason=answer.finish_reason,
+            model=self._default_lane.label,
+            context=request.context,
+        )
+        future = ResultFuture(self._running().callbacks.run_later, lambda _: None)
+        future.set_running_or_notify_cancel()
+        future.settle(result)
+        if sink is not None:
+            sink(result)
+        return future
+
+    def _stream(
+        self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
+    ) -> Iterator[Result]:
+        generation = {name: value for name, value in params.items() if name in _GENERATION}
+        defaults = _generation(self._defaults, generation) if generation else self._defaults
+        others = {name: value for name, value in params.items() if name not in _GENERATION}
+
+        def check(row: int, prompt: Prompt) -> Request:
+            return admission.normalise(prompt, defaults, row=row, **others)
+
+        requests: Iterable[Request]
+        if isinstance(prompts, str | Mapping):
+            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
+        if isinstance(prompts, Sequence):
+            requests = [check(row, prompt) for row, prompt in enumerate(prompts)]
+            for request in requests:
+                self._provider.check(request, model=self.model)
+        else:
+            requests = (check(row, prompt) for row, prompt in enumerate(prompts))
+        return Stream(
+            requests,
+            self._submit,
+            self._clock,
+            ahead=self.config.queue_capacity,
+            ordered=ordered,
+            raising=on_error == "raise",
+        )
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is not None:
+            return engine
+        with self._starting:
+            if self._engine is None:
+                if self._stopped:
+                    raise ClientClosed("the client was stopped; call start() to use it again")
+                self._engine = self._start_engine()
+            return self._engine
+
+    def _start_engine(self) -> Engine:
+        for provider in self._providers.values():
+            provider.open(self.config.parallelism)
+        engine = Engine(
+            self.config,
+            clock=self._clock,
+            budget=self._budget,
+            rng=self._rng,
+            tell=self._tell,
+            report=self._callback_raised,
+            fallback=self._fallback,
+            post_process=self._post_process,
+        )
+        now = self._clock.now()
+        for lane in self._lanes.values():
+            self._attach(lane, engine, now)
+        self._tell(ClientStarted(now, self.config.parallelism))
+        return engine
+
+    def _attach(self, lane: Lane, engine: Engine, now: float) -> None:
+        engine.queue.lanes.append(lane)
+        lane.quota.attach(
+            engine.queue, self.config.max_rpm, self.config.max_tpm, now=now, wake=engine.dispatcher.wake
+        )
+
+    def _stop(self, timeout: float | None, reason: str) -> None:
+        with self._starting:
+            engine, self._engine = self._engine, None
+            self._stopped = True
+        if engine is None:
+            return
+        failed = engine.stop(timeout, reason=reason, release=self._close_providers)
+        self._close_providers()
+        now = self._clock.now()
+        for lane in self._lanes.values():
+            lane.quota.detach(engine.queue, now)
+        self._lanes.clear()
+        self._default_lane = self._lane(self._provider, self.model)
+        self._tell(ClientStopped(now, failed))
+
+    def _close_providers(self) -> None:
+        for provider in self._providers.values():
+            provider.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: start empty. The hook of the library calls it; users need not."""
+        engine = self._engine
+        self._new_process()
+        for provider in self._providers.values():
+            provider.abandon()
+        self._default_lane = self._lane(self._provider, self.model)
+        if engine is not None:
+            engine.abandon(
+                WrongProcess(
+                    "the request belongs to the parent process; a forked child starts with an empty client"
+                )
+            )
+
+    def at_exit(self) -> None:
+        """At the interpreter's end: give what is pending its grace, fail the rest."""
+        self._stop(self.config.exit_grace, "the interpreter is exiting")
+
+    def _new_process(self) -> None:
+        """Begin with no thread, no lock and no request of another process."""
+        self._engine = None
+        self._starting = threading.Lock()
+        self._lanes = {}
+        self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
+        self._ids = _request_ids()
+        self._next_id = self._ids.__next__
+
+    def _open_model(
+        self, model: str | Provider | Callable[[Request, int], Any], provider: Provider | None
+    ) -> tuple[Provider, str]:
+        if isinstance(model, str) and provider is None:
+            provider, name = create_provider(model, clock=self._clock)
+        elif isinstance(model, str) and provider is not None:
+            name = model
+        elif isinstance(model, Provider):
+            provider, name = model, "default"
+        elif callable(model):
+            from smartbatch.providers.callable import CallableProvider
+
+            provider, name = CallableProvider(model), getattr(model, "__name__", "callable")
+        else:
+            raise ConfigError(f"model must be a text, a provider or a callable, not {type(model).__name__}")
+        assert provider is not None
+        self._providers[f"{provider.name}:{name}"] = provider
+        return provider, name
+
+    def _lane(self, provider: Provider, model: str) -> Lane:
+        label = f"{provider.name}:{model}"
+        lane = self._lanes.get(label)
+        if lane is None:
+            lane = self._lanes[label] = self._build_lane(provider, model, label)
+            if len(self._lanes) == 1:
+                self._default_lane = lane
+        return lane
+
+    def _build_lane(self, provider: Provider, model: str, label: str) -> Lane:
+        config = self.config
+        rates = self._rates(provider, model)
+        shared = min(provider.capabilities.max_shared, config.max_batch_size)
+        return Lane(
+            provider=provider,
+            model=model,
+            label=label,
+            accumulator=BatchAccumulator(
+                Window(
+                    seconds=config.batch_window,
+                    max_size=1 if config.batching_strategy == "individual" else shared,
+                    min_size=config.min_batch_size,
+                    max_wait=config.max_wait,
+                )
+            ),
+            breaker=CircuitBreaker(
+                threshold=config.breaker_threshold,
+                pause=config.breaker_pause,
+                max_pause=config.breaker_max_pause,
+                probes=config.breaker_probes,
+            ),
+            retry_budget=RetryBudget(),
+            quota=shared_quota(provider.scope, model),
+            rates=rates,
+            calibration=Calibration(),
+            call=build_call(
+                provider,
+                model,
+                now=self._clock.now,
+                classifiers=self._classifiers,
+                middleware=self._middleware,
+            ),
+        )
+
+    def _rates(self, provider: Provider, model: str) -> RateCard | None:
+        if not provider.capabilities.priced:
+            return None
+        rates = self._prices.rates(provider.name, model, self._clock.wall())
+        if rates is None and self.config.budget is not None and not self.config.allow_unknown_price:
+            raise ConfigError(
+                f"a budget is set, but the price of {provider.name}:{model} is unknown, so it could not be "
+                f"kept: give a price under prices, or set allow_unknown_price"
+            )
+        return rates
+
+    def _fallback(self, lane: Lane) -> Lane | None:
+        """Return the lane of the fallback model; called under the monitor, so it must exist or be cheap."""
+        name = self.config.fallback_model
+        if name is None or lane.label == name or self._engine is None:
+            return None
+        known = self._lanes.get(name)
+        if known is None:
+            provider, model = create_provider(name, clock=self._clock)
+            provider.open(self.config.parallelism)
+            self._providers[name] = provider
+            known = self._lanes[name] = self._build_lane(provider, model, name)
+            self._attach(known, self._engine, self._clock.now())
+        return known
+
+    def _tell(self, event: Event) -> None:
+        """Tell all observers; whatever one of them raises is logged and hurts nobody."""
+        self.metrics(event)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception as error:
+                _quiet("observer_raised", event=event.name, error=type(error).__name__)
+
+    def _callback_raised(self, error: BaseException) -> None:
+        _quiet("callback_raised", error=type(error).__name__)
+
+
+def _quiet(what: str, **fields: str) -> None:
+    """Log a user's mistake, where logging was configured; the text of the error may hold an answer."""
+    if structlog.is_configured():
+        _log.warning(what, **fields)
+
+
+def _with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:
+    unknown = settings.keys() - fields_dict(BatchingConfig).keys()
+    if unknown:
+        return BatchingConfig.load(environ={}, **settings)  # raises, and suggests the nearest name
+    return evolve(config, **settings)
+
+
+def _generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
+    """Return checked generation parameters: ``params`` over ``defaults``."""
+    if not params:
+        return admission.admit_defaults(defaults)
+    return admission.admit_defaults(evolve(defaults, **params))
+
+
+def _request_ids() -> Iterator[str]:
+    """Yield ids that differ between clients and processes; cheap, since every request takes one."""
+    prefix = uuid.uuid4().hex[:8]
+    number = 0
+    while True:
+        number += 1
+        yield f"req-{prefix}-{number}"

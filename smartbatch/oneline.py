@@ -1,0 +1,55 @@
+"""The one-liner for scripts and notebooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sized
+from typing import Any
+
+from smartbatch.client import BatchingClient
+from smartbatch.lists import ResultList
+from smartbatch.models import Prompt
+from smartbatch.observe.progress import Mode, Progress, watched
+
+__all__ = ["generate"]
+
+
+def generate(
+    prompts: Iterable[Prompt], *, model: str, progress: bool | None = None, **params: Any
+) -> ResultList:
+    """Send every prompt, wait for every answer, and return the results in order.
+
+    Args:
+        prompts: texts, lists of chat messages, or :class:`~smartbatch.Request` objects.
+        model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
+        progress: True for a progress display, False for none; by default a bar where somebody watches:
+            on a terminal or in a notebook.
+        params: generation parameters (``system``, ``max_tokens``, …), settings of
+            :class:`~smartbatch.BatchingConfig` (``parallelism``, ``max_rpm``, ``budget``, …), and the other
+            arguments of :class:`~smartbatch.BatchingClient`.
+
+    Returns:
+        a list of :class:`~smartbatch.Result`; failed requests hold their ``.error``, in their place.
+
+    Raises:
+        InvalidRequest, ConfigError: before anything is sent.
+        AllRequestsFailed: when not one request was answered.
+    """
+    with BatchingClient(model, **params) as client:
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        with Progress(total, mode=_mode(progress)) as display:
+            client.observe(display)
+            began = client._clock.now()
+            results = ResultList()
+            for result in client.map(prompts):
+                results.append(result)
+                display.advance(result)
+            results.wall = client._clock.now() - began
+    results.raise_if_all_failed()
+    return results
+
+
+def _mode(progress: bool | None) -> Mode:
+    if progress is None:
+        progress = watched(sys.stderr)
+    return "auto" if progress else "quiet"

@@ -1,0 +1,151 @@
+"""What is decided under the monitor is carried out after it: settling futures, telling observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from smartbatch.errors import SmartbatchError
+from smartbatch.events import Event, RequestFinished
+from smartbatch.models import Answer, Result, Route, Usage, evolve
+from smartbatch.runtime.ticket import Claim, Ticket
+
+__all__ = ["Aftermath"]
+
+
+@define(eq=False)
+class Aftermath:
+    """A list of deeds for when no lock is held.
+
+    Attributes:
+        settlements: the claims to settle, with their results.
+        events: what to tell the observers.
+    """
+
+    settlements: list[tuple[Claim, Result]] = field(factory=list)
+    events: list[Event] = field(factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.settlements or self.events)
+
+    def answer(self, ticket: Ticket, claims: list[Claim], result: Result, now: float) -> None:
+        """Settle ``claims`` with the result of ``ticket``; those who joined share it at no cost."""
+        for claim in claims:
+            if claim is ticket.claims[0]:
+                self._settle(ticket, claim, result, now)
+            else:
+                self._settle(ticket, claim, shared(result, claim), now)
+
+    def fail(self, ticket: Ticket, claims: list[Claim], error: SmartbatchError, now: float) -> None:
+        """Settle ``claims`` with an error that names each request."""
+        for position, claim in enumerate(claims):
+            first = position == 0 and not claim.joined
+            own = error if first and error.request_id is None else for_request(error, claim.request_id)
+            own.request_id = claim.request_id
+            result = Result(
+                request_id=claim.request_id,
+                error=own,
+                usage=ticket.usage if first else Usage(),
+                cost=ticket.cost if first else 0.0,
+                attempts=ticket.attempts,
+                queued=max(0.0, now - claim.submitted),
+                model=ticket.lane.label,
+                context=claim.request.context,
+                deduplicated=claim.joined,
+            )
+            self._settle(ticket, claim, result, now)
+
+    def cancelled(self, ticket: Ticket, claim: Claim, now: float) -> None:
+        """Tell that a claim was cancelled before its call started."""
+        self.events.append(
+            RequestFinished(
+                at=now,
+                request_id=claim.request_id,
+                priority=claim.request.priority,
+                model=ticket.lane.label,
+                ok=False,
+                cancelled=True,
+                error=None,
+                attempts=ticket.attempts,
+                queued=now - claim.submitted,
+                seconds=now - claim.submitted,
+                usage=Usage(),
+                cost=0.0,
+                route=None,
+                deduplicated=claim.joined,
+            )
+        )
+
+    def perform(self, tell: Callable[[Event], None]) -> None:
+        """Do it all. No lock may be held."""
+        for claim, result in self.settlements:
+            claim.future.settle(result)
+            if claim.sink is not None:
+                claim.sink(result)
+        for event in self.events:
+            tell(event)
+
+    def _settle(self, ticket: Ticket, claim: Claim, result: Result, now: float) -> None:
+        self.settlements.append((claim, result))
+        error = result.error
+        self.events.append(
+            RequestFinished(
+                now,
+                claim.request_id,
+                claim.request.priority,
+                ticket.lane.label,
+                error is None,
+                False,
+                None if error is None else (error.kind.value if error.kind else type(error).__name__),
+                result.attempts,
+                result.queued,
+                now - claim.submitted,
+                result.usage,
+                result.cost,
+                result.route,
+                claim.joined,
+            )
+        )
+
+
+def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
+    """Return the result of the ticket's first claim."""
+    claim = ticket.claims[0] if ticket.claims else None
+    submitted = claim.submitted if claim else ticket.started
+    return Result(
+        request_id=ticket.request_id,
+        text=answer.text,
+        parsed=parsed,
+        usage=ticket.usage,
+        cost=ticket.cost,
+        latency=seconds,
+        queued=max(0.0, ticket.started - submitted),
+        attempts=ticket.attempts,
+        route=route,
+        finish_reason=answer.finish_reason,
+        model=ticket.lane.label,
+        provider_request_id=answer.provider_request_id,
+        context=claim.request.context if claim else None,
+    )
+
+
+def shared(result: Result, claim: Claim) -> Result:
+    """The same answer for somebody who joined: paid once, by the one who came first."""
+    return evolve(
+        result,
+        request_id=claim.request_id,
+        usage=Usage(),
+        cost=0.0,
+        context=claim.request.context,
+        deduplicated=True,
+    )
+
+
+def for_request(error: SmartbatchError, request_id: str) -> SmartbatchError:
+    """A copy of ``error`` that names another request, so that no two futures share one exception."""
+    function, arguments = error.__reduce__()[:2]
+    copy: SmartbatchError = function(*arguments)
+    copy.request_id = request_id
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,196 @@
+"""The collector: what may go now, and when to look again.
+
+Its decisions are made in :meth:`Collector.take_locked`, which workers ask for their next batch; its own
+thread only wakes for what no worker will notice: a first request, a window or pause that ends, a time-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import itemgetter
+
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.accumulator import Batch, BatchState
+from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
+from smartbatch.runtime.aftermath import Aftermath
+from smartbatch.runtime.gates import Demand, Ending, Gates, Permit
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.queue import RequestQueue
+from smartbatch.runtime.router import Flight, ResponseRouter
+from smartbatch.runtime.ticket import Ticket
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """Chooses the next batch among all lanes, most urgent head first, and fails what cannot go any more.
+
+    Args:
+        new_id: makes batch ids.
+        fallback: returns the lane that takes over while another one's breaker is open, or ``None``.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        config: BatchingConfig,
+        queue: RequestQueue,
+        gates: Gates,
+        router: ResponseRouter,
+        *,
+        new_id: Callable[[], str],
+        fallback: Callable[[Lane], Lane | None],
+    ) -> None:
+        self._clock = clock
+        self._config = config
+        self._queue = queue
+        self._gates = gates
+        self._router = router
+        self._new_id = new_id
+        self._fallback = fallback
+
+    def take_locked(self, now: float, aftermath: Aftermath) -> Flight | float:
+        """Return the next flight with its permit taken, or when to ask again."""
+        queue = self._queue
+        wake = math.inf
+        lanes = queue.lanes
+        if len(lanes) > 1:
+            lanes = [lane for _, _, lane in sorted(_by_head(lanes), key=itemgetter(0, 1))]
+        for lane in lanes:
+            if lane.later:
+                wake = min(wake, lane.promote(now))
+            while lane.waiting:
+                ready = lane.ready(now, flushed=queue.flushing)
+                if ready > now:
+                    wake = min(wake, ready)
+                    break
+                flight = self._try_locked(lane, now, aftermath)
+                if isinstance(flight, Flight):
+                    return flight
+                if flight > now:
+                    wake = min(wake, flight)
+                    break
+        return wake
+
+    def ready_calls_locked(self, now: float) -> int:
+        """About how many calls could start now; an overestimate only costs a worker a look."""
+        calls = 0
+        for lane in self._queue.lanes:
+            if lane.later:
+                lane.promote(now)
+            if lane.ready(now, flushed=self._queue.flushing) <= now:
+                calls += -(-lane.waiting // lane.accumulator.window.max_size)
+        return calls
+
+    def expire_locked(self, now: float, aftermath: Aftermath) -> float:
+        """Fail what has run out of its own time; return when the next one does."""
+        for ticket, claim in self._queue.expired_locked(now):
+            error = RequestTimeout(
+                f"the request's time-out ended after {now - claim.submitted:.3g} s and "
+                f"{ticket.attempts} finished calls; give it a longer timeout",
+                kind=ErrorKind.TIMEOUT,
+                request_id=claim.request_id,
+            )
+            aftermath.fail(ticket, [claim], error, now)
+        return self._queue.next_deadline_locked()
+
+    def _try_locked(self, lane: Lane, now: float, aftermath: Aftermath) -> Flight | float:
+        """Try to send the head of ``lane``; ``now`` means that something was cleared away: look again."""
+        head = lane.head()
+        if head is None:
+            return math.inf
+        if self._clear_away_locked(lane, head, now, aftermath):
+            return now
+        tickets = self._company_locked(lane, head)
+        demand = Demand(
+            tokens=float(sum(ticket.estimate for ticket in tickets)),
+            cost=sum(ticket.reserve for ticket in tickets),
+            first=head.attempts == 0,
+            retry=head.charged,
+        )
+        permit = self._gates.admit(lane, demand, now)
+        if lane.open_since is not None:
+            for change in lane.breaker.changes():
+                self._router.note_change(lane, change, now, aftermath)
+        if not isinstance(permit, Permit):
+            for ticket in tickets:
+                lane.unpop(ticket)
+            return self._patience_ends(lane, permit)
+        starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
+        if not starting:
+            self._gates.end(permit, Ending.DROPPED, now)
+            return now
+        batch: Batch[Ticket] = Batch(self._new_id(), min(ticket.due for ticket in starting))
+        batch.fill(starting, int(demand.tokens))
+        batch.move(BatchState.READY)
+        return Flight(batch, permit, now)
+
+    def _company_locked(self, lane: Lane, head: Ticket) -> list[Ticket]:
+        """Take out the head and, where calls are shared, who travels with it."""
+        lane.pop()
+        tickets = [head]
+        passed: list[Ticket] = []
+        while not head.alone and len(tickets) < lane.accumulator.window.max_size:
+            ticket = lane.pop()
+            if ticket is None:
+                break
+            fits = not ticket.alone and ticket.request.isolation_key == head.request.isolation_key
+            (tickets if fits else passed).append(ticket)
+        for ticket in passed:
+            lane.unpop(ticket)
+        return tickets
+
+    def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, aftermath: Aftermath) -> bool:
+        """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
+        if not self._gates.affordable(head.reserve):
+            budget = self._gates.budget
+            error = BudgetExceeded(
+                f"the request could cost up to {head.reserve:.6g} USD, and {budget.left:.6g} USD are left of "
+                f"the budget; nothing was sent. Raise the budget or lower max_tokens",
+            )
+            self._router.fail_locked(head, error, now, aftermath)
+            return True
+        stopped = lane.breaker.stopped(now)
+        if stopped is not None:
+            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, aftermath)
+            return True
+        if lane.open_since is None:
+            return False
+        if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
+            other = self._fallback(lane)
+            if other is not None and other is not lane:
+                lane.pop()
+                head.lane = other
+                other.put(head, head.due, now)
+                return True
+        too_long = now - lane.open_since > self._config.outage_patience
+        if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
+            reason = f"it has been failing for {now - lane.open_since:.3g} s and the circuit breaker is open"
+            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, aftermath)
+            return True
+        return False
+
+    def _patience_ends(self, lane: Lane, at: float) -> float:
+        if lane.open_since is None:
+            return at
+        return min(at, lane.open_since + self._config.outage_patience + 0.001)
+
+
+def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:
+    heads = []
+    for position, lane in enumerate(lanes):
+        head = lane.head()
+        heads.append((math.inf if head is None else head.key, position, lane))
+    return heads
+
+
+def _unavailable(lane: Lane, reason: str, cause: BaseException | None) -> ProviderUnavailable:
+    kind = getattr(cause, "kind", None) or ErrorKind.SERVER_ERROR
+    return ProviderUnavailable(
+        f"{lane.label} cannot be used now, so nothing was sent: {scrub(reason)}",
+        kind=kind,
+        status=getattr(cause, "status", None),
+        code=getattr(cause, "code", None),
+    )

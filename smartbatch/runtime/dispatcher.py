@@ -1,0 +1,253 @@
+"""The dispatcher: workers that carry batches to the provider and bring the verdicts back.
+
+A worker is a loop over one step: take a batch, make its call, route what came back, take the next. The thread
+pool is only ever asked for one more look, never handed a batch, so its own queue stays empty and priorities
+hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from smartbatch.calls.stack import CallSpec, Outcome
+from smartbatch.clock import Clock
+from smartbatch.core.accumulator import BatchState
+from smartbatch.errors import ClientClosed, ProviderError
+from smartbatch.events import CallFinished, CallStarted, Event
+from smartbatch.models import Answer, Usage
+from smartbatch.runtime.aftermath import Aftermath
+from smartbatch.runtime.collector import Collector
+from smartbatch.runtime.queue import RequestQueue
+from smartbatch.runtime.router import Flight, ResponseRouter, cost_of
+
+__all__ = ["BatchDispatcher"]
+
+
+class BatchDispatcher:
+    """A ``ThreadPoolExecutor`` of at most ``workers`` threads, and one thread that watches the time.
+
+    Args:
+        workers: most calls at once.
+        call_timeout: total seconds a call may take.
+        tell: tells an event to all observers; never raises.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        queue: RequestQueue,
+        collector: Collector,
+        router: ResponseRouter,
+        *,
+        workers: int,
+        call_timeout: float,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._clock = clock
+        self._queue = queue
+        self._monitor = queue.monitor
+        self._collector = collector
+        self._router = router
+        self._workers = workers
+        self._call_timeout = call_timeout
+        self._tell = tell
+        self._busy = 0
+        self._wakes_at = -math.inf
+        self._stopping = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the collector's thread; workers start when there is work."""
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
+        self._thread = threading.Thread(target=self._watch, name="smartbatch-collector", daemon=True)
+        self._clock.spawned()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the collector's thread and the idle workers. Workers in a call end when it returns."""
+        with self._monitor:
+            self._stopping = True
+            self._monitor.notify_all()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def wake_locked(self) -> None:
+        """Have the collector look, if a worker's look will not do."""
+        if self._busy < self._workers:
+            self._wakes_at = -math.inf
+            self._monitor.notify()
+
+    def wake(self) -> None:
+        """Have the collector look: something changed outside this client."""
+        with self._monitor:
+            self.wake_locked()
+
+    def wake_before_locked(self, at: float) -> None:
+        """Have the collector look at ``at`` at the latest."""
+        if at < self._wakes_at:
+            self._monitor.notify()
+
+    def _watch(self) -> None:
+        self._clock.began()
+        try:
+            while True:
+                aftermath = Aftermath()
+                with self._monitor:
+                    if self._stopping:
+                        return
+                    wake = self._step_locked(aftermath)
+                    if not aftermath:
+                        self._wakes_at = wake
+                        timeout = None if wake == math.inf else wake - self._clock.now()
+                        if timeout is None or timeout > 0:
+                            self._monitor.wait(timeout)
+                        self._wakes_at = -math.inf
+                aftermath.perform(self._tell)
+        finally:
+            self._clock.ended()
+
+    def _step_locked(self, aftermath: Aftermath) -> float:
+        """Expire what is late, start workers for what is ready; return when to look again."""
+        now = self._clock.now()
+        deadline = self._collector.expire_locked(now, aftermath)
+        wake = math.inf
+        free = self._workers - self._busy
+        if free > 0:
+            found = self._collector.take_locked(now, aftermath)
+            if isinstance(found, Flight):
+                ready = 1 + min(self._collector.ready_calls_locked(now), free - 1)
+                self._spawn_locked(found, ready, aftermath)
+            else:
+                wake = found
+        return min(wake, deadline)
+
+    def _spawn_locked(self, flight: Flight, workers: int, aftermath: Aftermath) -> None:
+        """Start a worker with ``flight`` and further ones that look for themselves.
+
+        Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
+        never returns cannot keep the interpreter from exiting.
+        """
+        assert self._pool is not None
+        handed: Flight | None = flight
+        for _ in range(workers):
+            self._busy += 1
+            self._clock.spawned()
+            try:
+                self._pool.submit(self._work, handed)
+            except RuntimeError as refusal:
+                self._busy -= 1
+                self._clock.unspawned()
+                if handed is not None:
+                    # The system's limit is reached, or the interpreter is exiting.
+                    closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
+                    self._router.drop_locked(handed, closed, self._clock.now(), aftermath)
+                break
+            handed = None
+        _leave_exit_alone(self._pool)
+
+    def _work(self, flight: Flight | None) -> None:
+        self._clock.began()
+        aftermath = Aftermath()
+        try:
+            if flight is None:
+                with self._monitor:
+                    flight = self._next_locked(aftermath)
+                aftermath.perform(self._tell)
+            while flight is not None:
+                aftermath = Aftermath()
+                flight = self._carry(flight, aftermath)
+                aftermath.perform(self._tell)
+        finally:
+            self._clock.ended()
+
+    def _carry(self, flight: Flight, aftermath: Aftermath) -> Flight | None:
+        """Make the call of ``flight``, route it, and return the next flight."""
+        lane = flight.permit.lane
+        outcomes = self._call(flight)
+        now = self._clock.now()
+        results = self._router.prepare(flight, outcomes, now)
+        with self._monitor:
+            self._router.route_locked(flight, outcomes, results, now, aftermath)
+            following = self._next_locked(aftermath)
+        lane.quota.wake_others(self._queue)
+        return following
+
+    def _next_locked(self, aftermath: Aftermath) -> Flight | None:
+        """Take the next batch, or let this worker go; the collector is told when to look."""
+        if not self._stopping:
+            found = self._collector.take_locked(self._clock.now(), aftermath)
+            if isinstance(found, Flight):
+                return found
+            if found < self._wakes_at:
+                self._monitor.notify()
+        self._busy -= 1
+        return None
+
+    def _call(self, flight: Flight) -> list[Outcome]:
+        batch, lane = flight.batch, flight.permit.lane
+        batch.move(BatchState.SENDING)
+        now = flight.started = self._clock.now()
+        deadline = now + self._call_timeout
+        for ticket in batch.items:
+            limit = ticket.deadline
+            if limit is not None:
+                deadline = min(deadline, limit)
+        spec = CallSpec(
+            batch.id,
+            tuple(ticket.request for ticket in batch.items),
+            lane.label,
+            batch.items[0].attempts,
+            deadline,
+        )
+        size = len(batch)
+        self._tell(CallStarted(now, batch.id, lane.label, size, spec.attempt, self._busy, now - batch.opened))
+        batch.move(BatchState.AWAITING_RESPONSE)
+        outcomes = list(lane.call(spec))
+        self._tell(self._finished(flight, outcomes))
+        return outcomes
+
+    def _finished(self, flight: Flight, outcomes: list[Outcome]) -> CallFinished:
+        now = self._clock.now()
+        usage: Usage | None = None
+        cost: float | None = 0.0
+        error: ProviderError | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, ProviderError):
+                error = outcome
+            if outcome is not None and outcome.usage is not None:
+                usage = outcome.usage if usage is None else usage + outcome.usage
+            cost = _plus(cost, cost_of(flight.permit.lane, outcome))
+        if any(isinstance(outcome, Answer) for outcome in outcomes):
+            error = None
+        return CallFinished(
+            now,
+            flight.batch.id,
+            flight.permit.lane.label,
+            len(flight.batch),
+            now - flight.started,
+            usage or Usage(),
+            cost,
+            None if error is None else error.kind.value,
+            error is not None and error.maybe_billed,
+        )
+
+
+def _plus(total: float | None, cost: float | None) -> float | None:
+    return None if total is None or cost is None else total + cost
+
+
+def _leave_exit_alone(pool: ThreadPoolExecutor) -> None:
+    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up.
+
+    ``concurrent.futures`` joins every pool thread it has booked before ``atexit`` handlers run; the client's
+    own exit handler gives pending work its grace instead.
+    """
+    booked = getattr(concurrent.futures.thread, "_threads_queues", None)
+    if booked is not None:
+        for thread in list(pool._threads):
+            booked.pop(thread, None)

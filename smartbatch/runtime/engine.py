@@ -1,0 +1,212 @@
+"""One running client: queue, gates, collector, router and dispatcher, wired together.
+
+A client builds an engine when it starts and drops it when it stops or finds itself in a forked child; so an
+engine never has to be reset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.budget import Budget
+from smartbatch.core.retry import RetryPolicy
+from smartbatch.errors import ClientClosed, SmartbatchError, WrongProcess
+from smartbatch.events import Event, RequestSubmitted
+from smartbatch.models import Request, Result
+from smartbatch.runtime.aftermath import Aftermath
+from smartbatch.runtime.callbacks import CallbackThread
+from smartbatch.runtime.collector import Collector
+from smartbatch.runtime.dispatcher import BatchDispatcher
+from smartbatch.runtime.gates import Gates
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.queue import Books, RequestQueue
+from smartbatch.runtime.router import PostProcess, ResponseRouter
+from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """The threads of one client, from its start to its stop.
+
+    Args:
+        config: checked settings.
+        clock: time and waiting.
+        budget: the client's money, which outlives a stop.
+        rng: dice for jitter.
+        tell: tells an event to all observers; never raises.
+        report: told what a user's callback raised.
+        fallback: see :class:`~smartbatch.runtime.collector.Collector`.
+        post_process: see :class:`~smartbatch.runtime.router.ResponseRouter`.
+    """
+
+    def __init__(
+        self,
+        config: BatchingConfig,
+        *,
+        clock: Clock,
+        budget: Budget,
+        rng: random.Random,
+        tell: Callable[[Event], None],
+        report: Callable[[BaseException], None],
+        fallback: Callable[[Lane], Lane | None],
+        post_process: PostProcess | None,
+    ) -> None:
+        self._clock = clock
+        self._tell = tell
+        self.queue = RequestQueue(
+            clock,
+            capacity=config.queue_capacity,
+            urgent_reserve=config.urgent_reserve,
+            block=config.queue_full == "block",
+            patience=config.queue_timeout,
+        )
+        self.gates = Gates(budget, config.call_timeout, rng)
+        self.callbacks = CallbackThread(clock, report)
+        policy = RetryPolicy(
+            retries=config.retries,
+            initial=config.retry_initial,
+            multiplier=config.retry_multiplier,
+            max_delay=config.retry_max_delay,
+        )
+        self.router = ResponseRouter(
+            self.queue,
+            self.gates,
+            policy,
+            patience=config.outage_patience,
+            post_process=post_process,
+            rng=rng,
+        )
+        batch_ids = itertools.count(1)
+        self.collector = Collector(
+            clock,
+            config,
+            self.queue,
+            self.gates,
+            self.router,
+            new_id=lambda: f"batch-{next(batch_ids)}",
+            fallback=fallback,
+        )
+        self.dispatcher = BatchDispatcher(
+            clock,
+            self.queue,
+            self.collector,
+            self.router,
+            workers=config.parallelism,
+            call_timeout=config.call_timeout,
+            tell=tell,
+        )
+        self.dispatcher.start()
+
+    def submit(
+        self,
+        request: Request,
+        request_id: str,
+        lane: Lane,
+        *,
+        fingerprint: bytes | None,
+        tokens: tuple[int, int],
+        reserve: float,
+        sink: Callable[[Result], None] | None = None,
+    ) -> ResultFuture:
+        """Put a checked request into the queue and return its future.
+
+        Args:
+            fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
+            tokens: estimated input tokens, and input and output together.
+            reserve: most it can cost, USD.
+            sink: gets the result as well, before anybody who waits for the future runs on.
+
+        Raises:
+            QueueFull: see :class:`~smartbatch.runtime.queue.RequestQueue`.
+            ClientClosed: the client was stopped meanwhile.
+        """
+        now = self._clock.now()
+        deadline = None if request.timeout is None else now + request.timeout
+        future = ResultFuture(self.callbacks.run_later, self._cancelled)
+        claim = Claim(request, request_id, future, now, deadline, sink)
+        ticket = Ticket(request, lane, claim, fingerprint)
+        ticket.input_estimate, ticket.estimate = tokens
+        ticket.reserve = reserve
+        future.claim = claim
+        with self.queue.monitor:
+            joined = self.queue.admit_locked(ticket, now)
+            if not joined or claim.deadline is not None:
+                self.dispatcher.wake_locked()
+            if claim.deadline is not None:
+                self.dispatcher.wake_before_locked(claim.deadline)
+        self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
+        return future
+
+    def books(self) -> Books:
+        """Return a copy of the books, taken at one moment."""
+        with self.queue.monitor:
+            books = self.queue.books
+            return Books(
+                books.submitted,
+                books.waiting,
+                books.in_flight,
+                books.succeeded,
+                books.failed,
+                books.cancelled,
+            )
+
+    def flush(self) -> None:
+        """Send what waits in windows at once."""
+        with self.queue.monitor:
+            self.queue.flushing = True
+            self.dispatcher.wake_locked()
+
+    def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
+        """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
+
+        Args:
+            reason: ends up in the errors of the rest.
+            release: ends the calls under way, once the time is over.
+        """
+        with self.queue.monitor:
+            if self.queue.closed is None:
+                self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
+            self.queue.room.notify_all()
+        self.flush()
+        failed = 0
+        if not self.queue.wait_idle(timeout):
+            failed = self._fail_the_rest(ClientClosed(f"{reason} before the request was answered"))
+            release()
+        self.dispatcher.stop()
+        self.callbacks.drain(timeout)
+        return failed
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for ticket in list(self.queue.live):
+            for claim in list(ticket.claims):
+                claim.future.abandon(error)
+
+    def cancel_waiting(self, futures: Sequence[ResultFuture]) -> int:
+        """Cancel those of ``futures`` whose calls have not started; return how many."""
+        return sum(future.cancel() for future in futures)
+
+    def _cancelled(self, future: ResultFuture) -> None:
+        claim = future.claim
+        if claim is None:
+            return
+        aftermath = Aftermath()
+        with self.queue.monitor:
+            ticket = claim.ticket
+            if ticket is not None and self.queue.cancelled_locked(ticket, claim):
+                aftermath.cancelled(ticket, claim, self._clock.now())
+        aftermath.perform(self._tell)
+
+    def _fail_the_rest(self, error: SmartbatchError) -> int:
+        aftermath = Aftermath()
+        with self.queue.monitor:
+            now = self._clock.now()
+            for ticket in list(self.queue.live):
+                self.router.fail_locked(ticket, error, now, aftermath)
+        aftermath.perform(self._tell)
+        return len(aftermath.settlements)

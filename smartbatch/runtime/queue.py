@@ -1,0 +1,278 @@
+"""The bounded queue: room for tickets, who waits for room, and the books that must always balance."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+
+from attrs import define
+
+from smartbatch.clock import Clock, Monitor
+from smartbatch.errors import ClientClosed, QueueFull
+from smartbatch.models import Priority
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.ticket import Claim, Ticket, TicketState, latest_start
+
+__all__ = ["Books", "RequestQueue"]
+
+_sequence = itertools.count(1)
+
+
+@define
+class Books:
+    """Requests by where they are.
+
+    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` at every step.
+    """
+
+    submitted: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def balanced(self) -> bool:
+        """Whether nothing is lost and nothing counted twice."""
+        ended = self.succeeded + self.failed + self.cancelled
+        return self.submitted == self.waiting + self.in_flight + ended
+
+    def start(self, claims: int) -> None:
+        self.waiting -= claims
+        self.in_flight += claims
+
+    def back(self, claims: int) -> None:
+        self.in_flight -= claims
+        self.waiting += claims
+
+
+class RequestQueue:
+    """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
+
+    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room` and :attr:`idle` are
+    further waiting rooms on the same lock.
+
+    Args:
+        clock: time and waiting.
+        capacity: most requests that wait at once.
+        urgent_reserve: extra room, as a share of the capacity, for URGENT and HIGH requests only, so that a
+            queue full of background work never blocks them.
+        block: whether a full queue makes the caller wait, or raises at once.
+        patience: longest wait for room, seconds; ``None`` waits for ever.
+    """
+
+    def __init__(
+        self, clock: Clock, *, capacity: int, urgent_reserve: float, block: bool, patience: float | None
+    ) -> None:
+        self.clock = clock
+        self.capacity = capacity
+        self.reserve = max(1, round(capacity * urgent_reserve))
+        self.block = block
+        self.patience = patience
+        self.monitor: Monitor = clock.monitor()
+        self.room: Monitor = clock.monitor(self.monitor.lock)
+        self.idle: Monitor = clock.monitor(self.monitor.lock)
+        self.books = Books()
+        self.lanes: list[Lane] = []
+        self.live: dict[Ticket, None] = {}
+        self.flushing = False
+        self.closed: ClientClosed | None = None
+        self._identical: dict[bytes, Ticket] = {}
+        self._deadlines: list[tuple[float, int, Ticket, Claim]] = []
+        self._blocked = 0
+
+    def admit_locked(self, ticket: Ticket, now: float) -> bool:
+        """Take ``ticket`` in, or let its claim join an identical one; True when it joined.
+
+        Raises:
+            QueueFull: there is no room, and waiting is not configured or took too long.
+            ClientClosed: the client was stopped.
+        """
+        claim = ticket.claims[0]
+        if self.closed is not None:
+            raise _again(self.closed, claim.request_id)
+        if ticket.fingerprint is not None:
+            leader = self._identical.get(ticket.fingerprint)
+            if leader is not None and leader.state is not TicketState.DONE:
+                self._join_locked(leader, claim, now)
+                return True
+        self._make_room_locked(claim)
+        if ticket.fingerprint is not None:
+            self._identical[ticket.fingerprint] = ticket
+        self.live[ticket] = None
+        self.books.submitted += 1
+        self.books.waiting += 1
+        self._watch_deadline_locked(ticket, claim)
+        ticket.lane.put(ticket, ticket.due, now)
+        return False
+
+    def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
+        """Let a ticket that was in flight wait once more, from ``due`` on. It needs no room: it had some."""
+        self.books.back(len(ticket.claims))
+        ticket.lane.put(ticket, due, now)
+
+    def start_locked(self, ticket: Ticket, now: float) -> bool:
+        """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
+        for claim in list(ticket.claims):
+            if not claim.running and not claim.future.set_running_or_notify_cancel():
+                self._drop_claim_locked(ticket, claim)
+            claim.running = True
+        if not ticket.claims:
+            self._forget_locked(ticket)
+            return False
+        self.books.start(len(ticket.claims))
+        ticket.state = TicketState.IN_FLIGHT
+        ticket.started = now
+        if self._blocked:
+            self.room.notify(len(ticket.claims))
+        return True
+
+    def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Claim]:
+        """End ``ticket``, in flight or waiting; returns whom to tell once the monitor is free."""
+        claims = ticket.claims
+        if ticket.state is TicketState.IN_FLIGHT:
+            self.books.in_flight -= len(claims)
+        else:
+            ticket.lane.remove(ticket)
+            self.books.waiting -= len(claims)
+            claims = [claim for claim in claims if _may_settle(claim)]
+            self.books.cancelled += len(ticket.claims) - len(claims)
+            if self._blocked:
+                self.room.notify(len(claims))
+        if ok:
+            self.books.succeeded += len(claims)
+        else:
+            self.books.failed += len(claims)
+        self._forget_locked(ticket)
+        return claims
+
+    def cancelled_locked(self, ticket: Ticket, claim: Claim) -> bool:
+        """Strike a claim whose future was cancelled; False when it was struck before."""
+        if claim.running or claim not in ticket.claims:
+            return False
+        claim.running = True
+        claim.future.set_running_or_notify_cancel()
+        self._drop_claim_locked(ticket, claim)
+        if not ticket.claims:
+            ticket.lane.remove(ticket)
+            self._forget_locked(ticket)
+        if self._blocked:
+            self.room.notify()
+        return True
+
+    def expired_locked(self, now: float) -> list[tuple[Ticket, Claim]]:
+        """Take out the claims whose own time-out is over; the caller fails them."""
+        late: list[tuple[Ticket, Claim]] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, ticket, claim = heapq.heappop(self._deadlines)
+            if ticket.state is TicketState.DONE or claim not in ticket.claims:
+                continue
+            waiting = ticket.state is TicketState.WAITING
+            ticket.claims.remove(claim)
+            if waiting:
+                self.books.waiting -= 1
+            else:
+                self.books.in_flight -= 1
+            if waiting and not _may_settle(claim):
+                self.books.cancelled += 1
+            else:
+                self.books.failed += 1
+                late.append((ticket, claim))
+            if not ticket.claims:
+                if waiting:
+                    ticket.lane.remove(ticket)
+                self._forget_locked(ticket)
+        return late
+
+    def next_deadline_locked(self) -> float:
+        """When the next claim runs out of time."""
+        while self._deadlines and self._deadlines[0][2].state is TicketState.DONE:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until all tickets have ended; False when ``timeout`` seconds were not enough."""
+        deadline = None if timeout is None else self.clock.now() + timeout
+        with self.idle:
+            while self.live:
+                remaining = None if deadline is None else deadline - self.clock.now()
+                if remaining is not None and remaining <= 0:
+                    return False
+                self.idle.wait(remaining)
+            return True
+
+    def _make_room_locked(self, claim: Claim) -> None:
+        limit = self.capacity + (self.reserve if claim.request.priority >= Priority.HIGH else 0)
+        if self.books.waiting < limit:
+            return
+        if not self.block:
+            raise QueueFull(
+                f"the queue is full ({self.books.waiting} of {self.capacity} requests wait); try later, "
+                f"raise queue_capacity, or set queue_full to 'block'",
+                request_id=claim.request_id,
+            )
+        give_up = math.inf if self.patience is None else self.clock.now() + self.patience
+        self._blocked += 1
+        try:
+            while self.books.waiting >= limit:
+                remaining = give_up - self.clock.now()
+                if remaining <= 0:
+                    raise QueueFull(
+                        f"the queue stayed full for {self.patience} s (queue_timeout)",
+                        request_id=claim.request_id,
+                    )
+                self.room.wait(None if remaining == math.inf else remaining)
+                if self.closed is not None:
+                    raise _again(self.closed, claim.request_id)
+        finally:
+            self._blocked -= 1
+
+    def _join_locked(self, leader: Ticket, claim: Claim, now: float) -> None:
+        claim.joined = True
+        claim.ticket = leader
+        leader.claims.append(claim)
+        self.books.submitted += 1
+        self._watch_deadline_locked(leader, claim)
+        if leader.state is TicketState.IN_FLIGHT:
+            self.books.in_flight += 1
+            claim.future.set_running_or_notify_cancel()
+            claim.running = True
+            return
+        self.books.waiting += 1
+        key = latest_start(claim.submitted, claim.request.priority, claim.deadline)
+        if key < leader.key and not leader.paused:
+            # The more urgent of two askers decides; the old entry in the heap is passed over.
+            leader.lane.remove(leader)
+            leader.key = key
+            leader.lane.put(leader, leader.due, now)
+
+    def _watch_deadline_locked(self, ticket: Ticket, claim: Claim) -> None:
+        if claim.deadline is not None:
+            heapq.heappush(self._deadlines, (claim.deadline, next(_sequence), ticket, claim))
+
+    def _drop_claim_locked(self, ticket: Ticket, claim: Claim) -> None:
+        ticket.claims.remove(claim)
+        self.books.waiting -= 1
+        self.books.cancelled += 1
+
+    def _forget_locked(self, ticket: Ticket) -> None:
+        ticket.state = TicketState.DONE
+        self.live.pop(ticket, None)
+        if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
+            del self._identical[ticket.fingerprint]
+        if not self.live:
+            self.idle.notify_all()
+
+
+def _may_settle(claim: Claim) -> bool:
+    """Move a waiting claim's future to running, so that it can be settled; False when it was cancelled."""
+    if not claim.running:
+        claim.running = True
+        return claim.future.set_running_or_notify_cancel()
+    return True
+
+
+def _again(closed: ClientClosed, request_id: str) -> ClientClosed:
+    """The same refusal, for another request."""
+    return ClientClosed(closed.message, request_id=request_id)

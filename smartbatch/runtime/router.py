@@ -1,0 +1,312 @@
+"""From answers to verdicts: done; again at a time; again alone; by another model; failed.
+
+The router loops over the questions, never over the answers: what has no answer goes again, alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+
+from attrs import define
+
+from smartbatch.calls.stack import Outcome
+from smartbatch.core.accumulator import Batch, BatchState
+from smartbatch.core.breaker import BreakerState, Transition
+from smartbatch.core.ratelimit import Cooldown
+from smartbatch.core.retry import RetryPolicy, decide
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
+from smartbatch.events import BreakerChanged, CooldownStarted, RetryScheduled
+from smartbatch.models import Answer, Result, Route, Usage
+from smartbatch.runtime.aftermath import Aftermath, answered
+from smartbatch.runtime.gates import Change, Ending, Gates, Permit
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.queue import RequestQueue
+from smartbatch.runtime.ticket import Ticket, TicketState, latest_start
+
+__all__ = ["Flight", "PostProcess", "ResponseRouter"]
+
+PostProcess = Callable[[Result], "Result | None"]
+
+UNAVAILABLE = frozenset({502, 503, 504, 529})
+"""HTTP statuses that speak of the provider's state and not of the request."""
+
+HEALTH_FAILURES = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
+PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
+STOP_SECONDS = 30.0
+"""How long nothing is sent after an error that waiting cannot heal; then one request may try."""
+
+
+@define(eq=False)
+class Flight:
+    """A batch on its way, from take-off to verdicts. Owned by one worker."""
+
+    batch: Batch[Ticket]
+    permit: Permit
+    started: float
+
+
+class ResponseRouter:
+    """Turns the outcomes of a call into verdicts for its tickets."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        gates: Gates,
+        policy: RetryPolicy,
+        *,
+        patience: float,
+        post_process: PostProcess | None,
+        rng: random.Random,
+    ) -> None:
+        self._queue = queue
+        self._gates = gates
+        self._policy = policy
+        self._patience = patience
+        self._post_process = post_process
+        self._rng = rng
+
+    def prepare(self, flight: Flight, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
+        """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
+        size = len(flight.batch)
+        seconds = now - flight.started
+        route = Route.SHARED if size > 1 else Route.INDIVIDUAL
+        results: list[Result | None] = []
+        for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+            ticket.attempts += 1
+            _account(ticket, outcome)
+            if not isinstance(outcome, Answer):
+                results.append(None)
+                continue
+            parsed = outcome.value if outcome.value is not None else _parsed(ticket, outcome)
+            result = answered(ticket, outcome, seconds=seconds, parsed=parsed, route=route)
+            results.append(result if self._post_process is None else self._processed(result))
+        return results
+
+    def route_locked(
+        self,
+        flight: Flight,
+        outcomes: Sequence[Outcome],
+        results: Sequence[Result | None],
+        now: float,
+        aftermath: Aftermath,
+    ) -> None:
+        """Give every ticket of ``flight`` its verdict. The monitor is held."""
+        batch = flight.batch
+        batch.move(BatchState.PROCESSING_RESPONSE)
+        lane = flight.permit.lane
+        self._end_permit(flight, outcomes, now, aftermath)
+        for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
+            if ticket.state is TicketState.DONE:
+                continue  # everybody's own time-out ended during the call
+            if result is not None and result.error is None:
+                claims = self._queue.end_locked(ticket, ok=True)
+                aftermath.answer(ticket, claims, result, now)
+            elif result is not None:
+                assert result.error is not None
+                self.fail_locked(ticket, result.error, now, aftermath)
+            else:
+                self._again_or_fail(lane, ticket, outcome, now, aftermath)
+        answers = any(isinstance(outcome, Answer) for outcome in outcomes)
+        batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
+
+    def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+        """End a flight that never took off."""
+        self._gates.end(flight.permit, Ending.DROPPED, now)
+        flight.batch.move(BatchState.FAILED)
+        for ticket in flight.batch.items:
+            self.fail_locked(ticket, error, now, aftermath)
+
+    def fail_locked(self, ticket: Ticket, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+        """End ``ticket`` with ``error``."""
+        claims = self._queue.end_locked(ticket, ok=False)
+        aftermath.fail(ticket, claims, error, now)
+
+    def _again_or_fail(
+        self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, aftermath: Aftermath
+    ) -> None:
+        assert not isinstance(outcome, Answer)
+        if outcome is None:
+            outcome = ProviderError(
+                "the shared answer does not contain this request", kind=ErrorKind.INVALID_RESPONSE
+            )
+            if not ticket.alone:
+                ticket.alone = True
+                self._reschedule(ticket, outcome, 0.0, True, now, aftermath)
+                return
+        outage = self._is_outage(lane, outcome)
+        retry = decide(
+            self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
+        )
+        too_long = outage and lane.open_since is not None and now - lane.open_since > self._patience
+        if retry is None or too_long or self._queue.closed is not None:
+            self.fail_locked(ticket, outcome, now, aftermath)
+            if outcome.kind is ErrorKind.NETWORK_ERROR and not lane.answered:
+                # It never answered anybody: that is an address, not an outage. Do not make the others wait.
+                self._stop(lane, outcome, now, aftermath)
+            return
+        if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
+            ticket.alone = ticket.lane.shares and ticket.tally.counted > 1
+        if outage:
+            # Behind the others, so that the next probe is another request: one that always fails
+            # must not keep the breaker open for everybody.
+            ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
+        self._reschedule(ticket, outcome, retry.delay, retry.counted, now, aftermath)
+
+    def _reschedule(
+        self,
+        ticket: Ticket,
+        error: ProviderError,
+        delay: float,
+        counted: bool,
+        now: float,
+        aftermath: Aftermath,
+    ) -> None:
+        ticket.last_error = error
+        ticket.charged = counted
+        self._queue.again_locked(ticket, now + delay, now)
+        aftermath.events.append(
+            RetryScheduled(
+                now,
+                ticket.request_id,
+                ticket.lane.label,
+                error.kind.value,
+                ticket.attempts,
+                delay,
+                counted,
+                error.maybe_billed,
+            )
+        )
+
+    def _is_outage(self, lane: Lane, error: ProviderError) -> bool:
+        """Whether the failure is the provider's state, known to the breaker, and not the request's."""
+        if lane.breaker.state is BreakerState.CLOSED:
+            return False
+        if error.kind is ErrorKind.NETWORK_ERROR:
+            return lane.answered and not error.maybe_billed
+        return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
+
+    def _end_permit(
+        self, flight: Flight, outcomes: Sequence[Outcome], now: float, aftermath: Aftermath
+    ) -> None:
+        lane = flight.permit.lane
+        ending, worst = _ending(outcomes)
+        if not isinstance(worst, ProviderError) or worst.status is not None:
+            lane.answered = True
+        usage = _sum_usage(outcomes)
+        cost = sum(cost_of(lane, outcome) or 0.0 for outcome in outcomes)
+        known = usage is not None
+        changes = self._gates.end(
+            flight.permit,
+            ending,
+            now,
+            tokens=usage.total_tokens if usage is not None else None,
+            cost=cost if known or ending is Ending.SUCCESS else None,
+            retry_after=worst.retry_after if worst is not None else None,
+        )
+        if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
+            self._stop(lane, worst, now, aftermath)
+        if known and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
+            for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+                if isinstance(outcome, Answer) and outcome.usage is not None:
+                    lane.calibration.observe(ticket.input_estimate, outcome.usage)
+        for change in changes:
+            self.note_change(lane, change, now, aftermath)
+
+    def _stop(self, lane: Lane, error: ProviderError, now: float, aftermath: Aftermath) -> None:
+        """Send nothing more for a while: the next request would only meet the same error."""
+        transition = lane.breaker.stop(error, now, now + STOP_SECONDS)
+        if transition is not None:
+            self.note_change(lane, transition, now, aftermath)
+
+    def note_change(self, lane: Lane, change: Change, now: float, aftermath: Aftermath) -> None:
+        """Book a change of the breaker or a new cooldown, and tell about it."""
+        if isinstance(change, Cooldown):
+            if change.seconds > 0:
+                aftermath.events.append(
+                    CooldownStarted(now, lane.provider.scope, lane.label, change.seconds, change.consecutive)
+                )
+            return
+        assert isinstance(change, Transition)
+        if change.after is BreakerState.CLOSED:
+            lane.open_since = None
+        elif lane.open_since is None:
+            lane.open_since = now
+        aftermath.events.append(
+            BreakerChanged(
+                now,
+                lane.label,
+                change.before.value,
+                change.after.value,
+                change.reason,
+                max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
+            )
+        )
+
+    def _processed(self, result: Result) -> Result:
+        assert self._post_process is not None
+        try:
+            return self._post_process(result) or result
+        except BaseException as error:
+            failure = SmartbatchError(
+                f"post_process raised {type(error).__name__}; the answer was paid for",
+                kind=ErrorKind.UNKNOWN,
+                request_id=result.request_id,
+            )
+            failure.__cause__ = error
+            from smartbatch.models import evolve
+
+            return evolve(result, error=failure)
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
+    """Return how the call as a whole ended, and the error that says so."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
+    if len(errors) < len(outcomes):
+        return Ending.SUCCESS, None
+    first = errors[0]
+    if first.kind is ErrorKind.RATE_LIMIT:
+        return Ending.REFUSED, first
+    return (Ending.FAILURE if first.kind in HEALTH_FAILURES else Ending.IGNORED), first
+
+
+def _account(ticket: Ticket, outcome: Outcome) -> None:
+    """Add what the call used to the ticket's bill, failed attempts included."""
+    usage = outcome.usage if outcome is not None else None
+    if usage is not None:
+        ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
+    cost = cost_of(ticket.lane, outcome)
+    ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
+
+
+def cost_of(lane: Lane, outcome: Outcome) -> float | None:
+    """Return the USD a call cost; ``None`` when the price is unknown."""
+    if isinstance(outcome, Answer) and outcome.cost is not None:
+        return outcome.cost
+    if outcome is None or outcome.usage is None or not lane.provider.capabilities.priced:
+        return 0.0
+    return None if lane.rates is None else lane.rates.cost(outcome.usage)
+
+
+def _sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
+    total: Usage | None = None
+    for outcome in outcomes:
+        if outcome is not None and outcome.usage is not None:
+            total = outcome.usage if total is None else total + outcome.usage
+    return total
+
+
+def _parsed(ticket: Ticket, answer: Answer) -> object:
+    """Decode the answer when JSON was asked for; ``None`` when it is not JSON."""
+    params = ticket.request.params
+    if (params.schema is None and params.response_format is None) or not answer.text:
+        return None
+    try:
+        return json.loads(answer.text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_own_call(batch: Batch[Ticket]) -> bool:
+    return batch.items[0].request.call is not None
