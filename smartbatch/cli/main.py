@@ -1,0 +1,133 @@
+"""The command ``smartbatch``: arguments only; each subcommand imports its work when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from smartbatch._version import __version__
+
+__all__ = ["build_parser", "main"]
+
+_RUN_HELP = """\
+Ask a model every row of INPUT and write one JSON line a row.
+
+INPUT is .txt (a prompt a line), .jsonl or .csv, each may end in .gz; - is standard input.
+The prompt of a row is --template with {field} placeholders, or the field --prompt-field; without both: the
+line of a text, the field "prompt", else "messages" (a chat), else the only text field.
+
+Give -o and the same line again resumes: rows already answered are neither asked nor paid again, failed ones
+are tried again. Without -o the results go to standard output, in the order of the input.
+"""
+_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage or input, 130 interrupted"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: the arguments after the program's name; the process's own when ``None``.
+    """
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 2
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return _dispatch(args)
+    except KeyboardInterrupt:
+        print("smartbatch: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(args: argparse.Namespace) -> int:
+    if args.command == "emulator":
+        from smartbatch.cli import emulator
+
+        return emulator.run(args)
+    from smartbatch.cli import run
+
+    return run.run(args)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="smartbatch", description="Many LLM requests in, every answer out.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_run(subparsers)
+    from smartbatch.cli import emulator
+
+    emulator.add_parser(subparsers)
+    return parser
+
+
+def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="ask a model every row of a file",
+        description=_RUN_HELP,
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_input(parser)
+    _add_generation(parser)
+    _add_limits(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--output", metavar="OUT.jsonl", help="where the results go; resumes when there"
+    )
+    output.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
+    output.add_argument(
+        "-v", "--verbose", action="store_true", help="a line for every failed row, retry and limit"
+    )
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
+    group = parser.add_argument_group("input")
+    prompt = group.add_mutually_exclusive_group()
+    prompt.add_argument("--template", metavar="T", help="prompt with {field} placeholders, {{ }} for braces")
+    prompt.add_argument("--prompt-field", metavar="F", help="the field that is the prompt, text or chat")
+    group.add_argument("--id-field", metavar="F", help='the row\'s own id (default: "id", else the index)')
+    group.add_argument(
+        "--format", choices=("txt", "jsonl", "csv"), help="of INPUT, where its name does not say it"
+    )
+    group.add_argument("--limit", type=_positive, metavar="N", help="ask the first N rows only")
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", required=True, metavar="PROVIDER:MODEL", help="such as openai:gpt-5-mini, or sim:echo"
+    )
+    group.add_argument("--system", metavar="S", help="instruction before every prompt")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    group.add_argument("--temperature", type=float, metavar="X", help="0 to 2")
+    group.add_argument("--seed", type=int, metavar="N", help="asks for repeatable sampling")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("speed, limits and money")
+    group.add_argument("--concurrency", type=int, metavar="N", help="most calls at once")
+    group.add_argument("--max-rpm", type=int, metavar="N", help="most requests a minute")
+    group.add_argument("--max-tpm", type=int, metavar="N", help="most tokens a minute")
+    group.add_argument("--budget", metavar="USD", help="stop before more than this is spent")
+    group.add_argument("--timeout", type=float, metavar="S", help="total seconds of one call")
+    group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
+    group.add_argument("--batching-strategy", choices=("auto", "individual"), help="how the way is chosen")
+    group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value

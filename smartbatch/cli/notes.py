@@ -1,0 +1,49 @@
+"""What a run says on standard error: its own messages, and with ``-v`` retries, limits and outages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from smartbatch.events import BreakerChanged, CooldownStarted, Event, ParameterDropped, RetryScheduled
+from smartbatch.observe.text import SafeStream, escape
+
+__all__ = ["note", "say", "tell_event"]
+
+_CLEAR_LINE: Final = "\r\x1b[K"
+
+
+def say(text: str) -> None:
+    """Print on standard error, control characters as escapes; a reader that went away is no error."""
+    _print("\n".join(escape(line) for line in text.split("\n")))
+
+
+def note(text: str) -> None:
+    """Print one line while a progress bar may stand on the terminal's last line; it is drawn anew below."""
+    _print((_CLEAR_LINE if sys.stderr.isatty() else "") + escape(text))
+
+
+def _print(text: str) -> None:
+    stream = SafeStream(sys.stderr)
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def tell_event(event: Event) -> None:
+    """Observer of a client's events: a line for each retry, limit and outage."""
+    if text := _told(event):
+        note(text)
+
+
+def _told(event: Event) -> str | None:
+    match event:
+        case RetryScheduled():
+            paid = ", may be billed twice" if event.maybe_billed else ""
+            return f"retry in {event.delay:.1f} s after {event.kind} (call {event.attempt + 1}{paid})"
+        case CooldownStarted():
+            return f"rate limit of {event.model}: all its requests pause for {event.seconds:.1f} s"
+        case BreakerChanged():
+            return f"{event.model}: breaker {event.before} -> {event.after}: {event.reason}"
+        case ParameterDropped():
+            return f"parameter {event.field} left out: {event.reason}"
+    return None

@@ -1,0 +1,210 @@
+"""``smartbatch run``: check every row, ask what is not answered yet, write what comes, put it in order."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any, Final, Protocol
+
+from smartbatch.cli.console import StandardOutput
+from smartbatch.cli.inputs import Source
+from smartbatch.cli.interrupts import Interrupts
+from smartbatch.cli.lines import AskedRow, encode
+from smartbatch.cli.notes import note, say, tell_event
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
+from smartbatch.cli.prompts import PromptMaker
+from smartbatch.cli.questions import Questions
+from smartbatch.cli.summary import Tally, failure_line
+from smartbatch.client import BatchingClient
+from smartbatch.clock import RealClock
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ClientClosed, ConfigError, InputError, InvalidRequest
+from smartbatch.lists import Stream
+from smartbatch.models import Generation, Request, Result
+from smartbatch.observe.progress import Progress
+from smartbatch.runtime.ticket import ResultFuture
+
+__all__ = ["run"]
+
+GRACE: Final = 10.0
+"""Seconds that calls under way get to end after the first Ctrl-C; a second one does not wait."""
+
+_OTHER_NAMES: Final = {"parallelism": "--concurrency", "call_timeout": "--timeout"}
+"""Settings whose option is called differently, so that an error names both."""
+
+
+class _Sink(Protocol):
+    def append(self, row: AskedRow, line: bytes, *, answered: bool) -> None: ...
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""
+    try:
+        with ExitStack() as stack:
+            return _Run(args, stack).go()
+    except OutputLost as error:
+        say(f"smartbatch: {error.message}")
+        return 1
+    except (ConfigError, InputError, InvalidRequest) as error:
+        flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
+        say(f"smartbatch: {error.message}{flag}")
+        return 2
+
+
+class _Run:
+    """One run, from the arguments to the exit code.
+
+    The client is built first of all: an unknown model or a missing key is known before a row is read. It
+    starts with its first request, so a refused run starts nothing.
+    """
+
+    def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
+        self._args = args
+        self._clock = RealClock()
+        self._began = self._clock.now()
+        self._tally = Tally()
+        self._before = Recovered()
+        maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
+        self._client = _client(args)
+        stack.callback(self._client.stop, timeout=0)
+        source = stack.enter_context(Source(args.input, args.format))
+        self._out: OutputFile | None = None
+        if args.output not in (None, "-"):
+            if source.same_file(args.output):
+                raise InputError(f"{args.output}: is the input itself; choose another -o")
+            self._out = stack.enter_context(OutputFile(args.output))
+        self._questions = Questions(source, maker, model=args.model, params=_params(args), limit=args.limit)
+
+    def go(self) -> int:
+        """Ask, write, put in order, tell."""
+        keys = self._questions.check()
+        if self._out is not None:
+            self._before = self._out.recover(keys)
+            self._tell_resumed(self._out.path)
+        remaining = len(keys) - self._before.answered
+        caught = self._ask(remaining) if remaining else 0
+        if self._out is not None:
+            self._out.put_in_order()
+        unanswered = remaining - self._tally.answered - self._tally.failed
+        self._tell_end(caught, unanswered)
+        if caught:
+            return 128 + caught
+        return 1 if self._tally.failed or unanswered else 0
+
+    def _ask(self, remaining: int) -> int:
+        """Ask every row that is left; return the number of the signal that ended it early, or 0."""
+        out, client = self._out, self._client
+        interrupts = Interrupts(
+            self._clock, on_first=client.cancel_pending, on_late=lambda: client.stop(timeout=0), grace=GRACE
+        )
+        requests = self._questions.requests(
+            skip=out.is_answered if out is not None else lambda _: False,
+            stopped=lambda: bool(interrupts.caught),
+        )
+        results = Stream(
+            requests,
+            self._submit,
+            self._clock,
+            ahead=client.config.queue_capacity,
+            ordered=out is None,
+            raising=False,
+        )
+        with interrupts, self._progress(remaining) as progress:
+            client.observe(progress)
+            if out is not None:
+                self._drain(results, out, progress)
+            else:
+                self._print(results, progress)
+        return interrupts.caught
+
+    def _submit(self, request: Request, sink: Callable[[Result], None]) -> ResultFuture:
+        """Submit so that a cancelled request, too, comes back as a result."""
+        future = self._client.submit(request)
+
+        def ended(_: Future[Result]) -> None:
+            dropped = ClientClosed("cancelled before it was sent")
+            sink(future.outcome or Result("", error=dropped, context=request.context))
+
+        future.add_done_callback(ended)
+        return future
+
+    def _drain(self, results: Stream, sink: _Sink, progress: Progress) -> None:
+        for result in results:
+            row: AskedRow = result.context
+            if isinstance(result.error, ClientClosed):
+                continue  # never sent, or dropped at the end of the grace: the next run asks it
+            sink.append(row, encode(row, result, self._args.model), answered=result.ok)
+            self._tally.add(row, result)
+            progress.advance(result)
+            if not result.ok and self._args.verbose:
+                note(failure_line(row, result))
+
+    def _print(self, results: Stream, progress: Progress) -> None:
+        sink = StandardOutput()
+        try:
+            self._drain(results, sink, progress)
+        except BrokenPipeError:  # such as `| head`: nobody reads any more, which is no error
+            results.close()
+            sink.abandon()
+
+    def _progress(self, remaining: int) -> Progress:
+        # On a terminal the readable results are progress enough.
+        crowded = self._out is None and sys.stdout.isatty()
+        done = self._before.answered
+        return Progress(
+            remaining + done,
+            "quiet" if self._args.quiet or crowded else "auto",
+            sys.stderr,
+            self._clock.now,
+            initial=done,
+        )
+
+    def _tell_resumed(self, path: str) -> None:
+        before = self._before
+        if self._args.quiet or not (before.answered or before.failed or before.cut):
+            return
+        told = [f"{before.answered:,} rows answered already"]
+        if before.failed:
+            told.append(f"{before.failed:,} failed ones tried again")
+        if before.cut:
+            told.append(f"a torn last line of {before.cut:,} bytes cut off")
+        say(f"{path}: " + ", ".join(told))
+
+    def _tell_end(self, caught: int, unanswered: int) -> None:
+        if self._args.quiet:
+            return
+        wall = self._clock.now() - self._began
+        say(self._tally.render(wall=wall, before=self._before, failures=not self._args.verbose))
+        if unanswered:
+            again = "; run the same line again to resume" if self._out is not None else ""
+            say(f"{'interrupted: ' if caught else ''}{unanswered:,} rows not answered{again}")
+
+
+def _params(args: argparse.Namespace) -> Generation:
+    return Generation(
+        system=args.system, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
+    )
+
+
+def _client(args: argparse.Namespace) -> BatchingClient:
+    given: dict[str, Any] = {
+        "parallelism": args.concurrency,
+        "max_rpm": args.max_rpm,
+        "max_tpm": args.max_tpm,
+        "budget": args.budget,
+        "call_timeout": args.timeout,
+        "retries": args.retries,
+        "batching_strategy": args.batching_strategy,
+    }
+    return BatchingClient(
+        args.model,
+        config=BatchingConfig.load(file=args.config, **given),
+        system=args.system,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        observers=[tell_event] if args.verbose else [],
+    )

@@ -1,0 +1,116 @@
+"""What a run came to: counted row by row in constant memory, told in a few lines at the end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import Factory, define
+
+from smartbatch.cli.lines import AskedRow, error_kind
+from smartbatch.cli.outputs import Recovered
+from smartbatch.models import Result, Usage
+from smartbatch.observe.text import escape
+
+__all__ = ["Tally", "failure_line"]
+
+_FAILURES_SHOWN: Final = 5
+"""Failed rows told at the end when not every one was told as it happened."""
+
+
+def failure_line(row: AskedRow, result: Result) -> str:
+    """Return one line about a failed row: index, id where it has one, kind and message."""
+    own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
+    message = result.error.message if result.error is not None else ""
+    return f"row {row.index + 1}{own}: {error_kind(result)}: {escape(message)}"
+
+
+@define
+class Tally:
+    """Counts over the results of a run.
+
+    Attributes:
+        answered, failed: rows by outcome, of this run alone.
+        retried: rows that took more than one call.
+        extra_calls: calls beyond each row's first.
+        usage: tokens over all attempts.
+        cost: USD, over the rows whose price is known.
+        unpriced: rows of unknown price.
+        sequential: seconds of all answering calls, one after another.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    retried: int = 0
+    extra_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+    sequential: float = 0.0
+    failures: list[str] = Factory(list)
+
+    def add(self, row: AskedRow, result: Result) -> None:
+        """Count one result."""
+        if result.ok:
+            self.answered += 1
+        else:
+            self.failed += 1
+            if len(self.failures) < _FAILURES_SHOWN:
+                self.failures.append(failure_line(row, result))
+        extra = max(0, result.attempts - 1)
+        self.retried += extra > 0
+        self.extra_calls += extra
+        usage: Usage = result.usage
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        if result.cost is not None:
+            self.cost += result.cost
+        elif result.attempts:
+            self.unpriced += 1
+        self.sequential += result.latency
+
+    def render(self, *, wall: float, before: Recovered, failures: bool = True) -> str:
+        """Return the summary.
+
+        Args:
+            wall: seconds the run took.
+            before: what an earlier run had left.
+            failures: list the first failed rows.
+        """
+        counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
+        if self.extra_calls > self.retried:
+            counts[-1] += f" ({self.extra_calls:,} extra calls)"
+        if before.answered:
+            counts.append(f"{before.answered:,} already answered, not asked again")
+        lines = [
+            "done     " + ", ".join(counts),
+            f"tokens   {self.input_tokens:,} in, {self.output_tokens:,} out",
+            f"cost     {self._cost_text()}",
+            f"wall     {_seconds(wall)}{self._speedup(wall)}",
+        ]
+        if failures and self.failures:
+            more = self.failed - len(self.failures)
+            lines += [f"failed   {line}" for line in self.failures]
+            if more > 0:
+                lines.append(f"         and {more:,} more (-v shows every one)")
+        return "\n".join(lines)
+
+    def _cost_text(self) -> str:
+        priced = f"{self.cost:,.2f}" if self.cost >= 100 else f"{self.cost:.6f}".rstrip("0").rstrip(".")
+        if not self.unpriced:
+            return f"{priced} USD"
+        if not self.cost:
+            return "unknown price"
+        return f"{priced} USD and {self.unpriced:,} rows of unknown price"
+
+    def _speedup(self, wall: float) -> str:
+        if wall <= 0 or not self.sequential:
+            return ""
+        return f"; one after another {_seconds(self.sequential)}, so {self.sequential / wall:.1f}× faster"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
