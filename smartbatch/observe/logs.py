@@ -1,0 +1,157 @@
+"""Events as log lines, through structlog; silent until somebody asks for them.
+
+Nothing is logged unless the user hands over a logger, or calls :func:`enable`. Lines carry the fields of
+:mod:`smartbatch.events` and nothing else: ids, counts, seconds, tokens, USD. Texts pass
+:func:`~smartbatch.errors.scrub`, so one event is one line, and what looks like a key does not appear.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from smartbatch.errors import ConfigError, scrub
+from smartbatch.events import (
+    BreakerChanged,
+    CallFinished,
+    ClientStopped,
+    CooldownStarted,
+    Event,
+    RequestFinished,
+)
+
+__all__ = ["LogObserver", "disable", "enable", "get_logger"]
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_enabled: Any = None
+
+
+def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
+    """Switch the library's log on, for all clients of the process.
+
+    Lines go to the application's own structlog configuration where there is one and no ``stream`` is given,
+    otherwise as one JSON object a line to ``stream``. The configuration of others is never changed.
+
+    Args:
+        level: the least level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
+            Failures are warnings, limits and breaker changes infos, all else is for debugging.
+        stream: where lines go; standard error when ``None``.
+
+    Raises:
+        ConfigError: for an unknown level.
+    """
+    import structlog
+
+    global _enabled
+    number = _LEVELS.get(level.lower()) if isinstance(level, str) else level
+    if number is None:
+        raise ConfigError(f"unknown log level {level!r}; use one of {', '.join(_LEVELS)}")
+    if stream is None and structlog.is_configured():
+        # bound now, with the level asked for on top of the application's own filter
+        _enabled = _AtLevel(structlog.get_logger("smartbatch"), number)
+        return
+    _enabled = structlog.wrap_logger(
+        structlog.PrintLogger(stream or sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+    ).bind(logger="smartbatch")
+
+
+def disable() -> None:
+    """Switch the library's log off again."""
+    global _enabled
+    _enabled = None
+
+
+def get_logger(logger: Any = None) -> Any:
+    """Return what lines go to: ``logger``, a standard library logger made fit for fields, or the enabled log.
+
+    Returns:
+        an object with ``debug``, ``info``, ``warning`` that take an event and fields; ``None`` when silent.
+    """
+    if logger is None:
+        return _enabled
+    if not isinstance(logger, logging.Logger):
+        return logger
+    import structlog
+
+    return structlog.wrap_logger(
+        logger,
+        processors=[structlog.stdlib.filter_by_level, structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    ).bind()
+
+
+class _AtLevel:
+    """A logger that shows nothing below a level, whatever the application's own configuration shows."""
+
+    def __init__(self, logger: Any, level: int) -> None:
+        self._logger = logger
+        self._level = level
+
+    def is_enabled_for(self, level: int) -> bool:
+        return level >= self._level
+
+    def __getattr__(self, name: str) -> Any:
+        if _LEVELS.get(name, self._level) < self._level:
+            return _nothing
+        return getattr(self._logger, name)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Log nothing."""
+
+
+class LogObserver:
+    """Logs every event under its name, such as ``call_finished``; an observer, safe from any thread.
+
+    Args:
+        logger: a structlog logger, a ``logging.Logger``, or anything with ``debug``, ``info`` and ``warning``
+            that take an event and keyword fields. ``None``: what :func:`enable` switched on, else nothing.
+    """
+
+    def __init__(self, logger: Any = None) -> None:
+        self._logger = get_logger(logger) if logger is not None else None
+
+    def __call__(self, event: Event) -> None:
+        """Log one event."""
+        logger = self._logger if self._logger is not None else _enabled
+        if logger is None:
+            return
+        level = level_of(event)
+        # structlog's name, or the standard library's
+        shown = getattr(logger, "is_enabled_for", None) or getattr(logger, "isEnabledFor", None)
+        if shown is None or shown(_LEVELS[level]):
+            getattr(logger, level)(event.name, **clean(event.fields()))
+
+
+def level_of(event: Event) -> str:
+    """Return the level an event is logged at: ``warning``, ``info`` or ``debug``."""
+    match event:
+        case CallFinished(error=str()):
+            return "warning"
+        case RequestFinished(ok=False, cancelled=False):
+            return "warning"
+        case ClientStopped(failed=failed) if failed:
+            return "warning"
+        case CooldownStarted() | BreakerChanged():
+            return "info"
+    return "debug"
+
+
+def clean(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with scrubbed texts; nested mappings as well."""
+    cleaned: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, str):
+            value = scrub(value)
+        elif isinstance(value, Mapping):
+            value = clean(value)
+        cleaned[key] = value
+    return cleaned

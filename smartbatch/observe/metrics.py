@@ -1,0 +1,328 @@
+"""The figures of a client, gathered from its events in constant memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from attrs import define, field, fields
+
+from smartbatch import errors
+from smartbatch.clock import RealClock
+from smartbatch.events import (
+    BreakerChanged,
+    CallFinished,
+    CallStarted,
+    ClientStarted,
+    ClientStopped,
+    CooldownStarted,
+    Event,
+    ParameterDropped,
+    RequestFinished,
+    RequestSubmitted,
+    RetryScheduled,
+    snake_case,
+)
+from smartbatch.models import Priority, Route, Usage
+from smartbatch.observe.histogram import Histogram
+from smartbatch.observe.snapshot import MetricsSnapshot
+
+__all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
+
+_RATE_LIMIT = errors.ErrorKind.RATE_LIMIT.value
+
+
+def _failure_names() -> dict[str, str]:
+    """Every text an event may carry as its error, to the one name it is counted under."""
+    names = {kind.value: kind.value for kind in errors.ErrorKind}
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
+            names[cls.__name__] = names[snake_case(cls.__name__)] = snake_case(cls.__name__)
+    return names
+
+
+_NAMES = _failure_names()
+KINDS = (*dict.fromkeys(_NAMES.values()), "other")
+"""All names a failure is counted under: a closed set, so neither memory nor label sets grow."""
+
+_STATES = frozenset({"closed", "open", "half_open", "stopped"})
+"""Breaker states counted under their own name."""
+
+_SCOPES = 1024
+"""Quotas whose overlapping pauses are told apart; beyond that, pauses are added up."""
+
+
+_TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+_FIGURES = (
+    *("succeeded", "failed", "cancelled", "deduplicated", "local", "unpriced"),
+    *("batches", "shared_batches", "sent", "batched", "largest_batch"),
+    *("retries_counted", "retries_uncounted", "rate_limits", "possible_double_bills"),
+    *("cooldowns", "parameters_dropped", "failed_at_stop"),
+)
+"""Counts a snapshot shows under the same name."""
+_COUNTS = (*_FIGURES, *_TOKENS)
+
+
+@define
+class _Tally:
+    """Everything counted since the last reset."""
+
+    submitted: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
+    ended: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
+    counts: dict[str, int] = field(factory=lambda: dict.fromkeys(_COUNTS, 0))
+    call_failures: dict[str, int] = field(factory=dict)
+    request_failures: dict[str, int] = field(factory=dict)
+    breaker_changes: dict[str, int] = field(factory=dict)
+    queue_time: Histogram = field(factory=Histogram)
+    batch_time: Histogram = field(factory=Histogram)
+    response_time: Histogram = field(factory=Histogram)
+    estimated: bool = False
+    """True when tokens of at least one call are an estimate."""
+    cooldown_seconds: float = 0.0
+    cost: float = 0.0
+    busy: float = 0.0
+    """Σ ends − Σ starts of calls; with ``open calls × now`` added, the seconds workers spent in calls."""
+    running: float = 0.0
+    """Seconds of the running periods that are over."""
+    capacity: float = 0.0
+    """Worker seconds of the running periods that are over."""
+
+    def copy(self) -> _Tally:
+        copied = _Tally.__new__(_Tally)
+        for name in _TALLY_FIELDS:
+            value = getattr(self, name)
+            setattr(copied, name, value if isinstance(value, float | bool) else value.copy())
+        return copied
+
+
+_TALLY_FIELDS = tuple(a.name for a in fields(_Tally))
+
+
+class BatchMetrics:
+    """Counts what happens in one client; an observer, safe from any thread.
+
+    Efficiency is ``(mean batch size / max batch size) × (batched / total)``: how full the calls were, times
+    the share of requests that shared a call. ``total`` are the requests sent and ``batched`` those of them
+    sent in a call of two or more, both counted once for each call. A client that never shares calls has 0.
+
+    An event costs about 1 to 3 µs, and the memory does not grow. The lock is a leaf: nothing is called
+    while it is held. A forked child starts with empty figures.
+
+    Args:
+        max_batch_size: most requests a call, for the efficiency score.
+        now: monotonic seconds, of the same clock as the events'.
+    """
+
+    def __init__(self, *, max_batch_size: int = 10, now: Callable[[], float] = RealClock.now) -> None:
+        self._max_batch_size = max(1, max_batch_size)
+        self._now = now
+        # re-entrant, so that a signal handler or finaliser asking for figures cannot block its own thread
+        self._lock = threading.RLock()
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            RequestSubmitted: self._request_submitted,
+            CallStarted: self._call_started,
+            CallFinished: self._call_finished,
+            RetryScheduled: self._retry_scheduled,
+            RequestFinished: self._request_finished,
+            CooldownStarted: self._cooldown_started,
+            BreakerChanged: self._breaker_changed,
+            ParameterDropped: self._parameter_dropped,
+            ClientStarted: self._client_started,
+            ClientStopped: self._client_stopped,
+        }
+        self._clear()
+        _living.add(self)
+
+    def _clear(self) -> None:
+        self._tally = _Tally()
+        self._open_calls = 0
+        self._open_requests = 0
+        self._workers = 0
+        self._since = self._now()
+        self._state = "new"
+        self._pauses: dict[tuple[str, str], float] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Count one event. Events of unknown classes are ignored."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            with self._lock:
+                handler(event)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return all figures of this moment."""
+        with self._lock:
+            now = max(self._now(), self._since)
+            tally = self._tally.copy()
+            open_calls, open_requests = self._open_calls, self._open_requests
+            workers = self._workers
+            period = now - self._since if self._state != "stopped" else 0.0
+        tally.busy += open_calls * now
+        tally.running += period
+        tally.capacity += period * workers
+        return _figures(tally, open_requests, workers, self._max_batch_size)
+
+    def reset(self) -> None:
+        """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
+        with self._lock:
+            now = self._now()
+            before, self._tally = self._tally, _Tally()
+            for priority, count in before.submitted.items():
+                self._tally.submitted[priority] = max(0, count - before.ended[priority])
+            self._tally.busy = -self._open_calls * now
+            self._since = now
+
+    def _request_submitted(self, event: RequestSubmitted) -> None:
+        tally = self._tally
+        tally.submitted[event.priority] += 1
+        if event.joined:
+            tally.counts["deduplicated"] += 1
+
+    def _request_finished(self, event: RequestFinished) -> None:
+        tally = self._tally
+        counts = tally.counts
+        tally.ended[event.priority] += 1
+        if event.cancelled:
+            counts["cancelled"] += 1
+        else:
+            tally.response_time.record(event.seconds)
+            if event.ok:
+                counts["succeeded"] += 1
+            else:
+                counts["failed"] += 1
+                _add(tally.request_failures, _NAMES.get(event.error or "unknown", "other"))
+        if event.route is Route.LOCAL:
+            counts["local"] += 1
+        elif event.attempts and not event.deduplicated:
+            tally.queue_time.record(event.queued)
+            if event.cost is None and (event.ok or event.usage.total_tokens):
+                counts["unpriced"] += 1
+
+    def _call_started(self, event: CallStarted) -> None:
+        size, counts = event.size, self._tally.counts
+        counts["batches"] += 1
+        counts["sent"] += size
+        if size > 1:
+            counts["shared_batches"] += 1
+            counts["batched"] += size
+        if size > counts["largest_batch"]:
+            counts["largest_batch"] = size
+        self._open_calls += 1
+        self._open_requests += size
+        self._tally.busy -= event.at
+
+    def _call_finished(self, event: CallFinished) -> None:
+        tally, usage = self._tally, event.usage
+        counts = tally.counts
+        if self._open_calls:
+            self._open_calls -= 1
+            tally.busy += event.at
+        else:  # its start was not seen: the listener joined later
+            tally.busy += event.seconds
+        self._open_requests = max(0, self._open_requests - event.size)
+        tally.batch_time.record(event.seconds)
+        if event.error is not None:
+            kind = _NAMES.get(event.error, "other")
+            _add(tally.call_failures, kind)
+            if kind == _RATE_LIMIT:
+                counts["rate_limits"] += 1
+        counts["input_tokens"] += usage.input_tokens
+        counts["output_tokens"] += usage.output_tokens
+        counts["cached_tokens"] += usage.cached_tokens
+        counts["reasoning_tokens"] += usage.reasoning_tokens
+        if usage.estimated:
+            tally.estimated = True
+        if event.cost is not None:
+            tally.cost += event.cost
+
+    def _retry_scheduled(self, event: RetryScheduled) -> None:
+        counts = self._tally.counts
+        counts["retries_counted" if event.counted else "retries_uncounted"] += 1
+        if event.maybe_billed:
+            counts["possible_double_bills"] += 1
+
+    def _cooldown_started(self, event: CooldownStarted) -> None:
+        self._tally.counts["cooldowns"] += 1
+        scope, end = (event.scope, event.model), event.at + event.seconds
+        begin = max(event.at, self._pauses.get(scope, event.at))
+        self._tally.cooldown_seconds += max(0.0, end - begin)
+        if scope in self._pauses or len(self._pauses) < _SCOPES:
+            self._pauses[scope] = max(begin, end)
+
+    def _breaker_changed(self, event: BreakerChanged) -> None:
+        _add(self._tally.breaker_changes, event.after if event.after in _STATES else "other")
+
+    def _parameter_dropped(self, _: ParameterDropped) -> None:
+        self._tally.counts["parameters_dropped"] += 1
+
+    def _client_started(self, event: ClientStarted) -> None:
+        if self._state == "running":
+            self._end_period(event.at)
+        self._state, self._since, self._workers = "running", event.at, event.workers
+
+    def _client_stopped(self, event: ClientStopped) -> None:
+        self._tally.counts["failed_at_stop"] += event.failed
+        if self._state == "running":
+            self._end_period(event.at)
+        self._state, self._since = "stopped", event.at
+
+    def _end_period(self, at: float) -> None:
+        period = max(0.0, at - self._since)
+        self._tally.running += period
+        self._tally.capacity += period * self._workers
+
+
+def _add(table: dict[str, int], key: str) -> None:
+    table[key] = table.get(key, 0) + 1
+
+
+def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: int) -> MetricsSnapshot:
+    counts = tally.counts
+    # two threads may report an end before its submission: who ended was submitted
+    by_priority = {p.name.lower(): max(n, tally.ended[p]) for p, n in tally.submitted.items()}
+    submitted = sum(by_priority.values())
+    pending = submitted - counts["succeeded"] - counts["failed"] - counts["cancelled"]
+    in_flight = min(open_requests, pending)
+    mean = counts["sent"] / counts["batches"] if counts["batches"] else 0.0
+    share = counts["batched"] / counts["sent"] if counts["sent"] else 0.0
+    busy = max(0.0, tally.busy)
+    given, made, cached, reasoning = (counts[name] for name in _TOKENS)
+    return MetricsSnapshot(
+        elapsed=tally.running,
+        workers=workers,
+        submitted=submitted,
+        waiting=pending - in_flight,
+        in_flight=in_flight,
+        by_priority=by_priority,
+        mean_batch_size=mean,
+        max_batch_size=max_batch_size,
+        queue_time=tally.queue_time.stats(),
+        batch_time=tally.batch_time.stats(),
+        response_time=tally.response_time.stats(),
+        busy_seconds=busy,
+        efficiency=min(1.0, mean / max_batch_size) * share,
+        utilisation=min(1.0, busy / tally.capacity) if tally.capacity > 0 else 0.0,
+        call_failures=tally.call_failures,
+        request_failures=tally.request_failures,
+        breaker_changes=tally.breaker_changes,
+        cooldown_seconds=tally.cooldown_seconds,
+        usage=Usage(given, made, cached, reasoning, tally.estimated),
+        cost=tally.cost,
+        **{name: counts[name] for name in _FIGURES},
+    )
+
+
+_living: weakref.WeakSet[BatchMetrics] = weakref.WeakSet()
+
+
+def _begin_anew_in_child() -> None:
+    """A fork may copy a lock that another thread holds: give every child fresh ones, and empty figures."""
+    for metrics in list(_living):
+        metrics._lock = threading.RLock()
+        metrics._clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_child)

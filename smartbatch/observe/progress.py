@@ -1,0 +1,301 @@
+"""How far a list of requests is, for people: a bar, a line now and then, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal, Protocol, TextIO
+
+from smartbatch.clock import RealClock
+from smartbatch.errors import ConfigError
+from smartbatch.events import BreakerChanged, CooldownStarted, Event
+from smartbatch.models import Result
+from smartbatch.observe.text import SafeStream, duration, escape
+
+__all__ = ["Mode", "Progress"]
+
+Mode = Literal["auto", "bar", "lines", "quiet"]
+_MODES = ("auto", "bar", "lines", "quiet")
+
+LINE_EVERY = 10.0
+"""Seconds between lines where there is no terminal: often enough to see life, rare enough for a log."""
+BAR_EVERY = 0.1
+"""Seconds between redraws of a bar: tqdm's own default."""
+RATE_WINDOW = 30.0
+"""Seconds the rate looks back: long enough to be calm, short enough to notice a pause."""
+
+
+class Progress:
+    """Counts results and shows how far they are; also an observer, for notes about limits and outages.
+
+    It draws when it is told something (:meth:`advance`, :meth:`note`, :meth:`update`, an event), with no
+    thread and no timer. Safe from any thread; while one thread draws, others count and go on.
+
+    Args:
+        total: results expected; ``None`` when unknown.
+        mode: ``bar`` (terminal or notebook), ``lines`` (one every 10 s, and a last one), ``quiet``, or
+            ``auto``: a bar where ``stream`` is a terminal or this is a notebook, else lines.
+        stream: where to draw; standard error when ``None``.
+        now: monotonic seconds, of the same clock as the events'.
+        initial: results that were there before, such as those of a resumed run; they count as done, but
+            not for the rate.
+
+    Raises:
+        ConfigError: for an unknown mode.
+    """
+
+    def __init__(
+        self,
+        total: int | None = None,
+        mode: Mode = "auto",
+        stream: TextIO | None = None,
+        now: Callable[[], float] = RealClock.now,
+        *,
+        initial: int = 0,
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"unknown progress mode {mode!r}; use one of {', '.join(_MODES)}")
+        stream = stream or sys.stderr
+        self._count = _Count(total, now(), initial)
+        self._now = now
+        # re-entrant: an interrupt between taking and releasing must not block close() on the same thread
+        self._lock = threading.RLock()
+        self._drawing = threading.RLock()
+        self._process = os.getpid()
+        self._closed = False
+        shown = _choose(mode, stream)
+        self._face: _Face | None = None
+        if shown != "quiet":
+            safe = SafeStream(stream)
+            self._face = _Bar(safe, total, initial) if shown == "bar" else _Lines(safe)
+        self._next = now() + (self._face.every if self._face else 0.0)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def advance(self, result: Result) -> None:
+        """Count one result, failed or not."""
+        with self._lock:
+            self._count.add(result)
+        self.update()
+
+    def note(self, text: str, until: float | None = None) -> None:
+        """Show ``text`` beside the figures; an empty text takes it away.
+
+        Args:
+            until: monotonic seconds at which the note disappears by itself; the seconds left are shown.
+        """
+        self._remark("note", text, until)
+
+    def __call__(self, event: Event) -> None:
+        """Take notes from a client's events: pauses for limits, and an unavailable provider."""
+        if isinstance(event, CooldownStarted):
+            self._remark(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
+        elif isinstance(event, BreakerChanged):
+            opened = event.after == "open"
+            until = event.at + event.pause if event.pause else None
+            text = "provider unavailable" + (", next probe in" if until else "")
+            self._remark(f"breaker {event.model}", text if opened else "", until)
+
+    def update(self) -> None:
+        """Draw, if it is time to."""
+        if self._face is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
+            return  # nothing is shown, or not yet, or another thread is just drawing
+        try:
+            now = self._now()
+            if now >= self._next and not self._closed and self._process == os.getpid():
+                self._next = now + self._face.every
+                self._face.draw(self._view(now))
+        finally:
+            self._drawing.release()
+
+    def close(self) -> None:
+        """Draw the last state and end. Closing again does nothing."""
+        with self._drawing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._face is not None and self._process == os.getpid():
+                with self._lock:
+                    self._count.notes.clear()
+                self._face.end(self._view(self._now()))
+
+    def _remark(self, key: str, text: str, until: float | None) -> None:
+        with self._lock:
+            self._count.notes.pop(key, None)
+            if text:
+                self._count.notes[key] = (escape(text), until)
+        self.update()
+
+    def _view(self, now: float) -> tuple[int, str, str]:
+        with self._lock:
+            return self._count.done, *self._count.describe(now)
+
+
+class _Count:
+    """The figures, and their words; not thread-safe."""
+
+    def __init__(self, total: int | None, now: float, initial: int) -> None:
+        self.total = total
+        self.done = initial
+        self.failed = 0
+        self.cost = 0.0
+        self.priced = self.unpriced = False
+        self.notes: dict[str, tuple[str, float | None]] = {}
+        self._began = now
+        self._initial = initial
+        self._samples: deque[tuple[float, int]] = deque([(now, initial)])
+
+    def add(self, result: Result) -> None:
+        self.done += 1
+        if not result.ok:
+            self.failed += 1
+        if result.cost is not None:
+            self.priced = True
+            self.cost += result.cost
+        elif result.ok:
+            self.unpriced = True
+
+    def describe(self, now: float) -> tuple[str, str]:
+        """Return the share done (`` 42%``, empty when unknown) and the words beside it."""
+        rate = self._rate(now)
+        parts = [f"{self.done:,}/{self.total:,}" if self.total is not None else f"{self.done:,} done"]
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if rate > 0:
+            parts.append(f"{rate:.3g}/s" if rate < 100 else f"{rate:,.0f}/s")
+        if self.priced:
+            parts.append(("at least " if self.unpriced else "") + f"{self.cost:.4f} USD")
+        if self.total is not None and self.done < self.total:
+            if rate > 0:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
+        else:
+            parts.append(duration(now - self._began))
+        note = self._note(now)
+        return self._share(), ", ".join(parts) + (f" ({note})" if note else "")
+
+    def _share(self) -> str:
+        if not self.total:
+            return ""
+        # rounded down: 100 % is shown when all are done, and not before
+        return f"{min(100, self.done * 100 // self.total):3d}%"
+
+    def _rate(self, now: float) -> float:
+        """Results a second over the last :data:`RATE_WINDOW` seconds, over all time once all are done."""
+        samples = self._samples
+        if now - samples[-1][0] >= 1.0:
+            samples.append((now, self.done))
+        while len(samples) > 1 and samples[1][0] <= now - RATE_WINDOW:
+            samples.popleft()
+        start, before = samples[0]
+        if self.total is not None and self.done >= self.total:
+            start, before = self._began, self._initial
+        return (self.done - before) / (now - start) if now > start else 0.0
+
+    def _note(self, now: float) -> str:
+        for key, (_, until) in list(self.notes.items()):
+            if until is not None and until <= now:
+                del self.notes[key]
+        if not self.notes:
+            return ""
+        text, until = next(reversed(self.notes.values()))
+        return text if until is None else f"{text} {duration(until - now)}"
+
+
+class _Face(Protocol):
+    """One way to show progress."""
+
+    every: float
+
+    def draw(self, view: tuple[int, str, str]) -> None: ...
+
+    def end(self, view: tuple[int, str, str]) -> None: ...
+
+
+class _Lines:
+    """One plain line at a time, for logs and pipes."""
+
+    every = LINE_EVERY
+
+    def __init__(self, stream: SafeStream) -> None:
+        self._stream = stream
+
+    def draw(self, view: tuple[int, str, str]) -> None:
+        _, share, words = view
+        self._stream.write(f"{share} {words}".strip() + "\n")
+        self._stream.flush()
+
+    end = draw
+
+
+class _Bar:
+    """A bar of tqdm's, in a terminal or as a notebook's widget."""
+
+    every = BAR_EVERY
+
+    def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
+        self._bar = _bar_class()(
+            total=total,
+            initial=initial,
+            file=stream,
+            dynamic_ncols=True,
+            bar_format="{share}|{bar}| {words}" if total else "{words}",
+        )
+
+    def draw(self, view: tuple[int, str, str]) -> None:
+        self._bar.n, self._bar.share, self._bar.words = view
+        self._bar.refresh()
+
+    def end(self, view: tuple[int, str, str]) -> None:
+        self.draw(view)
+        self._bar.close()
+
+
+def _bar_class() -> Any:
+    """Return tqdm's bar with our own words; imported when first shown."""
+    from importlib import import_module
+
+    base: Any = import_module("tqdm.auto").tqdm
+
+    class Bar(base):  # type: ignore[misc]
+        monitor_interval = 0  # tqdm's watching thread is for bars that draw by count
+        share = "  0%"
+        words = ""
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            return {**super().format_dict, "share": self.share, "words": self.words}
+
+    return Bar
+
+
+def _choose(mode: Mode, stream: TextIO) -> str:
+    if mode != "auto":
+        return mode
+    return "bar" if watched(stream) else "lines"
+
+
+def watched(stream: TextIO) -> bool:
+    """Whether somebody looks on: ``stream`` is a terminal, or this is a notebook."""
+    return _is_terminal(stream) or _in_notebook()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    with contextlib.suppress(ValueError, AttributeError):  # closed, or no real stream
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+    return False
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return "IPKernelApp" in getattr(shell, "config", {})

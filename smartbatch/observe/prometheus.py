@@ -1,0 +1,152 @@
+"""The figures for Prometheus, read when it asks. Needs the extra ``prometheus``.
+
+Names begin with ``smartbatch_``. Labels come from closed sets (priority, outcome, failure kind, breaker
+state, token type), so no prompt, id or model can become a label and the number of series is bounded.
+Prometheus takes a counter that falls, after ``BatchMetrics.reset()``, for a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from smartbatch.errors import ConfigError
+from smartbatch.observe.histogram import TimeStats
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.snapshot import MetricsSnapshot
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+__all__ = ["PrometheusReporter"]
+
+BOUNDS = tuple(2.0**power for power in range(-10, 18))
+"""Histogram bounds in seconds, 1 ms to 36 hours, a doubling each."""
+
+
+class PrometheusReporter:
+    """Offers a client's figures to Prometheus through a registry.
+
+    Serve it with any exporter of ``prometheus_client``, for instance
+    ``start_http_server(9100, registry=reporter.registry)``, or hand out :meth:`text`.
+
+    Args:
+        metrics: whose figures.
+        registry: registry to join; one of its own when ``None``, never the global one. A registry holds
+            one client.
+
+    Raises:
+        ConfigError: when ``prometheus_client`` is not installed.
+    """
+
+    def __init__(self, metrics: BatchMetrics, registry: CollectorRegistry | None = None) -> None:
+        prometheus = _library()
+        self._metrics = metrics
+        self._text = prometheus.generate_latest
+        self.registry: CollectorRegistry = registry or prometheus.CollectorRegistry()
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Read one snapshot and yield its figures; called by the registry."""
+        return _families(self._metrics.snapshot())
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the families without a client's figures; called when the registry is joined."""
+        return _families(MetricsSnapshot())
+
+    def text(self) -> bytes:
+        """Return the figures in Prometheus' text format."""
+        written: bytes = self._text(self.registry)
+        return written
+
+    def close(self) -> None:
+        """Leave the registry."""
+        self.registry.unregister(self)
+
+
+def _library() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as missing:
+        raise ConfigError(
+            "figures for Prometheus need the extra 'prometheus': pip install 'smartbatch-llm[prometheus]'"
+        ) from missing
+    return prometheus_client
+
+
+def _families(s: MetricsSnapshot) -> Iterator[Metric]:
+    yield _counter("requests_submitted", "Requests taken, by priority.", "priority", s.by_priority)
+    outcomes = {"succeeded": s.succeeded, "failed": s.failed, "cancelled": s.cancelled}
+    yield _counter("requests_ended", "Requests that ended, by outcome.", "outcome", outcomes)
+    pending = {"waiting": s.waiting, "in_flight": s.in_flight}
+    yield _gauge("requests_pending", "Requests not ended yet, by state.", "state", pending)
+    yield _counter("request_failures", "Requests that failed for good, by kind.", "kind", s.request_failures)
+    yield _counter("call_failures", "Calls that failed, by kind.", "kind", s.call_failures)
+    yield _counter(
+        "breaker_changes", "Circuit breaker changes, by state entered.", "state", s.breaker_changes
+    )
+    retries = {"counted": s.retries_counted, "uncounted": s.retries_uncounted}
+    yield _counter("retries", "Retries, by whether they cost a try.", "tries", retries)
+    tokens = {"input": s.usage.input_tokens, "output": s.usage.output_tokens}
+    yield _counter("tokens", "Tokens of all calls.", "type", tokens)
+    for name, help_text in _TOTALS.items():
+        yield _counter(name, help_text, "", {"": getattr(s, name)})
+    yield _counter("cost_usd", "USD of calls whose price is known.", "", {"": s.cost})
+    for name, help_text in _LEVELS.items():
+        yield _gauge(name, help_text, "", {"": getattr(s, name)})
+    yield _times("queue_seconds", "Submission to the start of the call that answered.", s.queue_time)
+    yield _times("call_seconds", "Time of one call.", s.batch_time)
+    yield _times("response_seconds", "Submission to the end.", s.response_time)
+
+
+_TOTALS = {
+    "deduplicated": "Requests that joined an identical one in flight.",
+    "local": "Requests answered without a call.",
+    "batches": "Calls started; each carries one batch.",
+    "shared_batches": "Batches of two requests or more.",
+    "sent": "Requests in calls, once for each call.",
+    "batched": "Requests in calls that were shared, once for each call.",
+    "rate_limits": "Calls refused for a limit.",
+    "cooldowns": "Pauses begun after a limit.",
+    "cooldown_seconds": "Announced length of the pauses, overlaps counted once.",
+    "busy_seconds": "Time workers spent in calls.",
+    "parameters_dropped": "Parameters left out because the provider does not take them.",
+    "unpriced": "Ended requests of unknown price.",
+    "possible_double_bills": "Retries after a call that may have been carried out.",
+}
+_LEVELS = {
+    "workers": "Threads that make calls.",
+    "efficiency": "Mean batch size by its maximum, times the share of requests that shared a call.",
+    "utilisation": "Share of the workers' time spent in calls.",
+}
+
+
+def _counter(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(f"smartbatch_{name}", help_text, labels=[label] if label else [])
+    for key, value in values.items():
+        family.add_metric([key] if label else [], value)
+    return family
+
+
+def _gauge(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(f"smartbatch_{name}", help_text, labels=[label] if label else [])
+    for key, value in values.items():
+        family.add_metric([key] if label else [], value)
+    return family
+
+
+def _times(name: str, help_text: str, times: TimeStats) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    seen = dict(times.octaves)
+    # below the smallest seen there is nothing, above the largest seen there is everything
+    smallest = min(seen, default=0.0)
+    buckets = [(repr(b), seen.get(b, times.count if b >= smallest else 0)) for b in BOUNDS]
+    family = HistogramMetricFamily(f"smartbatch_{name}", help_text)
+    family.add_metric([], buckets=[*buckets, ("+Inf", times.count)], sum_value=times.total)
+    return family

@@ -1,0 +1,123 @@
+"""The figures as text for people, and as one log entry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from smartbatch.observe.histogram import TimeStats
+from smartbatch.observe.logs import clean, get_logger
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.observe.text import SafeStream, duration, escape
+
+__all__ = ["ConsoleReporter", "LogReporter", "status_summary"]
+
+
+class ConsoleReporter:
+    """Prints the figures as a small table.
+
+    Args:
+        metrics: whose figures.
+        stream: where to; standard output when ``None``.
+    """
+
+    def __init__(self, metrics: BatchMetrics, stream: TextIO | None = None) -> None:
+        self._metrics = metrics
+        self._stream = stream
+
+    def report(self) -> None:
+        """Print the figures of this moment."""
+        stream = SafeStream(self._stream or sys.stdout)
+        stream.write(status_summary(self._metrics.snapshot()) + "\n")
+        stream.flush()
+
+
+class LogReporter:
+    """Logs the figures as one entry named ``metrics``, at level info.
+
+    Args:
+        metrics: whose figures.
+        logger: as for :class:`~smartbatch.observe.logs.LogObserver`; with ``None`` and no
+            :func:`~smartbatch.observe.logs.enable`, nothing is logged.
+    """
+
+    def __init__(self, metrics: BatchMetrics, logger: Any = None) -> None:
+        self._metrics = metrics
+        self._logger = get_logger(logger) if logger is not None else None
+
+    def report(self) -> None:
+        """Log the figures of this moment."""
+        logger = self._logger if self._logger is not None else get_logger()
+        if logger is not None:
+            logger.info("metrics", **clean(self._metrics.snapshot().as_dict()))
+
+
+def status_summary(snapshot: MetricsSnapshot) -> str:
+    """Return the figures as a few lines for people; what did not happen is left out."""
+    rows = list(_rows(snapshot))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {escape(words)}" for name, words in rows)
+
+
+def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+    yield (
+        "requests",
+        f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
+        f"{s.succeeded:,} succeeded, {s.failed:,} failed, {s.cancelled:,} cancelled",
+    )
+    if s.submitted:
+        yield "by priority", _table({name: n for name, n in s.by_priority.items() if n})
+    if s.deduplicated or s.local:
+        yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
+    if s.batches:
+        yield (
+            "batches",
+            f"{s.batches:,} ({s.shared_batches:,} shared), size mean {s.mean_batch_size:.2f}, "
+            f"largest {s.largest_batch}, efficiency {s.efficiency:.0%}",
+        )
+    yield from _times(s)
+    if s.workers:
+        yield "workers", f"{s.workers}, {s.utilisation:.0%} busy over {duration(s.elapsed)}"
+    yield from _troubles(s)
+    if s.usage.total_tokens:
+        about = "about " if s.usage.estimated else ""
+        cached = f" ({s.usage.cached_tokens:,} cached)" if s.usage.cached_tokens else ""
+        yield "tokens", f"{about}{s.usage.input_tokens:,} in{cached}, {about}{s.usage.output_tokens:,} out"
+    if s.cost or s.unpriced:
+        unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
+        yield "cost", f"{s.cost:.6f} USD{unknown}"
+
+
+def _times(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+    named: dict[str, TimeStats] = {"queue": s.queue_time, "call": s.batch_time, "response": s.response_time}
+    for name, times in named.items():
+        if times.count:
+            figures = {"mean": times.mean, "p50": times.p50, "p95": times.p95, "longest": times.longest}
+            words = ", ".join(f"{label} {duration(seconds)}" for label, seconds in figures.items())
+            yield f"{name} time", words
+
+
+def _troubles(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+    if s.call_failures:
+        yield "failed calls", _table(s.call_failures)
+    if s.request_failures:
+        yield "failed requests", _table(s.request_failures)
+    if s.failed_at_stop:
+        yield "failed at stop", f"{s.failed_at_stop:,}"
+    if s.retries:
+        yield "retries", f"{s.retries:,} ({s.retries_uncounted:,} of them cost no try)"
+    if s.rate_limits or s.cooldowns:
+        paused = f"{s.cooldowns:,} pauses of {duration(s.cooldown_seconds)} in all"
+        yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
+    if s.breaker_changes:
+        yield "breaker", _table(s.breaker_changes)
+    if s.parameters_dropped:
+        yield "parameters dropped", f"{s.parameters_dropped:,}"
+    if s.possible_double_bills:
+        yield "maybe paid twice", f"{s.possible_double_bills:,}"
+
+
+def _table(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)

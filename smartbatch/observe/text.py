@@ -1,0 +1,58 @@
+"""Small things about text on a screen: escapes, durations, streams that may break."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+
+def escape(text: str) -> str:
+    """Return ``text`` with what is not printable (escape sequences, line ends, bidi marks) as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in few characters: ``0.42 s``, ``4.2 s``, ``17 s``, ``3:05 min``, ``2:07 h``."""
+    if seconds < 1:
+        return f"{max(0.0, seconds):.2f} s"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+class SafeStream:
+    """A stream whose end of life is not ours: once writing fails, nothing more is written.
+
+    Characters the stream's encoding lacks are written as escapes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._broken = False
+
+    def write(self, text: str) -> int:
+        """Write ``text``, or nothing once the stream is broken."""
+        if not self._broken:
+            encoding = getattr(self._stream, "encoding", None) or "utf-8"
+            try:
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            except (OSError, ValueError):  # the reader is gone, or the stream is closed
+                self._broken = True
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, unless the stream is broken."""
+        if not self._broken:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._broken = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,182 @@
+"""Events as log lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from happenings import called, ended, retry, started, submitted
+from structlog.testing import CapturingLogger
+
+from smartbatch.errors import ConfigError
+from smartbatch.events import BreakerChanged, ClientStarted, ClientStopped, CooldownStarted, Event
+from smartbatch.models import Usage
+from smartbatch.observe import logs
+from smartbatch.observe.logs import LogObserver, level_of
+
+KEY = "sk-canary-0123456789abcdef"
+
+EVENTS: list[Event] = [
+    ClientStarted(0.0, 4),
+    submitted(),
+    started(),
+    called(error="server_error", usage=Usage(3, 2)),
+    retry(),
+    ended(),
+    CooldownStarted(1.0, "key", "sim:small", 12.0, 1),
+    BreakerChanged(1.0, "sim:small", "closed", "open", f"401 for Bearer {KEY}", 2.0),
+    ClientStopped(2.0, 0),
+]
+
+
+@pytest.fixture(autouse=True)
+def silent_again() -> Iterator[None]:
+    yield
+    logs.disable()
+    structlog.reset_defaults()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def observe_all(observer: LogObserver) -> None:
+    for event in EVENTS:
+        observer(event)
+
+
+def test_by_default_nothing_is_printed_or_logged(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Structlog prints when it is not configured; the library does not."""
+    caplog.set_level(logging.DEBUG)
+    observe_all(LogObserver())
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_enable_writes_one_json_object_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also for observers that were there before, so it can be switched on in a running program."""
+    observer, stream = LogObserver(), io.StringIO()
+    logs.enable("debug", stream)
+    observe_all(observer)
+    written = lines(stream)
+    assert [line["event"] for line in written] == [event.name for event in EVENTS]
+    assert written[3]["usage"]["input_tokens"] == 3
+    assert {"level", "timestamp", "logger"} <= set(written[0])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output belongs to the answers."""
+    logs.enable("warning")
+    observer = LogObserver()
+    observe_all(observer)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [json.loads(line)["event"] for line in err.splitlines()] == ["call_finished"]
+    logs.disable()
+    observe_all(observer)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (called(error="timeout"), "warning"),
+        (called(), "debug"),
+        (ended(ok=False, error="timeout"), "warning"),
+        (ended(ok=False, cancelled=True), "debug"),
+        (ended(), "debug"),
+        (CooldownStarted(0.0, "key", "m", 1.0, 1), "info"),
+        (BreakerChanged(0.0, "m", "open", "closed", "probe"), "info"),
+        (ClientStopped(0.0, 0), "debug"),
+        (ClientStopped(0.0, 2), "warning"),
+        (retry(), "debug"),
+    ],
+)
+def test_failures_are_warnings_limits_are_infos_the_rest_is_debug(event: Event, level: str) -> None:
+    """At the level info a healthy run says nothing."""
+    assert level_of(event) == level
+
+
+def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
+    """The text says what to write instead."""
+    with pytest.raises(ConfigError, match=r"'loud'.*debug, info, warning, error"):
+        logs.enable("loud")
+
+
+def test_a_handed_over_logger_gets_everything_and_filters_itself() -> None:
+    """Its own level decides, and fields are not even gathered below it."""
+    captured = CapturingLogger()
+    logger = structlog.wrap_logger(
+        captured, processors=[], wrapper_class=structlog.make_filtering_bound_logger(logging.INFO)
+    )
+    observe_all(LogObserver(logger))
+    assert [call.kwargs["event"] for call in captured.calls] == [
+        "call_finished",
+        "cooldown_started",
+        "breaker_changed",
+    ]
+
+
+def test_a_standard_library_logger_gets_json_messages(caplog: pytest.LogCaptureFixture) -> None:
+    """Fields survive, as JSON in the message."""
+    caplog.set_level(logging.INFO)
+    observe_all(LogObserver(logging.getLogger("app")))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    assert json.loads(caplog.messages[1])["seconds"] == 12.0
+
+
+def test_an_application_with_structlog_configured_keeps_its_pipeline() -> None:
+    """Lines run through the application's processors, and only above the level asked for."""
+    captured = CapturingLogger()
+
+    def mark(_: Any, __: str, entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {"service": "shop"}
+
+    structlog.configure(processors=[mark], logger_factory=lambda *_: captured)
+    before = structlog.get_config()["processors"]
+    logs.enable("info")
+    observe_all(LogObserver())
+    assert [call.kwargs["event"] for call in captured.calls] == [
+        "call_finished",
+        "cooldown_started",
+        "breaker_changed",
+    ]
+    assert all(call.kwargs["service"] == "shop" for call in captured.calls)
+    assert structlog.get_config()["processors"] is before
+
+
+def test_keys_never_appear_with_everything_shown() -> None:
+    """A canary in a text that came from a provider is hidden, at the most talkative level."""
+    stream = io.StringIO()
+    logs.enable("debug", stream)
+    observe_all(LogObserver())
+    assert KEY not in stream.getvalue()
+    assert "canary" not in stream.getvalue()
+
+
+def test_events_have_no_place_for_prompts_or_answers() -> None:
+    """The fields of all events are a closed list; none of them holds a text of the user's or the model's."""
+    known = {
+        *("at", "request_id", "batch_id", "priority", "model", "joined", "size", "attempt", "attempts"),
+        *("in_flight", "waited", "seconds", "usage", "cost", "error", "kind", "delay", "counted"),
+        *("maybe_billed", "ok", "cancelled", "queued", "route", "deduplicated", "scope", "consecutive"),
+        *("before", "after", "reason", "pause", "field", "workers", "failed"),
+    }
+    for event in EVENTS:
+        assert set(event.fields()) <= known
+
+
+def test_a_line_end_in_an_id_cannot_forge_a_line() -> None:
+    """One event is one line, whatever the ids are and whatever the renderer does."""
+    captured = CapturingLogger()
+    logger = structlog.wrap_logger(captured, processors=[])
+    LogObserver(logger)(submitted('r1\n{"event": "forged"}\x1b[2J\u2028'))
+    assert captured.calls[0].kwargs["request_id"].isprintable()

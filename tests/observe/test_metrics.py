@@ -1,0 +1,331 @@
+"""The figures of a client."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+from happenings import called, ended, retry, started, submitted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.errors import ErrorKind
+from smartbatch.events import (
+    BreakerChanged,
+    ClientStarted,
+    ClientStopped,
+    CooldownStarted,
+    Event,
+    ParameterDropped,
+)
+from smartbatch.models import Priority, Route, Usage
+from smartbatch.observe.metrics import KINDS, BatchMetrics
+from smartbatch.observe.snapshot import MetricsSnapshot
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def metrics(hands: Hands) -> BatchMetrics:
+    return BatchMetrics(max_batch_size=10, now=hands)
+
+
+def feed(metrics: BatchMetrics, *events: Event) -> MetricsSnapshot:
+    for event in events:
+        metrics(event)
+    return metrics.snapshot()
+
+
+def balanced(s: MetricsSnapshot) -> bool:
+    return s.submitted == s.waiting + s.in_flight + s.succeeded + s.failed + s.cancelled
+
+
+def test_a_request_moves_from_waiting_to_in_flight_to_succeeded(metrics: BatchMetrics) -> None:
+    """The three places a request can be in add up at every step."""
+    s = feed(metrics, submitted())
+    assert (s.submitted, s.waiting, s.in_flight, s.total) == (1, 1, 0, 0)
+    s = feed(metrics, started())
+    assert (s.waiting, s.in_flight) == (0, 1)
+    s = feed(metrics, called())
+    assert (s.waiting, s.in_flight) == (1, 0)
+    s = feed(metrics, ended())
+    assert (s.waiting, s.in_flight, s.succeeded, s.total) == (0, 0, 1, 1)
+
+
+happenings = st.lists(
+    st.one_of(
+        st.builds(submitted, priority=st.sampled_from(Priority), joined=st.booleans()),
+        st.builds(started, size=st.integers(1, 20)),
+        st.builds(called, size=st.integers(1, 20), error=st.sampled_from([None, "timeout", "odd"])),
+        st.builds(ended, priority=st.sampled_from(Priority), ok=st.booleans(), cancelled=st.booleans()),
+        st.just("reset"),
+    ),
+    max_size=60,
+)
+
+
+@given(happenings)
+def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -> None:
+    """Whatever order threads report in, and wherever a reset falls, no figure is negative or missing."""
+    metrics = BatchMetrics(now=Hands())
+    for event in happened:
+        if isinstance(event, str):
+            metrics.reset()
+        else:
+            metrics(event)
+        s = metrics.snapshot()
+        assert balanced(s)
+        assert min(s.waiting, s.in_flight, s.submitted) >= 0
+        assert sum(s.by_priority.values()) == s.submitted
+        assert 0 <= s.efficiency <= 1
+
+
+def test_requests_are_counted_by_priority(metrics: BatchMetrics) -> None:
+    """Every priority has its name in the table, also those not used."""
+    s = feed(metrics, submitted(priority=Priority.URGENT), submitted(), submitted())
+    assert s.by_priority == {"urgent": 1, "high": 0, "normal": 2, "low": 0, "deferrable": 0}
+
+
+def test_efficiency_is_fullness_times_the_share_that_shared(metrics: BatchMetrics) -> None:
+    """Calls of 8 and 2: mean size 5 of 10, all shared, so 0.5; lone requests lower both factors."""
+    assert feed(metrics, started(8), started(2)).efficiency == pytest.approx(0.5)
+    s = feed(metrics, started(1), started(1))
+    assert (s.batches, s.shared_batches, s.sent, s.batched, s.largest_batch) == (4, 2, 12, 10, 8)
+    assert s.mean_batch_size == 3.0
+    assert s.efficiency == pytest.approx((3 / 10) * (10 / 12))
+
+
+def test_a_client_that_never_shares_calls_has_no_efficiency(metrics: BatchMetrics) -> None:
+    """The score is about sharing; 0 is not a fault."""
+    assert feed(metrics, started(), called()).efficiency == 0.0
+
+
+def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, hands: Hands) -> None:
+    """Two of four workers busy for half of the time: a quarter; calls under way count up to now."""
+    feed(metrics, ClientStarted(0.0, 4), started(at=0.0), started(at=5.0), called(at=5.0))
+    hands.time = 10.0
+    s = metrics.snapshot()
+    assert (s.busy_seconds, s.elapsed) == (10.0, 10.0)
+    assert s.utilisation == pytest.approx(0.25)
+
+
+def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, hands: Hands) -> None:
+    """Stopped and started again, only the running periods count."""
+    feed(metrics, ClientStarted(0.0, 2), ClientStopped(10.0, 0))
+    hands.time = 500.0
+    assert metrics.snapshot().elapsed == 10.0
+    feed(metrics, ClientStarted(500.0, 2))
+    hands.time = 505.0
+    assert metrics.snapshot().elapsed == 15.0
+
+
+def test_failures_are_counted_by_kind_for_calls_and_for_requests(metrics: BatchMetrics) -> None:
+    """A call that failed and was retried is not a failed request."""
+    s = feed(
+        metrics,
+        called(error="server_error"),
+        called(error="rate_limit"),
+        ended(ok=False, error="client_error"),
+        ended(ok=False, error="RequestTimeout"),
+    )
+    assert s.call_failures == {"server_error": 1, "rate_limit": 1}
+    assert s.rate_limits == 1
+    assert s.request_failures == {"client_error": 1, "request_timeout": 1}
+    assert s.failed == 2
+
+
+def test_unknown_error_texts_share_one_name(metrics: BatchMetrics) -> None:
+    """Neither a foreign class name nor a text can grow the table."""
+    s = feed(metrics, *(ended(ok=False, error=f"odd {i}") for i in range(100)))
+    assert s.request_failures == {"other": 100}
+    assert {kind.value for kind in ErrorKind} <= set(KINDS)
+
+
+def test_retries_tell_whether_they_cost_a_try_and_may_be_paid_twice(metrics: BatchMetrics) -> None:
+    """A retry after a lost answer is a possible double bill."""
+    s = feed(metrics, retry(), retry(counted=False), retry(maybe_billed=True))
+    assert (s.retries_counted, s.retries_uncounted, s.retries) == (2, 1, 3)
+    assert s.possible_double_bills == 1
+
+
+def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) -> None:
+    """10 s from 0 and 10 s from 4 are a pause of 14 s; another model's pause is its own."""
+    s = feed(
+        metrics,
+        CooldownStarted(0.0, "key", "a", 10.0, 1),
+        CooldownStarted(4.0, "key", "a", 10.0, 1),
+        CooldownStarted(5.0, "key", "a", 2.0, 1),
+        CooldownStarted(5.0, "key", "b", 3.0, 1),
+    )
+    assert (s.cooldowns, s.cooldown_seconds) == (4, 17.0)
+
+
+def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
+    """A failed call that was billed counts; a joined request adds nothing of its own."""
+    s = feed(
+        metrics,
+        called(usage=Usage(10, 5, 4, 2), cost=0.25),
+        called(usage=Usage(3, 1, estimated=True), cost=0.5, error="invalid_response"),
+        ended(usage=Usage(13, 6), cost=0.75),
+        ended(usage=Usage(13, 6), cost=0.0, deduplicated=True),
+    )
+    assert s.usage == Usage(13, 6, 4, 2, estimated=True)
+    assert (s.cost, s.unpriced) == (0.75, 0)
+
+
+def test_requests_of_unknown_price_are_counted(metrics: BatchMetrics) -> None:
+    """What never made a call has no price to know."""
+    s = feed(
+        metrics,
+        ended(cost=None),
+        ended(cost=None, ok=False, error="timeout", usage=Usage(5, 0)),
+        ended(cost=None, ok=False, error="timeout"),
+        ended(cost=None, cancelled=True, ok=False, attempts=0),
+        ended(cost=None, route=Route.LOCAL, attempts=0),
+    )
+    assert s.unpriced == 2
+    assert s.local == 1
+
+
+def test_times_leave_out_what_did_not_happen(metrics: BatchMetrics) -> None:
+    """Cancelled requests have no response time, and requests without a call of their own no queue time."""
+    s = feed(
+        metrics,
+        ended(seconds=2.0, queued=0.5),
+        ended(cancelled=True, ok=False, seconds=9.0, attempts=0),
+        ended(deduplicated=True, seconds=1.0, queued=9.0),
+        ended(route=Route.LOCAL, attempts=0, seconds=0.001),
+        called(seconds=1.25),
+    )
+    assert (s.response_time.count, s.response_time.longest) == (3, 2.0)
+    assert (s.queue_time.count, s.queue_time.mean) == (1, 0.5)
+    assert (s.batch_time.count, s.batch_time.p50) == (1, 1.25)
+
+
+def test_other_events_are_counted(metrics: BatchMetrics) -> None:
+    """Breaker changes by the state entered, dropped parameters, joined requests, failures at stop."""
+    s = feed(
+        metrics,
+        BreakerChanged(0.0, "m", "closed", "open", "5 failures", 1.0),
+        BreakerChanged(0.0, "m", "open", "half_open", "probe"),
+        BreakerChanged(0.0, "m", "half_open", "my own state", "odd"),
+        ParameterDropped(0.0, "r1", "seed", "not taken"),
+        submitted(joined=True),
+        ended(deduplicated=True),
+        ClientStopped(1.0, 3),
+        Event(2.0),
+    )
+    assert s.breaker_changes == {"open": 1, "half_open": 1, "other": 1}
+    assert (s.parameters_dropped, s.deduplicated, s.failed_at_stop) == (1, 1, 3)
+
+
+def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, hands: Hands) -> None:
+    """Figures go to zero, requests under way stay, and a call's time counts from the reset."""
+    feed(metrics, ClientStarted(0.0, 1), submitted(), submitted(), ended(), started(at=0.0))
+    hands.time = 6.0
+    metrics.reset()
+    hands.time = 8.0
+    s = metrics.snapshot()
+    assert (s.submitted, s.in_flight, s.total, s.batches) == (1, 1, 0, 0)
+    assert (s.elapsed, s.busy_seconds, s.utilisation) == (2.0, 2.0, 1.0)
+    s = feed(metrics, called(at=8.0, seconds=8.0), ended())
+    assert (s.succeeded, s.total, s.busy_seconds) == (1, 1, 2.0)
+
+
+def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
+    """All that is in it are plain names and numbers."""
+    s = feed(metrics, submitted(), started(), called(error="timeout"), ended())
+    plain = json.loads(s.to_json())
+    assert plain == s.as_dict()
+    assert plain["total"] == plain["succeeded"] == 1
+    assert plain["batch_time"]["p95"] == 1.0
+
+
+def test_a_snapshot_does_not_change_afterwards(metrics: BatchMetrics) -> None:
+    """It holds copies."""
+    s = feed(metrics, submitted(), called(error="timeout"))
+    before = s.to_json()
+    feed(metrics, submitted(), called(error="timeout"))
+    assert s.to_json() == before
+
+
+def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metrics: BatchMetrics) -> None:
+    """20 threads of 200 requests: nothing lost, and no snapshot between two of one event's counts."""
+    whole: list[bool] = []
+
+    def run() -> None:
+        for _ in range(200):
+            for event in (submitted(), started(3), called(3, usage=Usage(2, 1)), ended()):
+                metrics(event)
+            s = metrics.snapshot()
+            whole.append(balanced(s) and s.usage.input_tokens == 2 * s.usage.output_tokens)
+
+    threads = [threading.Thread(target=run) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    s = metrics.snapshot()
+    assert all(whole)
+    assert s.total == s.succeeded + s.failed + s.cancelled == s.submitted == 4_000
+    assert (s.sent, s.in_flight, s.usage) == (12_000, 0, Usage(8_000, 4_000))
+
+
+def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics) -> None:
+    """While an event is being counted, another thread does not get the lock."""
+    got: list[bool] = []
+
+    class Looking:
+        """Tokens that, when read, let another thread try."""
+
+        output_tokens = cached_tokens = reasoning_tokens = 0
+        estimated = False
+
+        @property
+        def input_tokens(self) -> int:
+            other = threading.Thread(target=lambda: got.append(metrics._lock.acquire(blocking=False)))
+            other.start()
+            other.join()
+            return 1
+
+    metrics(called(usage=Looking()))
+    assert got == [False]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_starts_empty_although_the_lock_was_held(metrics: BatchMetrics) -> None:
+    """Another thread's lock, copied by the fork, must not block the child for ever."""
+    feed(metrics, submitted(), started())
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with metrics._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        ok = metrics._lock.acquire(blocking=False) and metrics.snapshot().submitted == 0
+        os._exit(0 if ok else 1)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert metrics.snapshot().submitted == 1

@@ -1,0 +1,331 @@
+"""How far a list of requests is."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+from happenings import answer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.errors import ConfigError, ProviderError
+from smartbatch.events import BreakerChanged, CooldownStarted
+from smartbatch.models import Result
+from smartbatch.observe.progress import Progress
+from smartbatch.observe.text import SafeStream, duration, escape
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+FAILED = Result("r2", error=ProviderError("no"))
+
+
+def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, hands: Hands) -> None:
+    """A result a second for 25 s: lines at 10 and 20 s, and the last one."""
+    with Progress(25, "lines", stream, hands) as progress:
+        for second in range(1, 26):
+            hands.time = float(second)
+            progress.advance(answer())
+    assert stream.getvalue().splitlines() == [
+        "40% 10/25, 1/s, 0.1000 USD, 15 s left",
+        "80% 20/25, 1/s, 0.2000 USD, 5.0 s left",
+        "100% 25/25, 1/s, 0.2500 USD, 25 s",
+    ]
+
+
+def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, hands: Hands) -> None:
+    """A result without a known price makes the sum a lower bound."""
+    progress = Progress(4, "lines", stream, hands)
+    progress.advance(answer())
+    progress.advance(FAILED)
+    progress.advance(answer(cost=None))
+    hands.time = 10.0
+    progress.update()
+    assert stream.getvalue() == "75% 3/4, 1 failed, 0.3/s, at least 0.0100 USD, 3.3 s left\n"
+
+
+def test_an_unknown_total_shows_counts_only(stream: io.StringIO, hands: Hands) -> None:
+    """No share and no time left can be told."""
+    with Progress(None, "lines", stream, hands) as progress:
+        hands.time = 2.0
+        progress.advance(answer(cost=None))
+    assert stream.getvalue() == "1 done, 0.5/s, 2.0 s\n"
+
+
+def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
+    stream: io.StringIO, hands: Hands
+) -> None:
+    """The rate is that of this run."""
+    progress = Progress(100, "lines", stream, hands, initial=50)
+    hands.time = 10.0
+    progress.advance(answer(cost=None))
+    assert stream.getvalue() == "51% 51/100, 0.1/s, 8:10 min left\n"
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_a_hundred_percent_is_never_shown_before_it_is_true(total: int, data: st.DataObject) -> None:
+    """999,999 of a million is 99 %."""
+    done = data.draw(st.one_of(st.integers(0, total), st.just(max(0, total - 1))))
+    stream = io.StringIO()
+    with Progress(total, "lines", stream, Hands(), initial=done):
+        pass
+    assert ("100%" in stream.getvalue()) == (done == total)
+
+
+def test_the_bar_shows_the_same_words_and_no_early_hundred(hands: Hands) -> None:
+    """tqdm would round 999 of 1000 up; we do not."""
+    stream = Terminal()
+    progress = Progress(1000, "bar", stream, hands, initial=998)
+    hands.time = 1.0
+    progress.advance(answer())
+    assert "999/1,000, 1/s, 0.0100 USD, 1.0 s left" in stream.getvalue()
+    assert "100%" not in stream.getvalue()
+    progress.advance(answer())
+    progress.close()
+    assert stream.getvalue().endswith("\n")
+    assert "100%|" in stream.getvalue().rsplit("\r", 1)[-1]
+
+
+def test_the_bar_starts_no_thread(hands: Hands) -> None:
+    """Drawing happens on the thread that tells it something."""
+    before = threading.active_count()
+    with Progress(10, "bar", Terminal(), hands):
+        assert threading.active_count() == before
+
+
+def test_the_bar_is_not_drawn_more_often_than_one_can_see(hands: Hands) -> None:
+    """A thousand results at one moment are one drawing."""
+    stream = Terminal()
+    progress = Progress(1000, "bar", stream, hands)
+    drawn = stream.getvalue().count("\r")
+    hands.time = 0.2
+    for _ in range(1000):
+        progress.advance(answer())
+    assert stream.getvalue().count("\r") == drawn + 1
+
+
+def test_quiet_writes_nothing(stream: io.StringIO, hands: Hands) -> None:
+    """Not even at the end."""
+    with Progress(1, "quiet", stream, hands) as progress:
+        hands.time = 60.0
+        progress.advance(answer())
+        progress.note("hello")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "bar"), [(True, "xterm", True), (True, "dumb", False), (False, "xterm", False)]
+)
+def test_auto_draws_a_bar_on_a_terminal_only(
+    terminal: bool, term: str, bar: bool, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe, a file or a terminal that cannot move its cursor gets lines."""
+    monkeypatch.setenv("TERM", term)
+    stream = Terminal() if terminal else io.StringIO()
+    with Progress(3, "auto", stream, hands):
+        pass
+    assert ("\r" in stream.getvalue()) == bar
+
+
+def test_auto_draws_a_bar_in_a_notebook(
+    stream: io.StringIO, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook's standard error is no terminal, but it can show a widget."""
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    notebook = types.ModuleType("IPython")
+    notebook.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    progress = Progress(3, "auto", stream, hands)
+    assert type(progress._face).__name__ == "_Bar"
+    progress.close()
+
+
+def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, hands: Hands) -> None:
+    """The seconds left are shown, and the note goes by itself."""
+    progress = Progress(10, "lines", stream, hands)
+    hands.time = 10.0
+    progress(CooldownStarted(10.0, "key", "m", 12.0, 1))
+    hands.time = 20.0
+    progress.advance(answer(cost=None))
+    hands.time = 30.0
+    progress.update()
+    assert stream.getvalue().splitlines() == [
+        "0% 0/10 (waiting: rate limit 12 s)",
+        "10% 1/10, 0.05/s, 3:00 min left (waiting: rate limit 2.0 s)",
+        "10% 1/10, 0.0333/s, 4:30 min left",
+    ]
+
+
+def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, hands: Hands) -> None:
+    """Open: when the next probe goes. Closed: nothing."""
+    progress = Progress(10, "lines", stream, hands)
+    hands.time = 10.0
+    progress(BreakerChanged(9.0, "m", "closed", "open", "5 failures", 5.0))
+    hands.time = 20.0
+    progress(BreakerChanged(20.0, "m", "half_open", "closed", "probe"))
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("(provider unavailable, next probe in 4.0 s)")
+    assert "unavailable" not in second
+
+
+def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, hands: Hands) -> None:
+    """A terminal obeys escape sequences; nobody else shall write them."""
+    progress = Progress(10, "lines", stream, hands)
+    hands.time = 10.0
+    progress.note("model \x1b]0;owned\x07\n100% \u202e")
+    assert r"(model \x1b]0;owned\x07\n100% \u202e)" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> None:
+    """The text says what to write instead."""
+    odd: Any = "loud"
+    with pytest.raises(ConfigError, match=r"'loud'.*auto, bar, lines, quiet"):
+        Progress(1, odd, stream)
+
+
+@pytest.mark.parametrize("mode", ["bar", "lines"])
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
+def test_a_broken_stream_ends_the_drawing_not_the_run(mode: Any, error: Exception, hands: Hands) -> None:
+    """The reader of a pipe may leave at any time."""
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    with Progress(2, mode, Broken(), hands) as progress:
+        hands.time = 20.0
+        progress.advance(answer())
+
+
+@pytest.mark.parametrize("mode", ["bar", "lines"])
+def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, hands: Hands) -> None:
+    """And nothing is drawn afterwards."""
+    progress = Progress(2, mode, stream, hands)
+    progress.close()
+    before = stream.getvalue()
+    progress.close()
+    hands.time = 60.0
+    progress.advance(answer())
+    assert stream.getvalue() == before
+
+
+def test_who_counts_does_not_wait_for_who_draws(hands: Hands) -> None:
+    """A terminal that stands still (Ctrl-S) holds one thread, not all that report."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class Stuck(io.StringIO):
+        def write(self, text: str) -> int:
+            entered.set()
+            leave.wait()
+            return super().write(text)
+
+    stream = Stuck()
+    progress = Progress(3, "lines", stream, hands)
+    hands.time = 10.0
+    drawing = threading.Thread(target=progress.advance, args=(answer(),))
+    drawing.start()
+    entered.wait()
+    hands.time = 20.0
+    progress.advance(answer())
+    progress(CooldownStarted(20.0, "key", "m", 1.0, 1))
+    leave.set()
+    drawing.join()
+    progress.close()
+    assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == ["33% 1/3", "66% 2/3"]
+
+
+def test_results_of_many_threads_are_all_counted(stream: io.StringIO, hands: Hands) -> None:
+    """20 threads of 500 results."""
+    progress = Progress(10_000, "lines", stream, hands)
+
+    def run() -> None:
+        for _ in range(500):
+            progress.advance(answer())
+
+    threads = [threading.Thread(target=run) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    progress.close()
+    assert stream.getvalue().startswith("100% 10,000/10,000")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_draws_nothing(hands: Hands) -> None:
+    """The bar belongs to the parent."""
+    stream = Terminal()
+    progress = Progress(2, "lines", stream, hands)
+    child = os.fork()
+    if child == 0:
+        hands.time = 60.0
+        progress.advance(answer())
+        progress.close()
+        os._exit(1 if stream.getvalue() else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.00 s"),
+        (0.424, "0.42 s"),
+        (4.24, "4.2 s"),
+        (17.2, "17 s"),
+        (59.7, "1:00 min"),
+        (185, "3:05 min"),
+        (7_620, "2:07 h"),
+        (360_000, "100:00 h"),
+    ],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    """Two figures are enough for a person."""
+    assert duration(seconds) == text
+
+
+@given(st.text())
+def test_escaped_text_is_printable(text: str) -> None:
+    """Whatever it was."""
+    assert escape(text).isprintable()
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", escape(text))
+
+
+def test_characters_a_stream_cannot_encode_are_escaped() -> None:
+    """An ASCII log file gets escapes, not an exception."""
+    raw = io.BytesIO()
+    wrapped = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    SafeStream(wrapped).write("5 €\n")
+    assert raw.getvalue() == b"5 \\u20ac\n"

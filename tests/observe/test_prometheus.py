@@ -1,0 +1,113 @@
+"""The figures for Prometheus."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from happenings import called, ended, started, submitted
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from smartbatch.errors import ConfigError
+from smartbatch.events import BreakerChanged, CooldownStarted
+from smartbatch.models import Priority, Usage
+from smartbatch.observe.metrics import KINDS, BatchMetrics
+from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter
+
+
+@pytest.fixture
+def metrics() -> BatchMetrics:
+    return BatchMetrics(max_batch_size=4, now=lambda: 10.0)
+
+
+def test_a_scrape_reads_the_figures_of_its_moment(metrics: BatchMetrics) -> None:
+    """Nothing is counted twice and nothing has to be pushed."""
+    registry = PrometheusReporter(metrics).registry
+    assert registry.get_sample_value("smartbatch_requests_submitted_total", {"priority": "normal"}) == 0
+    for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5), ended()):
+        metrics(event)
+    value = registry.get_sample_value
+    assert value("smartbatch_requests_submitted_total", {"priority": "normal"}) == 1
+    assert value("smartbatch_requests_ended_total", {"outcome": "succeeded"}) == 1
+    assert value("smartbatch_requests_pending", {"state": "waiting"}) == 0
+    assert value("smartbatch_tokens_total", {"type": "input"}) == 7
+    assert value("smartbatch_cost_usd_total") == 0.5
+    assert value("smartbatch_efficiency") == 0.5
+
+
+@pytest.mark.parametrize("seconds", [[0.0003, 0.5, 0.6, 3.0], [2.5], [200_000.0, 0.1], []])
+def test_time_histograms_are_cumulative_and_agree_with_their_count(
+    metrics: BatchMetrics, seconds: list[float]
+) -> None:
+    """A bucket has what is at most its bound, an exact bound included."""
+    for each in seconds:
+        metrics(called(seconds=each))
+    registry = PrometheusReporter(metrics).registry
+    counts = []
+    for bound in BOUNDS:
+        count = registry.get_sample_value("smartbatch_call_seconds_bucket", {"le": repr(bound)})
+        # the last bound, 36 hours, also has what is longer
+        assert count == sum(s <= bound for s in seconds) or bound == BOUNDS[-1]
+        counts.append(count)
+    assert counts == sorted(counts)  # type: ignore[type-var]
+    assert registry.get_sample_value("smartbatch_call_seconds_bucket", {"le": "+Inf"}) == len(seconds)
+    assert registry.get_sample_value("smartbatch_call_seconds_count") == len(seconds)
+    assert registry.get_sample_value("smartbatch_call_seconds_sum") == pytest.approx(sum(seconds))
+
+
+def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
+    """A thousand odd models, errors, ids and states make no new series."""
+    reporter = PrometheusReporter(metrics)
+    for i in range(1000):
+        odd = f"canary {i}"
+        metrics(called(error=odd))
+        metrics(ended(odd, ok=False, error=odd, model=odd))
+        metrics(CooldownStarted(0.0, odd, odd, 1.0, 1))
+        metrics(BreakerChanged(0.0, odd, "closed", odd, odd))
+    assert b"canary" not in reporter.text()
+    allowed = {
+        *KINDS,
+        *(priority.name.lower() for priority in Priority),
+        *("succeeded", "failed", "cancelled", "waiting", "in_flight", "counted", "uncounted"),
+        *("input", "output", "closed", "open", "half_open", "stopped"),
+    }
+    for family in reporter.registry.collect():
+        for sample in family.samples:
+            assert {v for k, v in sample.labels.items() if k != "le"} <= allowed
+
+
+def test_the_registry_is_its_own_unless_given(metrics: BatchMetrics) -> None:
+    """The global registry is never touched; a given one is left again by close."""
+    assert PrometheusReporter(metrics).registry is not REGISTRY
+    shared = CollectorRegistry()
+    reporter = PrometheusReporter(metrics, shared)
+    assert reporter.registry is shared
+    reporter.close()
+    assert list(shared.collect()) == []
+
+
+def test_two_clients_in_one_registry_are_refused(metrics: BatchMetrics) -> None:
+    """Their series would be the same; better at once than at the scrape."""
+    shared = CollectorRegistry()
+    PrometheusReporter(metrics, shared)
+    with pytest.raises(ValueError, match="Duplicated"):
+        PrometheusReporter(BatchMetrics(), shared)
+
+
+def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"smartbatch-llm\[prometheus\]"):
+        PrometheusReporter(metrics)
+
+
+def test_listeners_are_imported_without_what_they_show_with() -> None:
+    """Structlog, tqdm and the Prometheus client come in when first used."""
+    code = (
+        "import sys, smartbatch.observe.metrics, smartbatch.observe.logs, smartbatch.observe.progress,"
+        " smartbatch.observe.reporters, smartbatch.observe.prometheus\n"
+        "print({'structlog', 'tqdm', 'prometheus_client', 'IPython'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,107 @@
+"""The figures as text and as a log entry."""
+
+from __future__ import annotations
+
+import io
+
+import structlog
+from happenings import called, ended, retry, started, submitted
+from structlog.testing import CapturingLogger
+
+from smartbatch.events import BreakerChanged, ClientStarted, CooldownStarted
+from smartbatch.models import Usage
+from smartbatch.observe import logs
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.reporters import ConsoleReporter, LogReporter, status_summary
+from smartbatch.observe.snapshot import MetricsSnapshot
+
+
+def busy_metrics() -> BatchMetrics:
+    metrics = BatchMetrics(max_batch_size=4, now=lambda: 10.0)
+    for event in (
+        ClientStarted(0.0, 2),
+        submitted("r1"),
+        submitted("r2", joined=True),
+        submitted("r3"),
+        started(2, at=0.0),
+        called(2, at=5.0, seconds=5.0, usage=Usage(1200, 30, 200), cost=0.0125, error="rate_limit"),
+        retry(counted=False, maybe_billed=True),
+        CooldownStarted(5.0, "key", "m", 12.0, 1),
+        BreakerChanged(5.0, "m", "closed", "open", "refused", 1.0),
+        ended("r1", cost=None, seconds=65.0),
+    ):
+        metrics(event)
+    return metrics
+
+
+def test_the_summary_of_an_idle_client_is_short() -> None:
+    """What did not happen is left out."""
+    assert status_summary(MetricsSnapshot()) == (
+        "requests  0 submitted: 0 waiting, 0 in flight, 0 succeeded, 0 failed, 0 cancelled"
+    )
+
+
+def test_the_summary_tells_what_happened_with_units() -> None:
+    """Every line is a name and words; numbers carry their unit."""
+    rows = dict(line.split("  ", 1) for line in status_summary(busy_metrics().snapshot()).splitlines())
+    told = {name: words.strip() for name, words in rows.items()}
+    assert told == {
+        "requests": "3 submitted: 2 waiting, 0 in flight, 1 succeeded, 0 failed, 0 cancelled",
+        "by priority": "normal 3",
+        "without a call": "joined another 1",
+        "batches": "1 (1 shared), size mean 2.00, largest 2, efficiency 50%",
+        "queue time": "mean 0.50 s, p50 0.50 s, p95 0.50 s, longest 0.50 s",
+        "call time": "mean 5.0 s, p50 5.0 s, p95 5.0 s, longest 5.0 s",
+        "response time": "mean 1:05 min, p50 1:05 min, p95 1:05 min, longest 1:05 min",
+        "workers": "2, 25% busy over 10 s",
+        "failed calls": "rate_limit 1",
+        "retries": "1 (1 of them cost no try)",
+        "rate limits": "1 calls refused, 1 pauses of 12 s in all",
+        "breaker": "open 1",
+        "maybe paid twice": "1",
+        "tokens": "1,200 in (200 cached), 30 out",
+        "cost": "0.012500 USD; 1 requests of unknown price",
+    }
+
+
+def test_the_console_reporter_prints_the_summary() -> None:
+    """To the stream it was given."""
+    stream, metrics = io.StringIO(), busy_metrics()
+    ConsoleReporter(metrics, stream).report()
+    assert stream.getvalue() == status_summary(metrics.snapshot()) + "\n"
+
+
+def test_a_closed_stream_does_not_hurt_the_reporter() -> None:
+    """Reporting is never a reason to fail."""
+    stream = io.StringIO()
+    stream.close()
+    ConsoleReporter(busy_metrics(), stream).report()
+
+
+def test_the_log_reporter_logs_one_entry_with_all_figures() -> None:
+    """The fields are those of ``as_dict``."""
+    captured, metrics = CapturingLogger(), busy_metrics()
+    LogReporter(metrics, structlog.wrap_logger(captured, processors=[])).report()
+    (entry,) = captured.calls
+    assert entry.method_name == "info"
+    assert entry.kwargs == {"event": "metrics"} | metrics.snapshot().as_dict()
+
+
+def test_the_level_asked_for_holds_on_top_of_the_applications_own() -> None:
+    """Enabled for warnings only, figures are not logged, although the application shows everything."""
+    captured = CapturingLogger()
+    structlog.configure(processors=[], logger_factory=lambda *_: captured)
+    try:
+        for level, entries in (("warning", 0), ("info", 1)):
+            logs.enable(level)
+            LogReporter(busy_metrics()).report()
+            assert len(captured.calls) == entries
+    finally:
+        logs.disable()
+        structlog.reset_defaults()
+
+
+def test_the_log_reporter_is_silent_without_a_logger(capfd) -> None:  # type: ignore[no-untyped-def]
+    """As all of the library is."""
+    LogReporter(busy_metrics()).report()
+    assert capfd.readouterr() == ("", "")
