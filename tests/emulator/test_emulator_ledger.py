@@ -112,3 +112,17 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(tmp_path):
     assert path.read_text() == "precious\n"
     with pytest.raises(ConfigError, match="ledger file"):
         emulator(ledger_file=tmp_path / "none" / "x")
+
+
+def test_a_call_from_before_a_reset_leaves_no_line(tmp_path):
+    """It ends in the old book, so the new file holds only what began after the reset."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    old, new = (Call(0, 0.0, "POST /v1/responses", prompt=prompt) for prompt in ("old", "new"))
+    ledger.open(old)
+    ledger.reset()
+    ledger.open(new)
+    ledger.close(old, status=200, billed=1, delivered=True)
+    ledger.close(new, status=200, billed=2, delivered=True)
+    ledger.end()
+    assert [call.prompt for call in Ledger.read(path).calls] == ["new"]

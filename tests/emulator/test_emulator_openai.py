@@ -113,6 +113,28 @@ def test_output_is_cut_at_the_cap(emu, sdk):
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+def test_output_that_just_fits_is_not_cut(emu, sdk):
+    """The cap is the most that is allowed, not the least that is refused."""
+    emu.configure(answers={PROMPT: "12345678"})
+    made = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
+    assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("stop", "12345678")
+
+
+def test_the_last_user_message_is_the_prompt(sdk):
+    """Earlier turns, and an assistant's later word, do not decide the answer; parts are joined."""
+    turns = [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "yes?"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": PROMPT[:5]}, {"type": "text", "text": PROMPT[5:]}],
+        },
+        {"role": "assistant", "content": "Well,"},
+    ]
+    made = sdk.chat.completions.create(model="m", messages=turns)
+    assert made.choices[0].message.content == answer_for(PROMPT, "m")
+
+
 def test_stop_and_n_are_honoured(emu, sdk):
     """The text ends before a stop text; n answers are n choices and n times the tokens."""
     emu.configure(answers={PROMPT: "one two three"})

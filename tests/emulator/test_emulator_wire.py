@@ -166,3 +166,13 @@ def test_a_port_in_use_is_named(emu):
     """The error says which port, and what to do."""
     with pytest.raises(ConfigError, match=f"port {emu.port} .* name another port"):
         Emulator(port=emu.port)
+
+
+def test_after_a_refusal_nothing_more_is_answered(emu, raw):
+    """What follows malformed bytes cannot be trusted to be a request."""
+    raw.send(b"nonsense\r\n\r\n")
+    raw.answer()
+    with contextlib.suppress(ConnectionError):
+        raw.send(request_bytes(chat()))
+        assert raw.rest() == b""
+    assert emu.ledger.received == 0
