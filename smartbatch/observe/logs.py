@@ -8,6 +8,7 @@ Nothing is logged unless the user hands over a logger, or calls :func:`enable`. 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -146,11 +147,13 @@ def level_of(event: Event) -> str:
 
 
 def clean(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with scrubbed texts; nested mappings as well."""
+    """Return the fields fit for any renderer: texts scrubbed, numbers finite; nested mappings as well."""
     cleaned: dict[str, Any] = {}
     for key, value in fields.items():
         if isinstance(value, str):
             value = scrub(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            value = str(value)  # JSON has no infinity
         elif isinstance(value, Mapping):
             value = clean(value)
         cleaned[key] = value

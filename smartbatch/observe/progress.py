@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -103,7 +104,7 @@ class Progress:
             self._remark(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
         elif isinstance(event, BreakerChanged):
             opened = event.after == "open"
-            until = event.at + event.pause if event.pause else None
+            until = event.at + event.pause if 0 < event.pause < math.inf else None
             text = "provider unavailable" + (", next probe in" if until else "")
             self._remark(f"breaker {event.model}", text if opened else "", until)
 

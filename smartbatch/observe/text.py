@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TextIO
 
 
@@ -13,7 +14,9 @@ def escape(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in few characters: ``0.42 s``, ``4.2 s``, ``17 s``, ``3:05 min``, ``2:07 h``."""
+    """Return seconds in few characters: ``0.42 s``, ``4.2 s``, ``17 s``, ``3:05 min``, ``2:07 h``; ``for ever`` when infinite."""
+    if not math.isfinite(seconds):
+        return "for ever"
     if seconds < 1:
         return f"{max(0.0, seconds):.2f} s"
     if seconds < 10:

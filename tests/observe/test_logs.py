@@ -174,6 +174,14 @@ def test_events_have_no_place_for_prompts_or_answers() -> None:
         assert set(event.fields()) <= known
 
 
+def test_an_endless_pause_is_still_json() -> None:
+    """JSON has no infinity, and a log reader would choke on it."""
+    stream = io.StringIO()
+    logs.enable("debug", stream)
+    LogObserver()(BreakerChanged(1.0, "m", "closed", "open", "stopped", float("inf")))
+    assert json.loads(stream.getvalue(), parse_constant=pytest.fail)["pause"] == "inf"
+
+
 def test_a_line_end_in_an_id_cannot_forge_a_line() -> None:
     """One event is one line, whatever the ids are and whatever the renderer does."""
     captured = CapturingLogger()

@@ -200,6 +200,14 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     assert "unavailable" not in second
 
 
+def test_an_outage_without_a_known_end_is_noted_without_a_time(stream: io.StringIO, hands: Hands) -> None:
+    """An endless pause is not counted down."""
+    progress = Progress(10, "lines", stream, hands)
+    hands.time = 10.0
+    progress(BreakerChanged(9.0, "m", "closed", "open", "stopped", float("inf")))
+    assert stream.getvalue() == "0% 0/10 (provider unavailable)\n"
+
+
 def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, hands: Hands) -> None:
     """A terminal obeys escape sequences; nobody else shall write them."""
     progress = Progress(10, "lines", stream, hands)
@@ -309,6 +317,7 @@ def test_a_forked_child_draws_nothing(hands: Hands) -> None:
         (185, "3:05 min"),
         (7_620, "2:07 h"),
         (360_000, "100:00 h"),
+        (float("inf"), "for ever"),
     ],
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
