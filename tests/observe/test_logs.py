@@ -13,6 +13,8 @@ import structlog
 from happenings import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
+from smartbatch import BatchingClient
+from smartbatch.clock import VirtualClock
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, ClientStarted, ClientStopped, CooldownStarted, Event
 from smartbatch.models import Usage
@@ -160,6 +162,20 @@ def test_keys_never_appear_with_everything_shown() -> None:
     observe_all(LogObserver())
     assert KEY not in stream.getvalue()
     assert "canary" not in stream.getvalue()
+
+
+def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
+    """A client's whole run, logged at debug: ids and numbers, and nothing that was asked or answered."""
+    stream = io.StringIO()
+    logs.enable("debug", stream)
+    client = BatchingClient(
+        "sim:small", clock=VirtualClock(), observers=[LogObserver()], system="canary system"
+    )
+    with client:
+        results = list(client.map([f"canary prompt {i}" for i in range(20)]))
+    assert len(lines(stream)) > 60
+    assert "canary" not in stream.getvalue()
+    assert all(result.text and result.text not in stream.getvalue() for result in results)
 
 
 def test_events_have_no_place_for_prompts_or_answers() -> None:
