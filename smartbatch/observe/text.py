@@ -14,7 +14,7 @@ def escape(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in few characters: ``0.42 s``, ``4.2 s``, ``17 s``, ``3:05 min``, ``2:07 h``, ``for ever``."""
+    """Return seconds in short: ``0.42 s``, ``17 s``, ``3:05 min``, ``2:07 h``, ``for ever``."""
     if not math.isfinite(seconds):
         return "for ever"
     if seconds < 1:
