@@ -131,9 +131,11 @@ class Quota:
         "_cool_began",
         "_cool_until",
         "_evidence",
+        "_filled_at",
         "_grown_at",
         "_growth",
         "_judged",
+        "_kept",
         "_pace",
         "_peak",
         "_requests",
@@ -150,11 +152,13 @@ class Quota:
         self.in_flight = 0
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
+        self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
         self._told: float | None = None  # requests a second
         self._steady: Bucket | None = None  # the told rate, evenly: what needs no window
         self._pace: Bucket | None = None
         self._base = 0.0  # the rate that was refused last, or the told one
         self._window = math.inf
+        self._filled_at = -math.inf
         self._growth = _DOUBLING
         self._threshold = math.inf  # of the window: doubling below, one a round above
         self._cool_before = self._cool_began = self._cool_until = -math.inf
@@ -171,12 +175,18 @@ class Quota:
         self._burst_wait = _BURST_AGAIN
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the told limits, a minute; ``None`` means not told. What is owed to a limit stays owed."""
+        """Set the told limits, a minute; ``None`` means not told.
+
+        What is owed to a limit stays owed, even if it is taken back and told again: clients that come and
+        go do not each get a full bucket.
+        """
         told = max_rpm is not None or max_tpm is not None
-        if told and self._requests is None and self._tokens is None:
+        if told and self._kept == (None, None):
             self._window, self._growth = _FIRST_WINDOW, _PROVING
-        self._requests = _told_bucket(self._requests, max_rpm, now)
-        self._tokens = _told_bucket(self._tokens, max_tpm, now)
+        requests, tokens = self._kept
+        self._requests = _told_bucket(requests, max_rpm, now)
+        self._tokens = _told_bucket(tokens, max_tpm, now)
+        self._kept = (self._requests or requests, self._tokens or tokens)
         self._told = None if max_rpm is None else max_rpm / 60.0
         self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
 
@@ -214,6 +224,8 @@ class Quota:
     def take(self, now: float, tokens: float) -> Reservation:
         """Book a call that :meth:`look` let go; ``tokens`` is its estimate, settled later."""
         self.in_flight += 1
+        if self.in_flight >= self._window:
+            self._filled_at = now
         if self._requests is not None:
             self._requests.take(now, 1.0)
         if self._steady is not None:
@@ -227,7 +239,6 @@ class Quota:
 
     def succeeded(self, reservation: Reservation, now: float, actual_tokens: float | None) -> None:
         """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say."""
-        in_flight = self.in_flight
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens)
         self._accepted += 1
@@ -235,8 +246,8 @@ class Quota:
             self._evidence -= _FORGET
         if reservation.started >= self._cool_before:
             self._consecutive = 0
-        # a window that was not full limited nobody, so its success proves nothing
-        if in_flight + 1 > self._window and reservation.started >= self._cool_began:
+        # a window that was not full while the call was out limited nobody: its success proves nothing
+        if self._cool_began <= reservation.started <= self._filled_at:
             self._widen()
         if self._pace is not None:
             self._quicken(self._pace, now)

@@ -1,0 +1,92 @@
+"""Money: spent and reserved never pass the limit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.budget import Budget, SpendReservation
+
+usd = st.floats(0.0, 10.0)
+
+
+@given(usd, st.lists(st.tuples(st.sampled_from(["call", "settle", "release"]), usd, st.floats(0.0, 1.0))))
+def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple[str, float, float]]) -> None:
+    """Whatever the order of calls and their ends, as long as none costs more than it reserved."""
+    budget, held = Budget(limit), list[SpendReservation]()
+    for step, cost, share in steps:
+        if step == "call":
+            if budget.look(5.0, cost) == 5.0:
+                held.append(budget.reserve(cost))
+        elif held and step == "settle":
+            reservation = held.pop()
+            budget.settle(reservation, share * reservation.amount)
+        elif held:
+            budget.release(held.pop())
+        assert budget.spent + budget.reserved <= limit + 1e-12
+        assert budget.overrun == 0.0
+    for reservation in held:
+        budget.release(reservation)
+    assert budget.reserved == 0.0
+
+
+def test_a_million_small_costs_add_up_exactly() -> None:
+    """Sums of floats drift; billionths of a USD do not."""
+    budget = Budget(100.0)
+    for _ in range(100_000):
+        budget.settle(budget.reserve(0.000_001), 0.000_000_1)
+    assert budget.spent == 0.01
+
+
+def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
+    """The overrun is shown, and the next call sees what is really left."""
+    budget = Budget(1.0)
+    budget.settle(budget.reserve(0.5), 0.75)
+    assert (budget.spent, budget.overrun, budget.left) == (0.75, 0.25, 0.25)
+    assert not budget.fits(0.3)
+
+
+def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
+    """What does not fit now may fit once a call turns out cheaper; what was spent does not come back."""
+    budget = Budget(1.0)
+    reservation = budget.reserve(0.9)
+    assert budget.look(3.0, 0.5) == math.inf
+    assert not budget.hopeless(0.5)
+    budget.settle(reservation, 0.8)
+    assert budget.hopeless(0.5)
+    with pytest.raises(RuntimeError):
+        budget.reserve(0.5)
+
+
+def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
+    """The account is kept for the summary."""
+    budget = Budget()
+    budget.settle(budget.reserve(1e6), 2.5)
+    assert (budget.spent, budget.left, budget.hopeless(1e9)) == (2.5, None, False)
+
+
+def test_a_reservation_ends_once() -> None:
+    """A second ending is a mistake of the caller and loud."""
+    budget = Budget(1.0)
+    reservation = budget.reserve(0.5)
+    budget.release(reservation)
+    with pytest.raises(RuntimeError):
+        budget.settle(reservation, 0.1)
+    assert (budget.spent, budget.reserved) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
+    """Negative, endless and undefined amounts would break the account for good."""
+    budget = Budget(1.0)
+    with pytest.raises(ValueError):
+        Budget(bad)
+    with pytest.raises(ValueError):
+        budget.reserve(bad)
+    reservation = budget.reserve(0.5)
+    with pytest.raises(ValueError):
+        budget.settle(reservation, bad)
+    assert budget.reserved == 0.5

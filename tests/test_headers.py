@@ -1,0 +1,116 @@
+"""Waits and limits as servers spell them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.headers import parse_duration, parse_retry_after, read_limits
+from smartbatch.models import LimitReport
+
+NOON = 1_795_003_200.0  # Wed, 18 Nov 2026 12:00:00 GMT
+
+FORMS = [
+    ({}, None),
+    ({"retry-after": ""}, None),
+    ({"retry-after": "0"}, 0.0),
+    ({"retry-after": "7"}, 7.0),
+    ({"retry-after": " 7 "}, 7.0),
+    ({"retry-after": "0.25"}, 0.25),
+    ({"retry-after": ".5"}, 0.5),
+    ({"retry-after": "+3"}, 3.0),
+    ({"retry-after": "-1"}, 0.0),
+    ({"retry-after": "1e1"}, 10.0),
+    ({"retry-after": "1e9"}, 600.0),
+    ({"retry-after": "1e999"}, 600.0),
+    ({"retry-after": "inf"}, 600.0),
+    ({"retry-after": "-Infinity"}, 0.0),
+    ({"retry-after": "NaN"}, None),
+    ({"retry-after": "soon"}, None),
+    ({"retry-after": "1_000"}, None),
+    ({"retry-after": "٣"}, None),
+    ({"retry-after": "9" * 5000}, None),
+    ({"retry-after": "Wed, 18 Nov 2026 12:00:30 GMT"}, 30.0),
+    ({"retry-after": "Wednesday, 18-Nov-26 12:00:30 GMT"}, 30.0),
+    ({"retry-after": "Wed, 18 Nov 2026 12:00:30 -0000"}, 30.0),
+    ({"retry-after": "Wed, 18 Nov 2026 13:00:30 +0100"}, 30.0),
+    ({"retry-after": "Wed, 18 Nov 2026 11:59:00 GMT"}, 0.0),
+    ({"retry-after": "Sat, 18 Nov 9999 12:00:00 GMT"}, 600.0),
+    ({"retry-after": "Wed, 99 Nov 2026 12:00:30 GMT"}, None),
+    ({"retry-after-ms": "250"}, 0.25),
+    ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+    ({"retry-after-ms": "?", "retry-after": "9"}, 9.0),
+    ({"retry-after-ms": "1e12"}, 600.0),
+]
+
+
+@pytest.mark.parametrize(("headers", "seconds"), FORMS)
+def test_every_form_of_retry_after_is_read_or_refused(headers: dict[str, str], seconds: float | None) -> None:
+    """Seconds, milliseconds and dates are understood, clamped to 0 and 600; anything else is no answer."""
+    assert parse_retry_after(headers, NOON) == (None if seconds is None else pytest.approx(seconds, abs=1e-9))
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_no_retry_after_can_raise_or_leave_its_range(ms: str, seconds: str) -> None:
+    """Whatever a server writes, the wait is absent or within the range."""
+    wait = parse_retry_after({"retry-after-ms": ms, "retry-after": seconds}, NOON)
+    assert wait is None or 0.0 <= wait <= 600.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1s", 1.0),
+        ("6m0s", 360.0),
+        ("1h2m3.5s", 3723.5),
+        ("250ms", 0.25),
+        ("12ms", 0.012),
+        ("1.5m", 90.0),
+        ("5us", 5e-6),
+        ("5µs", 5e-6),  # U+00B5
+        ("5μs", 5e-6),  # U+03BC
+        ("7ns", 7e-9),
+        ("0s", 0.0),
+        ("30", 30.0),
+        ("", None),
+        (None, None),
+        ("-1s", None),
+        ("-1", None),
+        ("1s!", None),
+        ("s", None),
+        ("1d", None),
+        ("1s 2s", None),
+        ("inf", None),
+        ("9s" * 100, None),
+    ],
+)
+def test_durations_are_read_as_go_writes_them(text: str | None, seconds: float | None) -> None:
+    """Units may be combined and fractional, milliseconds are not minutes, and a bare number is seconds."""
+    assert parse_duration(text) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
+    """A missing header is not an unlimited quota, and a broken one is like a missing one."""
+    report = read_limits(
+        {
+            "x-ratelimit-limit-requests": "5000",
+            "x-ratelimit-remaining-requests": "4999",
+            "x-ratelimit-reset-requests": "12ms",
+            "x-ratelimit-limit-tokens": "many",
+            "x-ratelimit-reset-tokens": "6m0s",
+        }
+    )
+    assert report == LimitReport(
+        requests_limit=5000, requests_remaining=4999, requests_reset=0.012, tokens_reset=360.0
+    )
+    assert read_limits({"content-type": "application/json", "x-ratelimit-limit-tokens": "-5"}) is None
+
+
+@given(st.dictionaries(st.sampled_from(["x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"]), st.text()))
+def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
+    """Whatever is written there, a report is numbers or nothing."""
+    report = read_limits(headers)
+    assert report is None or (report.tokens_reset or 0.0) < math.inf
