@@ -7,8 +7,9 @@ from typing import Any
 
 from smartbatch.clock import VirtualClock
 from smartbatch.emulator import Emulator, answer_for
+from smartbatch.providers.mock import MockCall, MockProvider
 
-__all__ = ["Emulator", "VirtualClock", "answer_for", "emulator"]
+__all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for", "emulator"]
 
 
 def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:

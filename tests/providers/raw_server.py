@@ -1,0 +1,208 @@
+"""A server for tests that says exactly the bytes it is told, one script a request.
+
+It speaks just enough HTTP to find where a request ends, so that any answer, broken or not, can be sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+Script = Callable[["Exchange"], None]
+
+
+class Exchange:
+    """One request, and the connection to answer it on."""
+
+    def __init__(self, sock: socket.socket, head: str, body: bytes, server: RawServer) -> None:
+        self.sock = sock
+        self.head = head
+        self.body = body
+        self.server = server
+        self.keep = True
+
+    @property
+    def target(self) -> str:
+        return self.head.split(" ")[1]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        lines = self.head.split("\r\n")[1:]
+        return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    def json(self) -> dict:
+        return json.loads(self.body)
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def close(self) -> None:
+        self.keep = False
+
+    def reset(self) -> None:
+        """End the connection with a reset instead of a goodbye."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.keep = False
+
+
+class RawServer:
+    """Answers requests on loopback with scripts: the nth request gets the nth, the last one repeats."""
+
+    def __init__(self, scripts: Iterable[Script], *, tls: bool = False) -> None:
+        self._scripts = list(scripts)
+        self._tls: ssl.SSLContext | None = None
+        if tls:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(HERE / "localhost.pem")
+        self.requests: list[Exchange] = []
+        self.connections = 0
+        self.done = threading.Event()
+        self.arrived = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def port(self) -> int:
+        return self._listener.getsockname()[1]
+
+    @property
+    def base_url(self) -> str:
+        return f"http{'s' if self._tls else ''}://{'localhost' if self._tls else '127.0.0.1'}:{self.port}/v1"
+
+    def stop(self) -> None:
+        self.done.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            with self._lock:
+                self._open.append(sock)
+            while self._one(sock):
+                pass
+        except OSError:
+            pass
+        finally:
+            with self._lock:
+                if sock in self._open:
+                    self._open.remove(sock)
+            sock.close()
+
+    def _one(self, sock: socket.socket) -> bool:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            piece = sock.recv(65536)
+            if not piece:
+                return False
+            data += piece
+        head, _, body = data.partition(b"\r\n\r\n")
+        exchange = Exchange(sock, head.decode("latin-1"), body, self)
+        wanted = int(exchange.headers.get("content-length", 0))
+        while len(exchange.body) < wanted:
+            exchange.body += sock.recv(65536)
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append(exchange)
+        self.arrived.release()
+        self._scripts[min(number, len(self._scripts) - 1)](exchange)
+        return exchange.keep
+
+
+def http(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
+    """An HTTP answer with its length."""
+    named = {"content-type": "application/json", "content-length": str(len(body))}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items() if value)
+    return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
+
+
+def says(body: bytes | dict | str, status: str = "200 OK", **headers: str) -> Script:
+    """A script that answers with this body."""
+    if isinstance(body, dict):
+        body = json.dumps(body).encode()
+    elif isinstance(body, str):
+        body = body.encode()
+    answer = http(body, status, **headers)
+    return lambda exchange: exchange.send(answer)
+
+
+def chat(text: str | None = "Lima", **changes: object) -> dict:
+    """A chat completion as OpenAI sends it."""
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "gpt-5-mini-2026-01-01",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": text, "refusal": None},
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 31,
+            "completion_tokens": 78,
+            "total_tokens": 109,
+            "prompt_tokens_details": {"cached_tokens": 5},
+            "completion_tokens_details": {"reasoning_tokens": 64},
+        },
+        **changes,
+    }
+
+
+def error(message: str, type_: str | None = None, code: object = None) -> dict:
+    """An error body as OpenAI sends it."""
+    return {"error": {"message": message, "type": type_, "param": None, "code": code}}
+
+
+def hangs(exchange: Exchange) -> None:
+    """Never answers."""
+    exchange.server.done.wait(30)
+    exchange.close()
+
+
+def trickles(exchange: Exchange) -> None:
+    """Sends a whole answer a byte at a time, some two seconds long: no single read is slow."""
+    for byte in http(json.dumps(chat("x" * 50)).encode()):
+        if exchange.server.done.wait(0.003):
+            return
+        exchange.send(bytes([byte]))
+
+
+def resets(exchange: Exchange) -> None:
+    """Takes the request and resets the connection."""
+    exchange.reset()
+
+
+def vanishes(exchange: Exchange) -> None:
+    """Takes the request and closes without an answer."""
+    exchange.close()

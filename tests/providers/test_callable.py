@@ -1,0 +1,103 @@
+"""Own functions as providers."""
+
+from __future__ import annotations
+
+import pytest
+
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.models import Answer, Request, Usage
+from smartbatch.providers.callable import CallableProvider, load_callable, normalise
+
+REQUEST = Request(prompt="p")
+
+
+def call(provider: CallableProvider, attempt: int = 0) -> Answer:
+    return provider.generate(REQUEST, model="m", attempt=attempt, timeout=1.0)
+
+
+def shout(request: Request, attempt: int) -> str:
+    return f"{request.prompt.upper()}{attempt}"
+
+
+def test_a_function_gets_request_and_attempt():
+    """A returned text is the answer's text."""
+    assert call(CallableProvider(shout), attempt=2) == Answer(text="P2")
+
+
+@pytest.mark.parametrize("value", [None, 3, ("a", 1), {"a": 1}, [1], b"x"])
+def test_any_other_object_is_the_value(value):
+    """What is neither text nor answer comes back as it is."""
+    assert normalise(value) == Answer(value=value)
+
+
+def test_an_answer_is_passed_on():
+    """A function that knows usage and cost says so."""
+    answer = Answer(text="t", usage=Usage(1, 2), cost=0.5)
+    assert call(CallableProvider(lambda *_: answer)) is answer
+
+
+def test_a_coroutine_is_refused():
+    """Nobody would run it; the error says what to do."""
+
+    async def later(request, attempt):
+        return "x"
+
+    with pytest.raises(ConfigError, match="coroutine"):
+        CallableProvider(later)
+    with pytest.raises(TypeError, match=r"asyncio\.run"):
+        call(CallableProvider(lambda *a: later(*a)))
+
+
+def test_a_function_for_many_shares_calls():
+    """Entries may be answers, values, exceptions or missing."""
+    lost = ValueError("alone")
+    provider = CallableProvider(shout, many=lambda requests, attempt: ["a", lost, None, 3], max_shared=4)
+    assert provider.capabilities.max_shared == 4
+    assert CallableProvider(shout).capabilities.max_shared == 1
+    answers = provider.generate_many([REQUEST] * 4, model="m", attempt=0, timeout=1.0)
+    assert answers == [Answer(text="a"), lost, None, Answer(value=3)]
+    with pytest.raises(TypeError, match="list"):
+        CallableProvider(shout, many=lambda *_: "text").generate_many(
+            [REQUEST], model="m", attempt=0, timeout=1.0
+        )
+    with pytest.raises(NotImplementedError):
+        CallableProvider(shout).generate_many([REQUEST], model="m", attempt=0, timeout=1.0)
+
+
+def test_an_own_classifier_decides_first():
+    """A kind, a whole verdict, or a pass to the usual rules."""
+    verdict = ProviderError("mine", kind=ErrorKind.NO_MONEY)
+    said: list[object] = [ErrorKind.RATE_LIMIT, verdict, None]
+    provider = CallableProvider(shout, classify=lambda error: said.pop(0))
+    assert provider.classify(ValueError("x")).kind is ErrorKind.RATE_LIMIT
+    assert provider.classify(ValueError("x")) is verdict
+    assert provider.classify(TimeoutError("x")).kind is ErrorKind.TIMEOUT
+
+
+@pytest.mark.parametrize("options", [{"fn": 3}, {"many": 3}, {"classify": 3}, {"max_shared": 0}])
+def test_settings_that_are_refused(options):
+    """The error names the setting."""
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        CallableProvider(**{"fn": shout, **options})
+
+
+def test_a_function_is_found_by_its_name(monkeypatch):
+    """call:module:function imports it; nested names work."""
+    assert load_callable("os.path:join").__name__ == "join"
+    assert load_callable("smartbatch.models:Priority.parse")(75).name == "HIGH"
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("os.path", "must name a module and a function"),
+        (":f", "must name a module and a function"),
+        ("no_such_module_here:f", "importing no_such_module_here failed"),
+        ("os.path:no_such", "os.path has no no_such"),
+        ("os.path:sep", "is a str, not a function"),
+    ],
+)
+def test_a_name_that_cannot_be_used_says_which_part(path, part):
+    """Module missing, function missing, or no function at all."""
+    with pytest.raises(ConfigError, match=part):
+        load_callable(path)

@@ -1,0 +1,227 @@
+"""Chat completions: what is sent, and what an answer means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from asking import KEY, ask
+from raw_server import chat, says
+
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.models import Generation, Message, Request, Usage
+
+
+def test_a_text_becomes_one_user_message(serve, connect):
+    """A plain prompt is sent as a single user message, to the right path and with the key."""
+    server = serve(says(chat()))
+    answer = ask(connect(server))
+    sent = server.requests[0]
+    assert sent.head.startswith("POST /v1/chat/completions HTTP/1.1")
+    assert sent.headers["authorization"] == f"Bearer {KEY}"
+    assert sent.json() == {
+        "model": "gpt-5-mini",
+        "messages": [{"role": "user", "content": "Capital of Peru?"}],
+    }
+    assert answer.text == "Lima"
+    assert answer.usage == Usage(31, 78, 5, 64)
+    assert answer.finish_reason == "stop"
+    assert answer.model == "gpt-5-mini-2026-01-01"
+
+
+def test_every_parameter_reaches_the_body(serve, connect):
+    """Each generation parameter has its field; what is None is not sent."""
+    server = serve(says(chat()))
+    ask(
+        connect(server),
+        system="Answer briefly.",
+        max_tokens=20,
+        temperature=0.5,
+        top_p=0.9,
+        stop=("END",),
+        seed=7,
+        schema={"type": "object"},
+        extra={"reasoning_effort": "low"},
+    )
+    assert server.requests[0].json() == {
+        "model": "gpt-5-mini",
+        "messages": [
+            {"role": "system", "content": "Answer briefly."},
+            {"role": "user", "content": "Capital of Peru?"},
+        ],
+        "max_tokens": 20,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop": ["END"],
+        "seed": 7,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "strict": True, "schema": {"type": "object"}},
+        },
+        "reasoning_effort": "low",
+    }
+
+
+def test_the_name_of_the_output_cap_can_be_chosen(serve, connect):
+    """Servers other than OpenAI's get max_tokens unless told otherwise."""
+    server = serve(says(chat()))
+    ask(connect(server, max_tokens_field="max_completion_tokens"), max_tokens=5)
+    assert server.requests[0].json()["max_completion_tokens"] == 5
+
+
+def test_messages_and_content_parts_go_out_as_they_are(serve, connect):
+    """A conversation keeps its roles, order and parts."""
+    part = {"type": "image_url", "image_url": {"url": "data:,"}}
+    server = serve(says(chat()))
+    ask(connect(server), (Message("user", "a"), Message("assistant", "b"), Message("user", (part,))))
+    assert server.requests[0].json()["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [part]},
+    ]
+
+
+def test_line_separators_are_escaped_in_the_body(serve, connect):
+    """No raw U+2028 or other separator leaves: bodies are ASCII."""
+    server = serve(says(chat()))
+    ask(connect(server), "a\u2028b\u0085c\0d")
+    body = server.requests[0].body
+    assert body.isascii()
+    assert json.loads(body)["messages"][0]["content"] == "a\u2028b\u0085c\0d"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "finish"),
+    [
+        ({"finish_reason": "length"}, "Lima", "length"),
+        ({"finish_reason": "content_filter"}, "Lima", "content_filter"),
+        ({"finish_reason": "function_call"}, "Lima", "tool_calls"),
+        ({"finish_reason": None}, "Lima", "stop"),
+        ({"finish_reason": "eos_token"}, "Lima", "eos_token"),
+        ({"finish_reason": "<b>\x1b[31m"}, "Lima", "unknown"),
+        ({"message": {"content": None, "refusal": "I cannot."}}, "I cannot.", "refusal"),
+        ({"message": {"content": None}}, "", "stop"),
+        ({"message": {"content": ""}}, "", "stop"),
+        ({"message": {"content": [{"type": "text", "text": "Li"}, {"text": "ma"}, "!"]}}, "Lima!", "stop"),
+        ({"message": {"content": "a\ud800b"}}, "a\ufffdb", "stop"),
+    ],
+)
+def test_the_shapes_of_an_answer(serve, connect, changes, text, finish):
+    """Refusals, missing contents and parts are answers; what UTF-8 cannot carry is replaced."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": "Lima"}} | changes
+    answer = ask(connect(serve(says(chat(choices=[choice])))))
+    assert (answer.text, answer.finish_reason) == (text, finish)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        [],
+        {"prompt_tokens": -1, "completion_tokens": 1},
+        {"prompt_tokens": 1e30, "completion_tokens": 1},
+        {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": 10**12, "completion_tokens": 1},
+        {"prompt_tokens": "12", "completion_tokens": 1},
+    ],
+)
+def test_missing_or_absurd_usage_is_no_usage(serve, connect, usage):
+    """The caller estimates instead of booking nonsense."""
+    assert ask(connect(serve(says(chat(usage=usage))))).usage is None
+
+
+def test_usage_without_details_counts(serve, connect):
+    """Compatible servers leave the details out."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(3, 4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(choices=None),
+        chat(choices=[]),
+        chat(choices=[None]),
+        chat(choices=[{"message": None}]),
+        chat(choices=[{"message": {"content": 3}}]),
+        chat(choices={"0": 1}),
+        {},
+        "[1]",
+        "null",
+        "[" * 5000 + "]" * 5000,
+    ],
+)
+def test_json_of_another_shape_is_an_invalid_response(serve, connect, body):
+    """The call was billed, the answer is unusable, and nothing but a typed error gets out."""
+    with pytest.raises(ProviderError) as caught:
+        ask(connect(serve(says(body))))
+    assert caught.value.kind is ErrorKind.INVALID_RESPONSE
+    assert caught.value.maybe_billed
+
+
+def test_tokens_of_an_unusable_answer_are_still_told(serve, connect):
+    """An answer without choices was paid for; the error carries its usage."""
+    with pytest.raises(ProviderError) as caught:
+        ask(connect(serve(says(chat(choices=[])))))
+    assert caught.value.usage == Usage(31, 78, 5, 64)
+
+
+def test_limits_and_the_request_id_are_read(serve, connect):
+    """What the headers say about limits travels with the answer."""
+    answer = ask(
+        connect(
+            serve(
+                says(
+                    chat(),
+                    x_request_id="req_9",
+                    x_ratelimit_limit_requests="5000",
+                    x_ratelimit_reset_tokens="6m0s",
+                )
+            )
+        )
+    )
+    assert answer.provider_request_id == "req_9"
+    assert answer.limits.requests_limit == 5000
+    assert answer.limits.tokens_reset == 360
+
+
+@pytest.mark.parametrize("hostile", ["x" * 200, "a b", "a\tb", "<script>", "é"])
+def test_hostile_request_ids_are_dropped(serve, connect, hostile):
+    """An id is at most 128 plain characters, or it is none."""
+    server = serve(lambda e: e.send(says_with_id(hostile)))
+    assert ask(connect(server)).provider_request_id is None
+
+
+def says_with_id(value: str) -> bytes:
+    body = json.dumps(chat()).encode()
+    head = f"HTTP/1.1 200 OK\r\nx-request-id: {value}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"stop": ("a", "b", "c", "d", "e")}, "stop"),
+        ({"extra": {"model": "other"}}, "extra"),
+        ({"extra": {"messages": []}}, "extra"),
+        ({"extra": {"stream": True}}, "extra"),
+        ({"extra": {"n": 2}}, "extra"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before(serve, connect, params, field):
+    """check() names the field, and nothing reaches the server."""
+    server = serve(says(chat()))
+    with pytest.raises(InvalidRequest) as caught:
+        connect(server).check(Request(prompt="p", params=Generation(**params)), model="m")
+    assert caught.value.field == field
+    assert server.requests == []
+
+
+def test_a_model_needs_a_name(serve, connect):
+    """An empty model, or one with control characters, is refused."""
+    provider = connect(serve(says(chat())))
+    provider.check(Request(prompt="p"), model="org/model:free")
+    for model in ("", "a\nb"):
+        with pytest.raises(InvalidRequest):
+            provider.check(Request(prompt="p"), model=model)

@@ -1,0 +1,147 @@
+"""How the OpenAI provider is set up: environment, addresses, keys, headers."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from asking import KEY, ask
+from raw_server import chat, says
+
+from smartbatch.errors import ConfigError
+from smartbatch.providers.openai import OpenAIProvider
+
+
+def test_a_missing_key_names_the_variable():
+    """OpenAI itself needs a key; the error says where to put it."""
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        OpenAIProvider()
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        OpenAIProvider(api_key="  ")
+
+
+def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
+    """Key, base URL, organisation and project come from the variables the SDK reads."""
+    server = serve(says(chat()))
+    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url + "/")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    ask(provider := OpenAIProvider())
+    provider.close()
+    sent = server.requests[0]
+    assert sent.target == "/v1/chat/completions"
+    assert sent.headers["authorization"] == f"Bearer {KEY}"
+    assert sent.headers["openai-organization"] == "org-1"
+    assert sent.headers["openai-project"] == "proj-1"
+
+
+def test_other_servers_need_no_key(serve, connect):
+    """Without a key no Authorization is sent."""
+    server = serve(says(chat()))
+    ask(connect(server, api_key=None))
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_own_headers_replace_the_usual_ones(serve, connect):
+    """A gateway's header is sent as given, and an own Authorization wins."""
+    server = serve(says(chat()))
+    ask(connect(server, headers={"api-key": "azure-key", "authorization": "Basic x"}))
+    assert server.requests[0].headers["api-key"] == "azure-key"
+    assert server.requests[0].headers["authorization"] == "Basic x"
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("api.example.com/v1", "must be like"),
+        ("ftp://api.example.com", "must be like"),
+        ("https://", "must be like"),
+        ("https://user:secret-pass@api.example.com/v1", "name or password"),
+        ("https://api.example.com/v1?key=secret-pass", "query"),
+        ("http://api.example.com/v1", "in the clear"),
+        ("http://127.evil.example/v1", "in the clear"),
+        ("http://localhost.example/v1", "in the clear"),
+        ("http://169.254.169.254/latest", "link-local"),
+        ("http://[fe80::1]/v1", "link-local"),
+        ("http://[::1", "not a URL"),
+    ],
+)
+def test_addresses_that_are_refused(url, part):
+    """Keys go over TLS or to this machine; addresses hold no credentials, and errors do not repeat them."""
+    with pytest.raises(ConfigError, match=part) as caught:
+        OpenAIProvider(KEY, url)
+    assert "secret-pass" not in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_plain_http_is_for_loopback_for_keyless_servers_or_for_those_who_ask():
+    """Local servers work over http; a key leaves the machine in the clear only when allowed."""
+    for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000", "vllm.localhost"):
+        OpenAIProvider(KEY, f"http://{host}/v1")
+    OpenAIProvider(None, "http://vllm:8000/v1")
+    OpenAIProvider(KEY, "http://vllm:8000/v1", allow_http=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api": "completions"},
+        {"connect_timeout": 0},
+        {"connect_timeout": float("nan")},
+        {"max_body": 0},
+        {"headers": {"Host": "elsewhere"}},
+        {"headers": {"content-length": "3"}},
+        {"headers": {"a b": "c"}},
+        {"headers": {"a": "c\r\nx: y"}},
+        {"headers": {"a": "\u20ac"}},
+        {"organization": "a\nb: c"},
+        {"api_key": "sk-\u201ccanary\u201d"},
+        {"api_key": "sk-canary\r\nx: y"},
+    ],
+)
+def test_settings_that_are_refused(options):
+    """Bad settings are refused when the provider is made, without showing a key."""
+    with pytest.raises(ConfigError) as caught:
+        OpenAIProvider(**{"api_key": KEY, **options})
+    assert "canary" not in str(caught.value)
+
+
+def test_the_scope_tells_quotas_apart_and_shows_no_key():
+    """The same key and place share a quota; another key, project or place does not."""
+    make = lambda key=KEY, url="https://api.openai.com/v1", **more: OpenAIProvider(key, url, **more).scope  # noqa: E731
+    scopes = [
+        make(),
+        make("sk-other-1234567890"),
+        make(url="https://eu.api.openai.com/v1"),
+        make(project="proj-2"),
+        make(organization="org-2"),
+    ]
+    assert make() == make(api="responses") == scopes[0]
+    assert len(set(scopes)) == len(scopes)
+    assert scopes[0].startswith("openai:api.openai.com:")
+    assert KEY not in scopes[0]
+
+
+def test_a_provider_shows_no_key_and_is_not_pickled():
+    """repr() names the scope; pickling is refused, so no key gets into a file or a queue."""
+    provider = OpenAIProvider(KEY)
+    assert KEY not in repr(provider)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(provider)
+
+
+def test_the_output_cap_is_named_as_the_place_knows_it():
+    """OpenAI and Azure take max_completion_tokens, others max_tokens."""
+    assert OpenAIProvider(KEY)._max_tokens_field == "max_completion_tokens"
+    azure = OpenAIProvider(KEY, "https://res.openai.azure.com/openai/v1")
+    assert azure._max_tokens_field == "max_completion_tokens"
+    assert OpenAIProvider(KEY, "https://llm.example/v1")._max_tokens_field == "max_tokens"
+
+
+def test_a_proxy_over_tls_is_refused(monkeypatch):
+    """Better a clear error than a connection nobody tested."""
+    monkeypatch.setenv("https_proxy", "https://me:secret-pass@proxy.example:443")
+    with pytest.raises(ConfigError, match="proxy") as caught:
+        OpenAIProvider(KEY)
+    assert "secret-pass" not in str(caught.value)

@@ -1,0 +1,153 @@
+"""The responses API: another shape, the same meaning."""
+
+from __future__ import annotations
+
+import pytest
+from asking import ask
+from raw_server import error, says
+
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.models import Generation, Message, Request, Usage
+
+
+def response(*parts: dict, status: str = "completed", **changes: object) -> dict:
+    """A response as OpenAI sends it."""
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "model": "gpt-5-mini-2026-01-01",
+        "output": [
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"type": "message", "role": "assistant", "content": list(parts)},
+        ],
+        "usage": {
+            "input_tokens": 31,
+            "input_tokens_details": {"cached_tokens": 2},
+            "output_tokens": 78,
+            "output_tokens_details": {"reasoning_tokens": 64},
+        },
+        **changes,
+    }
+
+
+def text(words: str) -> dict:
+    return {"type": "output_text", "text": words, "annotations": []}
+
+
+def test_the_body_of_a_response(serve, connect):
+    """Each parameter has its own name here, and nothing is stored on the other side."""
+    server = serve(says(response(text("Li"), text("ma"))))
+    answer = ask(
+        connect(server, api="responses"),
+        system="Be brief.",
+        max_tokens=9,
+        temperature=0.1,
+        top_p=0.5,
+        schema={"type": "object"},
+    )
+    assert server.requests[0].target == "/v1/responses"
+    assert server.requests[0].json() == {
+        "model": "gpt-5-mini",
+        "input": "Capital of Peru?",
+        "instructions": "Be brief.",
+        "max_output_tokens": 9,
+        "temperature": 0.1,
+        "top_p": 0.5,
+        "store": False,
+        "text": {
+            "format": {"type": "json_schema", "name": "answer", "strict": True, "schema": {"type": "object"}}
+        },
+    }
+    assert (answer.text, answer.usage) == ("Lima", Usage(31, 78, 2, 64))
+
+
+def test_messages_and_formats_change_their_shape(serve, connect):
+    """Text parts name their direction; a chat response_format is flattened; extra comes last."""
+    server = serve(says(response(text("x"))))
+    part = {"type": "text", "text": "a"}
+    image = {"type": "input_image", "image_url": "data:,"}
+    ask(
+        connect(server, api="responses"),
+        (Message("user", (part, image)), Message("assistant", (part,)), Message("user", "b")),
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+        extra={"store": True},
+    )
+    sent = server.requests[0].json()
+    assert sent["input"] == [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, image]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"role": "user", "content": "b"},
+    ]
+    assert sent["text"] == {"format": {"type": "json_schema", "name": "n", "schema": {}}}
+    assert sent["store"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "finish"),
+    [
+        (response({"type": "refusal", "refusal": "No."}), "No.", "refusal"),
+        (
+            response(text("Li"), status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
+            "Li",
+            "length",
+        ),
+        (
+            response(text("Li"), status="incomplete", incomplete_details={"reason": "content_filter"}),
+            "Li",
+            "content_filter",
+        ),
+        (response(text("Li"), status="incomplete"), "Li", "length"),
+        (response(output=[{"type": "function_call", "name": "f"}]), "", "tool_calls"),
+        (response(output=[None, 3, {"type": "message", "content": [None, text("a")]}]), "a", "stop"),
+        (response(text("a"), status=None), "a", "stop"),
+    ],
+)
+def test_the_ends_of_a_response(serve, connect, body, words, finish):
+    """Refused, cut short or handed to a tool: the finish reason says it in the common words."""
+    answer = ask(connect(serve(says(body)), api="responses"))
+    assert (answer.text, answer.finish_reason) == (words, finish)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("server_error", ErrorKind.SERVER_ERROR),
+        ("rate_limit_exceeded", ErrorKind.RATE_LIMIT),
+        ("invalid_prompt", ErrorKind.CLIENT_ERROR),
+        (None, ErrorKind.SERVER_ERROR),
+    ],
+)
+def test_a_failed_response_is_an_error_although_the_status_is_200(serve, connect, code, kind):
+    """The failure's code decides, its tokens are told."""
+    body = response(status="failed", error={"code": code, "message": "it broke"})
+    with pytest.raises(ProviderError) as caught:
+        ask(connect(serve(says(body)), api="responses"))
+    assert (caught.value.kind, caught.value.code) == (kind, code)
+    assert caught.value.usage == Usage(31, 78, 2, 64)
+
+
+@pytest.mark.parametrize("body", [{}, response(output=None), response(status="in_progress"), {"output": "x"}])
+def test_a_response_without_output_is_invalid(serve, connect, body):
+    """Nothing to read is an invalid response."""
+    with pytest.raises(ProviderError) as caught:
+        ask(connect(serve(says(body)), api="responses"))
+    assert caught.value.kind is ErrorKind.INVALID_RESPONSE
+
+
+def test_errors_have_the_common_shape(serve, connect):
+    """An error status is read as everywhere."""
+    with pytest.raises(ProviderError) as caught:
+        ask(connect(serve(says(error("no", None, "model_not_found"), "404 X")), api="responses"))
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("params", [{"stop": ("a",)}, {"seed": 3}])
+def test_parameters_this_api_lacks_are_refused(serve, connect, params):
+    """stop and seed do not exist here; the error says which API knows them."""
+    provider = connect(serve(says(response())), api="responses")
+    with pytest.raises(InvalidRequest, match="api='chat'") as caught:
+        provider.check(Request(prompt="p", params=Generation(**params)), model="m")
+    assert caught.value.field in params

@@ -1,0 +1,84 @@
+"""Models are named provider:model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from smartbatch import providers
+from smartbatch.clock import VirtualClock
+from smartbatch.errors import ConfigError
+from smartbatch.providers import (
+    CallableProvider,
+    MockProvider,
+    OpenAIProvider,
+    SimProvider,
+    create,
+    parse_model,
+)
+
+
+def test_a_model_splits_at_its_first_colon():
+    """Model names may hold colons themselves; prefixes are not case-sensitive."""
+    assert parse_model("openai:gpt-5-mini") == ("openai", "gpt-5-mini")
+    assert parse_model("OpenAI: qwen:0.5b ") == ("openai", "qwen:0.5b")
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("gpt-5-mini", "does not name its provider; write provider:model with call:, openai:, sim:"),
+        ("", "does not name its provider"),
+        ("openai", "does not name its provider"),
+        ("openai:", "has no name"),
+        ("mistral:x", "unknown provider; known are call:, openai:, sim:"),
+        ("anthropic:claude", "not in this version; it knows call:, openai:, sim:"),
+        ("gemini:flash", "not in this version"),
+    ],
+)
+def test_models_that_are_refused(model, part):
+    """The error lists what is known."""
+    with pytest.raises(ConfigError, match=part):
+        parse_model(model)
+
+
+def test_each_prefix_makes_its_provider():
+    """Options reach the provider; the simulated one takes them from the model too."""
+    clock = VirtualClock()
+    provider, name = create("openai:gpt-5", clock=clock, options={"api_key": "sk-canary-12345678"})
+    assert (type(provider), name) == (OpenAIProvider, "gpt-5")
+    provider, name = create("sim:demo?latency=0.2&seed=3", clock=clock)
+    assert (type(provider), name, provider._latency) == (SimProvider, "demo", 0.2)
+    provider, name = create("sim:?latency=0.2", clock=clock, options={"latency": 0.1})
+    assert (name, provider._latency) == ("demo", 0.1)
+    provider, name = create("call:os.path:join", clock=clock)
+    assert (type(provider), name) == (CallableProvider, "os.path:join")
+
+
+def test_an_unknown_option_is_refused():
+    """The error names provider and option."""
+    with pytest.raises(ConfigError, match=r"openai: .*'base_ulr'"):
+        create("openai:m", clock=VirtualClock(), options={"base_ulr": "x"})
+
+
+def test_own_providers_can_be_registered(monkeypatch):
+    """A third party's prefix works like ours."""
+    monkeypatch.setattr(providers, "_factories", dict(providers._factories))
+    mock = MockProvider()
+    providers.register("Mine", lambda name, clock, options: (mock, name.upper()))
+    assert create("mine:a", clock=VirtualClock()) == (mock, "A")
+    assert "mine" in providers.prefixes()
+    for bad in ("", "a:b", "a b"):
+        with pytest.raises(ConfigError):
+            providers.register(bad, lambda *a: (mock, "x"))
+
+
+def test_the_registry_imports_no_adapter():
+    """Adapters are imported when first used: the registry alone brings neither urllib3 nor ssl."""
+    code = "import sys, smartbatch.providers; print([m for m in ('urllib3', 'ssl') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    with pytest.raises(AttributeError):
+        providers.Nothing  # noqa: B018

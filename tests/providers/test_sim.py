@@ -1,0 +1,223 @@
+"""The embedded provider: the same answers every time, and faults and limits one can set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.clock import VirtualClock
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.models import Generation, Message, Request, Usage
+from smartbatch.providers.sim import FAULTS, SimProvider, answer_text, parse_options
+
+
+def sim(**settings: object) -> tuple[SimProvider, VirtualClock]:
+    clock = VirtualClock()
+    return SimProvider(sleep=clock.sleep, now=clock.now, **settings), clock
+
+
+def ask(provider: SimProvider, prompt="Hello?", attempt: int = 0, timeout: float = 60.0, **params: object):
+    request = Request(prompt=prompt, params=Generation(**params))
+    return provider.generate(request, model="demo", attempt=attempt, timeout=timeout)
+
+
+def outcomes(provider: SimProvider, n: int = 400) -> list[str]:
+    found = []
+    for number in range(n):
+        try:
+            found.append(ask(provider, f"prompt {number}").text)
+        except ProviderError as error:
+            found.append(f"{error.kind.name} {error.status}")
+    return found
+
+
+def test_an_answer_belongs_to_its_prompt():
+    """The sentence carries 12 digits of the prompt's SHA-256, whatever the conversation before it."""
+    provider, _ = sim()
+    digest = hashlib.sha256(b"Hello?").hexdigest()[:12]
+    assert digest in ask(provider).text
+    assert ask(provider).text == answer_text("Hello?", "demo", 0)
+    talk = (Message("user", "Before"), Message("assistant", "So?"), Message("user", ({"text": "Hello?"},)))
+    assert ask(provider, talk).text == ask(provider).text
+    assert digest not in ask(provider, (Message("system", "Hello?"),)).text
+
+
+def test_latency_passes_on_the_given_clock():
+    """A call takes the latency, and so much more a token."""
+    provider, clock = sim(latency=0.2, per_token=0.01)
+    answer = ask(provider)
+    assert clock.now() == pytest.approx(0.2 + 0.01 * answer.usage.output_tokens)
+
+
+def test_latencies_spread_around_their_median():
+    """With sigma the latencies are lognormal: half are below the median, none the same."""
+    provider, clock = sim(latency=0.4, latency_sigma=0.5)
+    taken = []
+    for number in range(400):
+        before = clock.now()
+        ask(provider, f"prompt {number}")
+        taken.append(clock.now() - before)
+    assert 160 < sum(seconds < 0.4 for seconds in taken) < 240
+    assert max(taken) > 0.8
+    assert min(taken) < 0.2
+
+
+def test_a_call_slower_than_its_timeout_ends_there():
+    """The time-out passes, not the latency."""
+    provider, clock = sim(latency=5.0)
+    with pytest.raises(ProviderError) as caught:
+        ask(provider, timeout=1.0)
+    assert (caught.value.kind, clock.now()) == (ErrorKind.TIMEOUT, 1.0)
+
+
+def test_faults_are_as_frequent_as_asked_and_repeat_with_the_seed():
+    """A rate is shared by all kinds; the same seed gives the same faults, another seed others."""
+    found = outcomes(sim(faults=0.25)[0])
+    failed = [outcome for outcome in found if not outcome.startswith("Here")]
+    assert 60 < len(failed) < 140
+    assert set(failed) == {
+        "SERVER_ERROR 500",
+        "SERVER_ERROR 503",
+        "RATE_LIMIT 429",
+        "TIMEOUT None",
+        "NETWORK_ERROR None",
+    }
+    assert outcomes(sim(faults=0.25)[0]) == found
+    assert outcomes(sim(faults=0.25, seed=1)[0]) != found
+
+
+def test_a_second_attempt_throws_the_dice_again():
+    """A prompt that failed once is not doomed."""
+    provider, _ = sim(faults={"503": 0.5})
+    results = []
+    for attempt in range(40):
+        try:
+            results.append(bool(ask(provider, attempt=attempt)))
+        except ProviderError:
+            results.append(False)
+    assert 8 < sum(results) < 32
+
+
+def test_a_request_limit_refuses_and_says_when():
+    """A full bucket at the start, then one at a time; Retry-After is exact."""
+    provider, clock = sim(latency=0.0, rpm=60)
+    for _ in range(60):
+        ask(provider)
+    with pytest.raises(ProviderError) as caught:
+        ask(provider)
+    assert caught.value.kind is ErrorKind.RATE_LIMIT
+    assert caught.value.retry_after == pytest.approx(1.0)
+    clock.sleep(caught.value.retry_after)
+    ask(provider)
+
+
+def test_a_token_limit_counts_prompt_and_answer():
+    """Tokens run out before requests do; one request larger than the bucket waits for a full one."""
+    provider, clock = sim(latency=0.0, tpm=100)
+    used = ask(provider).usage.total_tokens
+    for _ in range(100 // used - 1):
+        ask(provider)
+    with pytest.raises(ProviderError):
+        ask(provider)
+    clock.sleep(60)
+    assert ask(provider, "x" * 4000).usage.input_tokens == 1000
+
+
+def test_tokens_and_the_output_cap():
+    """A token is four bytes; max_tokens cuts the text and says so."""
+    provider, _ = sim()
+    answer = ask(provider, "äöü?", max_tokens=3, system="abcd")
+    assert answer.usage == Usage(2 + 1, 3)
+    assert (len(answer.text), answer.finish_reason) == (12, "length")
+
+
+def test_structured_answers_follow_their_schema():
+    """Schema and response_format give JSON."""
+    provider, _ = sim()
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "n": {"type": "integer", "minimum": 3},
+            "kind": {"enum": ["a", "b"]},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2},
+            "child": {"$ref": "#/$defs/child"},
+            "left": {"type": "null"},
+        },
+        "required": ["city", "n", "kind", "tags", "child"],
+        "$defs": {"child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    }
+    value = json.loads(ask(provider, schema=schema).text)
+    assert hashlib.sha256(b"Hello?").hexdigest()[:12] in value["city"]
+    assert (value["n"], value["kind"], value["tags"]) == (3, "a", [True, True])
+    assert set(value) == set(schema["required"])
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "number"}}}
+    assert json.loads(ask(provider, response_format=form).text) == 1
+    assert set(json.loads(ask(provider, response_format={"type": "json_object"}).text)) == {"answer"}
+    assert ask(provider, response_format={"type": "text"}).text == ask(provider).text
+
+
+def test_options_are_read_from_the_model():
+    """What stands after the question mark sets the provider."""
+    assert parse_options("latency=0.2&sigma=0.5&faults=0.02&rpm=600&seed=3") == {
+        "latency": 0.2,
+        "latency_sigma": 0.5,
+        "faults": 0.02,
+        "rpm": 600.0,
+        "seed": 3,
+    }
+    assert parse_options("faults=503:0.1,429:0.05") == {"faults": {"503": 0.1, "429": 0.05}}
+    assert parse_options("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("latencyy=1", "it knows latency, sigma, per_token, rpm, tpm, faults, seed"),
+        ("latency=fast", "latency='fast' is not a number"),
+        ("latency=", "is not a number"),
+        ("seed=1.5", "is not a number"),
+        ("faults=503:x", "is not a number"),
+    ],
+)
+def test_options_that_are_refused(text, part):
+    """The error names the option, and what is known."""
+    with pytest.raises(ConfigError, match=part):
+        parse_options(text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"latency": -1},
+        {"latency": float("nan")},
+        {"latency_sigma": float("inf")},
+        {"rpm": 0},
+        {"faults": 1.5},
+        {"faults": float("nan")},
+        {"faults": {"418": 0.1}},
+        {"faults": {"503": 0.7, "429": 0.7}},
+    ],
+)
+def test_settings_that_are_refused(settings):
+    """Ranges are checked when the provider is made."""
+    with pytest.raises(ConfigError, match="sim:"):
+        sim(**settings)
+
+
+@given(st.text(), st.integers(0, 5))
+def test_any_text_has_an_answer(prompt, attempt):
+    """Lone surrogates, NUL and the empty text included; an answer never depends on the attempt."""
+    provider, _ = sim(latency=0.0, latency_sigma=0.1)
+    assert ask(provider, prompt, attempt).text == ask(provider, prompt).text
+
+
+def test_the_kinds_of_faults_are_published():
+    """Each kind can be set alone."""
+    for kind in FAULTS:
+        with pytest.raises(ProviderError):
+            ask(sim(faults={kind: 1.0})[0])
