@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import structlog
 from attrs import evolve, fields_dict
 
 from smartbatch.calls.stack import Middleware, build_call
@@ -27,6 +26,7 @@ from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, WrongPr
 from smartbatch.events import ClientStarted, ClientStopped, Event, Observer
 from smartbatch.lists import ResultList, Stream
 from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
 from smartbatch.prices import PriceBook, RateCard
@@ -46,7 +46,6 @@ Preprocess = Callable[[Request], "Request | Answer | str | None"]
 """A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
 
 _GENERATION = frozenset(fields_dict(Generation))
-_log = structlog.get_logger("smartbatch")
 
 
 class BatchingClient:
@@ -112,7 +111,7 @@ class BatchingClient:
         self._classifiers = Classifiers(tuple(classifiers))
         self._prices = PriceBook(config.prices)
         self._budget = Budget(config.budget)
-        self._observers: tuple[Observer, ...] = tuple(observers)
+        self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
         self._providers: dict[str, Provider] = {}
         self._quotas: set[SharedQuota] = set()
         self._stopped = False
@@ -554,8 +553,9 @@ class BatchingClient:
 
 def _quiet(what: str, **fields: str) -> None:
     """Log a user's mistake, where logging was configured; the text of the error may hold an answer."""
-    if structlog.is_configured():
-        _log.warning(what, **fields)
+    log = logs.get_logger()
+    if log is not None:
+        log.warning(what, **fields)
 
 
 def _with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:

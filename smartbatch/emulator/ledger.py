@@ -30,6 +30,7 @@ class Call:
         text: that text, when prompts are kept.
         fault: the fault it met, ``outage`` and ``limit`` included.
         admitted: True when it passed authentication, validation, outage and limits.
+        latency: seconds the answer was held back.
         status: the HTTP status that was sent; ``None`` when nothing was.
         billed: tokens it is paid for; 0 when no work was done.
         delivered: True when the whole answer was handed to a connection that was still open.
@@ -44,6 +45,7 @@ class Call:
     text: str | None = None
     fault: str | None = None
     admitted: bool = False
+    latency: float = 0.0
     status: int | None = None
     billed: int = 0
     delivered: bool = False

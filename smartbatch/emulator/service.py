@@ -238,7 +238,7 @@ def _work(rules: _Rules, head: Head, asked: Asked, call: Call) -> Reply:
         case "reset_before":
             return Reply(0, b"", damage=fault)
     answer = _compose(settings, asked)
-    delay = rules.plan.latency(call.index, answer.tokens)
+    delay = call.latency = rules.plan.latency(call.index, answer.tokens)
     match fault:
         case "500":
             return Reply(500, error_body("The server had an error.", type_="server_error"), delay=delay)

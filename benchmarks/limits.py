@@ -1,0 +1,67 @@
+"""How well a limit is filled, and what an outage costs, over real HTTP against an enforcing server.
+
+    python -m benchmarks.limits
+
+*Used* is the share of the requests that the server would have allowed in the time the run took, the burst
+at the start included; *refused* is the share of calls answered with 429. Nothing may be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.request import urlopen
+
+from benchmarks.server import emulator
+from smartbatch import BatchingClient
+from smartbatch.providers.openai import OpenAIProvider
+
+
+def summary(base_url: str) -> dict[str, Any]:
+    with urlopen(base_url.removesuffix("/v1") + "/_ledger") as answer:
+        report: dict[str, Any] = json.load(answer)
+    return report
+
+
+def run(count: int, server: list[str], **settings: Any) -> tuple[int, float, dict[str, Any]]:
+    """Send ``count`` requests; return how many were lost, the wall seconds and the server's summary."""
+    with emulator("--latency", "0.05", "--latency-sigma", "0.3", *server) as base_url:
+        provider = OpenAIProvider("benchmark", base_url)
+        with BatchingClient("gpt-5-mini", provider=provider, parallelism=64, **settings) as client:
+            results = client.generate(f"question {number} of {server} {settings}" for number in range(count))
+        return results.failed, results.wall, summary(base_url)
+
+
+def filled(title: str, server: list[str], *, burst: int, **settings: Any) -> None:
+    """900 requests at 600 a minute."""
+    lost, wall, report = run(900, server, **settings)
+    calls = report["received"]
+    print(
+        f"{title:<55} lost {lost}  used {900 / (burst + 10 * wall):6.1%}  "
+        f"refused {(calls - 900) / calls:5.1%}  in {wall:.1f} s"
+    )
+
+
+def outage(count: int, failures: int) -> None:
+    """A server that answers 503 to so many calls in a row, from call 1,000 on; short pauses, to end soon."""
+    lost, wall, report = run(
+        count, ["--outage", f"1000:{failures}"], breaker_pause=0.02, breaker_max_pause=0.05
+    )
+    extra = report["received"] - count
+    print(
+        f"{f'{failures} consecutive 503s within {count:,} requests':<55} lost {lost}  "
+        f"extra calls {extra / count:6.1%}  in {wall:.1f} s"
+    )
+
+
+def main() -> None:
+    filled("600 a minute, told, full bucket", ["--rpm", "600"], burst=600, max_rpm=600)
+    second = ["--rpm", "600", "--enforce", "second"]
+    filled("10 a second, no burst, told 600 a minute", second, burst=0, max_rpm=600)
+    filled("10 a second, no Retry-After", [*second, "--no-retry-after"], burst=0, max_rpm=600)
+    filled("600 a minute, not told", ["--rpm", "600", "--no-limit-headers"], burst=600)
+    outage(5_000, 500)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The emulator in a process of its own, so that its CPU does not count as the client's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def emulator(*options: str) -> Iterator[str]:
+    """Run ``smartbatch emulator`` on a free port and yield its base URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smartbatch", "emulator", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        found = re.search(r"http://\S+/v1", process.stdout.readline())
+        if found is None:
+            raise RuntimeError("the emulator did not say where it serves")
+        yield found.group()
+    finally:
+        process.terminate()
+        process.wait(10)
