@@ -108,7 +108,7 @@ class BatchingClient:
         self._preprocess = tuple(preprocess)
         self._post_process = post_process
         self._middleware = tuple(middleware)
-        self._classifiers = Classifiers(tuple(classifiers))
+        self._classifiers = Classifiers(classifiers)
         self._prices = PriceBook(config.prices)
         self._budget = Budget(config.budget)
         self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
@@ -437,9 +437,9 @@ class BatchingClient:
                 )
             )
 
-    def at_exit(self) -> None:
-        """At the interpreter's end: give what is pending its grace, fail the rest."""
-        self._stop(self.config.exit_grace, "the interpreter is exiting")
+    def at_exit(self, waited: float) -> None:
+        """At the interpreter's end: give what is pending its grace, fail the rest. Users need not call it."""
+        self._stop(max(0.0, self.config.exit_grace - waited), "the interpreter is exiting")
 
     def _new_process(self) -> None:
         """Begin with no thread, no lock and no request of another process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from attrs import field, frozen
@@ -22,6 +22,10 @@ def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
             raise ConfigError(f"classifiers[{position}] is a {type(classifier).__name__}, not a callable")
 
 
+def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
+    return tuple(chain)
+
+
 @frozen
 class Classifiers:
     """An ordered chain of classifiers; the first that does not pass decides.
@@ -33,7 +37,7 @@ class Classifiers:
         chain: the classifiers in the order they are asked.
     """
 
-    chain: tuple[Classifier, ...] = field(default=(), converter=tuple, validator=_callables)
+    chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
         """Return the meaning of ``error``.
