@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from attrs import define
+
 from smartbatch.calls.stack import CallSpec, Outcome
 from smartbatch.clock import Clock
 from smartbatch.core.accumulator import BatchState
@@ -25,6 +27,14 @@ from smartbatch.runtime.queue import RequestQueue
 from smartbatch.runtime.router import Flight, ResponseRouter, cost_of
 
 __all__ = ["BatchDispatcher"]
+
+
+@define(eq=False)
+class _Errand:
+    """What a thread is started for; ``void`` once another thread was started for it."""
+
+    flight: Flight | None
+    void: bool = False
 
 
 class BatchDispatcher:
@@ -137,18 +147,48 @@ class BatchDispatcher:
         for _ in range(workers):
             self._busy += 1
             self._clock.spawned()
-            try:
-                self._pool.submit(self._work, handed)
-            except RuntimeError as refusal:
+            refusal = self._start_worker(self._pool, handed)
+            if refusal is not None:
                 self._busy -= 1
                 self._clock.unspawned()
                 if handed is not None:
-                    # The system's limit is reached, or the interpreter is exiting.
-                    closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-                    self._router.drop_locked(handed, closed, self._clock.now(), aftermath)
+                    self._without_thread_locked(handed, refusal, aftermath)
                 break
             handed = None
         _leave_exit_alone(self._pool)
+
+    def _start_worker(self, pool: ThreadPoolExecutor, flight: Flight | None) -> RuntimeError | None:
+        """Have a thread of the pool work, or a thread of its own; return why neither could be had.
+
+        The pool takes nothing any more once the main thread has ended, although threads of the user and exit
+        hooks may still ask and wait. And it queues what it cannot start a thread for, hence the errand.
+        """
+        errand = _Errand(flight)
+        try:
+            pool.submit(self._run, errand)
+        except RuntimeError:
+            errand.void = True
+            thread = threading.Thread(
+                target=self._run, args=(_Errand(flight),), name="smartbatch-worker", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as refusal:
+                return refusal
+        return None
+
+    def _without_thread_locked(self, flight: Flight, refusal: RuntimeError, aftermath: Aftermath) -> None:
+        """The system has no thread left: the workers there are do the work, or it fails when there are none."""
+        now = self._clock.now()
+        if self._busy:
+            self._router.return_locked(flight, now)
+            return
+        closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
+        self._router.drop_locked(flight, closed, now, aftermath)
+
+    def _run(self, errand: _Errand) -> None:
+        if not errand.void:
+            self._work(errand.flight)
 
     def _work(self, flight: Flight | None) -> None:
         self._clock.began()

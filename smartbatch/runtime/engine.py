@@ -29,6 +29,9 @@ from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket
 
 __all__ = ["Engine"]
 
+LAST_CALLBACKS = 0.25
+"""Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
+
 
 class Engine:
     """The threads of one client, from its start to its stop.
@@ -173,12 +176,25 @@ class Engine:
                 self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
             self.queue.room.notify_all()
         self.flush()
+        began = self._clock.now()
         failed = 0
-        if not self.queue.wait_idle(timeout):
-            failed = self._fail_the_rest(ClientClosed(f"{reason} before the request was answered"))
-            release()
+        try:
+            idle = self.queue.wait_idle(timeout)
+        except BaseException:  # a second Ctrl-C: no more patience, but nobody is left waiting for ever
+            self._end(reason, release)
+            raise
+        if not idle:
+            failed = self._end(reason, release)
         self.dispatcher.stop()
+        if timeout is not None:
+            timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
         self.callbacks.drain(timeout)
+        return failed
+
+    def _end(self, reason: str, release: Callable[[], None]) -> int:
+        failed = self._fail_the_rest(ClientClosed(f"{reason} before the request was answered"))
+        release()
+        self.dispatcher.stop()
         return failed
 
     def abandon(self, error: WrongProcess) -> None:

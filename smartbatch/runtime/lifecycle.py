@@ -7,6 +7,8 @@ import os
 import weakref
 from typing import Protocol
 
+from smartbatch.clock import RealClock
+
 __all__ = ["Living", "enrol"]
 
 
@@ -17,8 +19,12 @@ class Living(Protocol):
         """Called in a forked child: start empty, touch no inherited lock, socket or thread."""
         ...
 
-    def at_exit(self) -> None:
-        """Called when the interpreter exits: finish within the grace, fail the rest."""
+    def at_exit(self, waited: float) -> None:
+        """Called when the interpreter exits: finish within the grace, fail the rest.
+
+        Args:
+            waited: seconds the exit has already waited for others; they count against the grace.
+        """
         ...
 
 
@@ -45,8 +51,9 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
+    began = RealClock.now()
     for living in _everybody():
-        living.at_exit()
+        living.at_exit(RealClock.now() - began)
 
 
 atexit.register(_at_exit)

@@ -118,6 +118,13 @@ class ResponseRouter:
         for ticket in flight.batch.items:
             self.fail_locked(ticket, error, now, aftermath)
 
+    def return_locked(self, flight: Flight, now: float) -> None:
+        """Let a flight that never took off wait again: somebody else will carry it."""
+        self._gates.end(flight.permit, Ending.DROPPED, now)
+        flight.batch.move(BatchState.FAILED)
+        for ticket in flight.batch.items:
+            self._queue.again_locked(ticket, now, now)
+
     def fail_locked(self, ticket: Ticket, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End ``ticket`` with ``error``."""
         claims = self._queue.end_locked(ticket, ok=False)

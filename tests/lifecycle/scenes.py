@@ -1,0 +1,94 @@
+"""What the scripts of these tests are made of; a script imports it in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from smartbatch.events import RequestFinished
+
+
+def say(text: str) -> None:
+    """Write at once and whole, so that nothing is lost however the process ends."""
+    os.write(1, f"{text}\n".encode())
+
+
+def echo(request: Any, attempt: int) -> str:
+    """Answer with the prompt and the process that answered it."""
+    return f"{request.prompt} by {os.getpid()}"
+
+
+class Endless:
+    """A call that never returns; ``began`` is set once it is made."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def __call__(self, request: Any, attempt: int) -> str:
+        self.began.set()
+        threading.Event().wait()
+        return "never"
+
+
+class Interrupted:
+    """A call whose ``at``-th use interrupts the main thread, which must be waiting by then.
+
+    Earlier calls return at once. Later ones, and those in flight, return when every request that has not
+    started is cancelled, so the calls made in all tell whether an interrupt cancels what waits.
+    """
+
+    def __init__(self, *, at: int, of: int, workers: int, signal: signal.Signals = signal.SIGINT) -> None:
+        self._at, self._workers, self._signal = at, workers, signal
+        self._to_cancel = of - (at - 1) - workers
+        self._cancelled = 0
+        self._made = 0
+        self._lock = threading.Lock()
+        self._open = threading.Event()
+
+    def __call__(self, request: Any, attempt: int) -> str:
+        with self._lock:
+            self._made += 1
+            number = self._made
+            say("call")
+        if number == self._at + self._workers - 1:
+            when_main_waits(lambda: os.kill(os.getpid(), self._signal))
+        if number >= self._at:
+            self._open.wait()
+        return f"answer to {request.prompt}"
+
+    def observe(self, event: object) -> None:
+        if isinstance(event, RequestFinished) and event.cancelled:
+            with self._lock:
+                self._cancelled += 1
+                if self._cancelled == self._to_cancel:
+                    self._open.set()
+
+
+def when_main_waits(then: Callable[[], object]) -> None:
+    """Call ``then`` once the main thread is inside a wait for another thread."""
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code.co_name != "wait":  # type: ignore[index]
+        os.sched_yield()
+    then()
+
+
+def deaf_server() -> tuple[str, Callable[[], object]]:
+    """A server that takes requests and never answers; its address, and what waits for the first request."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard = threading.Event()
+
+    def serve() -> None:
+        taken = []
+        while True:
+            connection, _ = listener.accept()
+            taken.append(connection)
+            connection.recv(1)
+            heard.set()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1", heard.wait
