@@ -1,0 +1,75 @@
+"""What all tests share: virtual time, seeded dice, clients that are stopped, and a guard against hanging."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from smartbatch.client import BatchingClient
+from smartbatch.clock import VirtualClock
+from smartbatch.providers.base import Provider
+from smartbatch.runtime import quotas
+
+HANGS_AFTER = 120.0
+"""Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
+
+SEED = 20_240_607
+
+_stderr = -1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the terminal's standard error for the stacks of a test that hangs."""
+    global _stderr
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is None:
+        _stderr = os.dup(2)
+        return
+    with capture.global_and_fixture_disabled():
+        _stderr = os.dup(2)
+
+
+@pytest.fixture(autouse=True)
+def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the whole run, with the stacks of all threads, when one test hangs."""
+    if request.node.get_closest_marker("soak"):
+        yield
+        return
+    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True, file=_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def fresh_quotas() -> Iterator[None]:
+    """Limits found out by one test must not slow the next: each has its own clock."""
+    quotas.forget_all()
+    yield
+    quotas.forget_all()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Time that runs only while everybody waits."""
+    return VirtualClock()
+
+
+@pytest.fixture
+def client_of(clock: VirtualClock) -> Iterator[Callable[..., BatchingClient]]:
+    """Make clients in virtual time with seeded dice; they are stopped after the test."""
+    made: list[BatchingClient] = []
+
+    def make(provider: Provider | Callable[..., Any], **settings: Any) -> BatchingClient:
+        rng = random.Random(settings.pop("seed_of_dice", SEED))
+        client = BatchingClient(provider, clock=settings.pop("clock", clock), rng=rng, **settings)
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        client.stop(timeout=0)

@@ -1,0 +1,221 @@
+"""Virtual time behaves as real time does, only sooner; the monitors wake whom they should."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from smartbatch.clock import Clock, RealClock, VirtualClock
+
+
+def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
+    """Run each of ``works`` on a thread that virtual time knows of, and wait for all of them."""
+
+    def registered(work: Callable[[], object]) -> None:
+        clock.began()
+        try:
+            work()
+        finally:
+            clock.ended()
+
+    threads = [threading.Thread(target=registered, args=(work,), daemon=True) for work in works]
+    for _ in threads:
+        clock.spawned()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread hangs in virtual time"
+
+
+@pytest.mark.parametrize("make", [RealClock, VirtualClock])
+def test_both_clocks_keep_the_protocol(make: Callable[[], Clock]) -> None:
+    """A monitor of either is a lock with a waiting room, and time does not run backwards."""
+    clock = make()
+    assert isinstance(clock, Clock)
+    before, wall = clock.now(), clock.wall()
+    with clock.monitor() as room:
+        assert room is not None
+    monitor = clock.monitor()
+    with monitor:
+        assert monitor.lock.locked()
+        assert monitor.wait(0.0) is False
+        monitor.notify()
+        monitor.notify_all()
+    clock.spawned()
+    clock.unspawned()
+    assert clock.now() >= before
+    assert clock.wall() >= wall
+
+
+def test_virtual_time_does_not_pass_by_itself(clock: VirtualClock) -> None:
+    """Without a sleeper there is no next moment to step to."""
+    run(clock, lambda: None)
+    assert clock.now() == 0.0
+
+
+def test_sleepers_wake_in_the_order_of_their_deadlines(clock: VirtualClock) -> None:
+    """Three threads sleep 3, 1 and 2 seconds side by side: time ends at 3, not at 6."""
+    woken: list[tuple[float, float]] = []
+
+    def sleeper(seconds: float) -> Callable[[], None]:
+        def work() -> None:
+            clock.sleep(seconds)
+            woken.append((seconds, clock.now()))
+
+        return work
+
+    run(clock, sleeper(3), sleeper(1), sleeper(2))
+    assert woken == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_time_stands_while_a_registered_thread_works(clock: VirtualClock) -> None:
+    """A sleeper cannot overtake a thread that is busy without sleeping."""
+    seen: list[float] = []
+    sleeping = threading.Event()
+
+    def busy() -> None:
+        assert sleeping.wait(30)
+        seen.append(clock.now())
+
+    def sleeper() -> None:
+        sleeping.set()
+        clock.sleep(5)
+
+    run(clock, busy, sleeper)
+    assert seen == [0.0]
+    assert clock.now() == 5.0
+
+
+def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
+    """Nothing steps while a test holds the clock, and everything does afterwards."""
+    done = threading.Thread(target=lambda: run(clock, lambda: clock.sleep(1)), daemon=True)
+    with clock.held():
+        done.start()
+        done.join(0.05)  # only gives the sleeper a chance to be wrong
+        assert clock.now() == 0.0
+    done.join(30)
+    assert clock.now() == 1.0
+
+
+def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> None:
+    """Whoever is notified wakes at the moment of the notification and is told so."""
+    monitor = clock.monitor()
+    heard: list[tuple[bool, float]] = []
+
+    def waiter() -> None:
+        with monitor:
+            heard.append((monitor.wait(10), clock.now()))
+
+    def notifier() -> None:
+        clock.sleep(2)
+        with monitor:
+            monitor.notify()
+
+    run(clock, waiter, notifier)
+    assert heard == [(True, 2.0)]
+    assert clock.now() == 2.0
+
+
+def test_a_wait_that_times_out_says_so_and_leaves_the_room(clock: VirtualClock) -> None:
+    """A later notification goes to somebody who still waits, not to the one who left."""
+    monitor = clock.monitor()
+    heard: list[tuple[str, bool, float]] = []
+
+    def waiter(name: str, timeout: float) -> Callable[[], None]:
+        def work() -> None:
+            with monitor:
+                heard.append((name, monitor.wait(timeout), clock.now()))
+
+        return work
+
+    def notifier() -> None:
+        clock.sleep(2)
+        with monitor:
+            monitor.notify(1)
+
+    run(clock, waiter("impatient", 1), waiter("patient", 9), notifier)
+    assert heard == [("impatient", False, 1.0), ("patient", True, 2.0)]
+
+
+def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock) -> None:
+    """Three wait; one is woken, then the rest."""
+    monitor = clock.monitor()
+    woken: list[float] = []
+
+    def waiter() -> None:
+        with monitor:
+            assert monitor.wait(None)
+            woken.append(clock.now())
+
+    def notifier() -> None:
+        clock.sleep(1)
+        with monitor:
+            monitor.notify()
+        clock.sleep(1)
+        with monitor:
+            monitor.notify_all()
+
+    run(clock, waiter, waiter, waiter, notifier)
+    assert woken == [1.0, 2.0, 2.0]
+
+
+def test_two_rooms_on_one_lock_do_not_wake_each_other(clock: VirtualClock) -> None:
+    """Waiting rooms that share a lock have their own waiters."""
+    first = clock.monitor()
+    second = clock.monitor(first.lock)
+    heard: list[tuple[str, bool]] = []
+
+    def in_first() -> None:
+        with first:
+            heard.append(("first", first.wait(5)))
+
+    def in_second() -> None:
+        with second:
+            heard.append(("second", second.wait(5)))
+
+    def notifier() -> None:
+        clock.sleep(1)
+        with first:
+            first.notify_all()
+
+    run(clock, in_first, in_second, notifier)
+    assert sorted(heard) == [("first", True), ("second", False)]
+
+
+def test_a_waiter_that_nobody_registered_does_not_hold_time_up(clock: VirtualClock) -> None:
+    """A test's own thread may wait on a monitor; time runs on without it."""
+    monitor = clock.monitor()
+    with monitor:
+        assert monitor.wait(7) is False
+    assert clock.now() == 7.0
+
+
+def test_wall_time_moves_with_virtual_time() -> None:
+    """Both clocks of a virtual clock tell the same seconds."""
+    clock = VirtualClock(start=5.0, wall=1_000.0)
+    clock.sleep(3)
+    assert (clock.now(), clock.wall()) == (8.0, 1_003.0)
+
+
+def test_a_real_monitor_wakes_its_waiter() -> None:
+    """The same protocol on the machine's own clock."""
+    clock = RealClock()
+    monitor = clock.monitor()
+    heard: list[bool] = []
+
+    def waiter() -> None:
+        with monitor:
+            ready.set()
+            heard.append(monitor.wait(30))
+
+    ready = threading.Event()
+    thread = threading.Thread(target=waiter, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    with monitor:
+        monitor.notify()
+    thread.join(30)
+    assert heard == [True]
