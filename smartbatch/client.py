@@ -59,6 +59,8 @@ class BatchingClient:
             your own, or a callable ``fn(request, attempt)``.
         config: settings; read from ``SMARTBATCH_*`` variables when ``None``.
         provider: an adapter made by hand, for ``model`` names without a prefix.
+        provider_options: arguments of the adapter that the prefix names, such as ``base_url`` or, for
+            ``openai:``, ``api="responses"``.
         preprocess: hooks run in order on each request before it is queued.
         post_process: called with each answered result on a worker; returns it, or a changed one.
         middleware: layers around each call, outermost first.
@@ -87,6 +89,7 @@ class BatchingClient:
         config: BatchingConfig | None = None,
         *,
         provider: Provider | None = None,
+        provider_options: Mapping[str, Any] | None = None,
         preprocess: Sequence[Preprocess] = (),
         post_process: PostProcess | None = None,
         middleware: Sequence[Middleware] = (),
@@ -116,7 +119,7 @@ class BatchingClient:
         self._quotas: set[SharedQuota] = set()
         self._stopped = False
         self._new_process()
-        self._provider, self.model = self._open_model(model, provider)
+        self._provider, self.model = self._open_model(model, provider, provider_options)
         self._lane(self._provider, self.model)
         lifecycle.enrol(self)
 
@@ -451,10 +454,15 @@ class BatchingClient:
         self._next_id = self._ids.__next__
 
     def _open_model(
-        self, model: str | Provider | Callable[[Request, int], Any], provider: Provider | None
+        self,
+        model: str | Provider | Callable[[Request, int], Any],
+        provider: Provider | None,
+        options: Mapping[str, Any] | None,
     ) -> tuple[Provider, str]:
+        if options and (provider is not None or not isinstance(model, str)):
+            raise ConfigError("provider_options are for a provider named by prefix; this one is made already")
         if isinstance(model, str) and provider is None:
-            provider, name = create_provider(model, clock=self._clock)
+            provider, name = create_provider(model, clock=self._clock, options=options)
         elif isinstance(model, str) and provider is not None:
             name = model
         elif isinstance(model, Provider):
