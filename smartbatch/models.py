@@ -12,6 +12,7 @@ from smartbatch.errors import SmartbatchError
 
 __all__ = [
     "Answer",
+    "Embedding",
     "Generation",
     "Kind",
     "LimitReport",
@@ -70,6 +71,8 @@ class Kind(enum.Enum):
     """What is asked for."""
 
     GENERATE = "generate"
+    EMBED = "embed"
+    """A vector for a text."""
     CALL = "call"
     """A work item: the request's own callable makes the call."""
 
@@ -154,6 +157,19 @@ def _priority(value: Priority | str | int) -> Priority:
     return value if value.__class__ is Priority else Priority.parse(value)
 
 
+@frozen
+class Embedding:
+    """What kind of vector is asked for.
+
+    Args:
+        task_type: what it will be used for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
+        dimensions: length of the vector; the model's own when ``None``.
+    """
+
+    task_type: str | None = None
+    dimensions: int | None = None
+
+
 @frozen(eq=False)
 class Request:
     """One request as the caller means it.
@@ -168,6 +184,7 @@ class Request:
         context: any object, passed through to ``Result.context`` untouched.
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
+        embedding: set for a vector instead of a text; the prompt is then the text to embed.
         deduplicate: False keeps this request from joining an identical one in flight.
         call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
             same queue, gates and retries. Returns an ``Answer``, a text, or any object
@@ -183,6 +200,7 @@ class Request:
     context: Any = None
     purpose: str | None = None
     isolation_key: str | None = None
+    embedding: Embedding | None = None
     deduplicate: bool = True
     call: Callable[[Request, int], Any] | None = None
 
@@ -191,10 +209,12 @@ class Request:
 class LimitReport:
     """What a provider's answer said about its limits; ``None`` where it said nothing.
 
+    ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and ``output``.
+
     Attributes:
-        requests_limit, tokens_limit: allowed a minute.
-        requests_remaining, tokens_remaining: left now.
-        requests_reset, tokens_reset: seconds until the bucket is full again.
+        requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.
+        requests_remaining, tokens_remaining, input_remaining, output_remaining: left now.
+        requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
     """
 
     requests_limit: int | None = None
@@ -203,6 +223,12 @@ class LimitReport:
     tokens_limit: int | None = None
     tokens_remaining: int | None = None
     tokens_reset: float | None = None
+    input_limit: int | None = None
+    input_remaining: int | None = None
+    input_reset: float | None = None
+    output_limit: int | None = None
+    output_remaining: int | None = None
+    output_reset: float | None = None
 
 
 @frozen
@@ -219,6 +245,8 @@ class Answer:
         value: an object instead of a text, for own callables.
         cost: USD, where the provider knows it better than a price table.
         limits: what the answer said about limits.
+        embedding: the vector, for embeddings; an ``array('f')``, exact to the wire.
+        dropped: parameters the provider does not take and that were left out, each with the reason.
     """
 
     text: str | None = None
@@ -229,6 +257,8 @@ class Answer:
     value: Any = None
     cost: float | None = None
     limits: LimitReport | None = None
+    embedding: Any = None
+    dropped: tuple[tuple[str, str], ...] = ()
 
 
 @frozen(eq=False)
@@ -251,6 +281,7 @@ class Result:
         provider_request_id: the provider's id of the call that answered.
         error: what went wrong; ``None`` on success.
         context: the request's context, untouched.
+        dropped: parameters that were left out because the provider does not take them, with the reasons.
         deduplicated: True when the answer came from an identical request in flight (then ``cost`` is 0).
     """
 
@@ -269,6 +300,7 @@ class Result:
     provider_request_id: str | None = None
     error: SmartbatchError | None = None
     context: Any = None
+    dropped: tuple[tuple[str, str], ...] = ()
     deduplicated: bool = False
 
     @property

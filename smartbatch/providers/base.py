@@ -8,14 +8,14 @@ is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.cl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.models import Answer, Request
 
-__all__ = ["Capabilities", "Provider"]
+__all__ = ["AnswerStream", "Capabilities", "Provider"]
 
 
 @frozen
@@ -24,11 +24,38 @@ class Capabilities:
 
     Attributes:
         max_shared: most requests one call can carry; 1 when calls cannot be shared.
+        max_texts: most texts one embeddings call can carry; 0 when there are no embeddings.
+        max_text_tokens: most tokens of all texts of an embeddings call, as our estimate counts them.
+        streams: whether answers can be streamed.
         priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
     """
 
     max_shared: int = 1
+    max_texts: int = 0
+    max_text_tokens: int = 0
+    streams: bool = False
     priced: bool = True
+
+
+class AnswerStream(ABC):
+    """An answer that comes in pieces. One thread iterates it, once; any thread may close it."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]:
+        """Yield pieces of text as they come.
+
+        Raises:
+            Exception: as :meth:`Provider.generate`; an end without the provider's end mark is an error too.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; an iteration under way ends soon, with an error. May be called twice."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> Answer:
+        """The whole answer with usage and finish reason, once the iteration has ended."""
 
 
 class Provider(ABC):
@@ -70,6 +97,26 @@ class Provider(ABC):
             where that request failed alone.
         """
         raise NotImplementedError(f"{self.name} cannot share a call")
+
+    def embed(
+        self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
+    ) -> Sequence[Answer | Exception | None]:
+        """Make one call for the vectors of several texts; only called when ``capabilities.max_texts`` is set.
+
+        Every request has the same ``embedding``. The adapter places vectors by index, and checks that there are
+        as many as texts, that each has the dimensions asked for, and that all numbers are finite.
+
+        Returns:
+            one entry for each request, in their order, as :meth:`generate_many`; ``Answer.embedding`` is set.
+        """
+        raise NotImplementedError(f"{self.name} has no embeddings")
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
+        """Begin to stream one answer; only called when ``capabilities.streams``.
+
+        Returns once the provider has accepted the request; ``timeout`` counts for the whole stream.
+        """
+        raise NotImplementedError(f"{self.name} does not stream")
 
     def check(self, request: Request, *, model: str) -> None:
         """Raise ``InvalidRequest`` for what this provider cannot send; called before a request is queued."""
