@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Bucket"]
+__all__ = ["Bucket", "paced_capacity", "told_bucket"]
+
+_FULL = 0.99
+_REFILL = 0.995
+"""Shares of a told limit that are used: a server that refills by its own clock is then never ahead of us."""
+
+_CATCH_UP = 0.01
+"""A paced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
+spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
 
 _SLACK = 1e-3
 """How far below its need a taker may be let go: rounding in ``now + wait`` must not turn a waiter away at the
@@ -57,3 +65,19 @@ class Bucket:
         self.look(now, 0.0)
         self.capacity, self.rate = capacity, rate
         self.level = min(self.level, capacity)
+
+
+def paced_capacity(rate: float) -> float:
+    """Return the size of a bucket that spaces calls evenly, ``rate`` a second."""
+    return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
+
+
+def told_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
+    """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit."""
+    if limit is None:
+        return None
+    capacity, rate = max(1.0, _FULL * limit), _REFILL * limit / 60.0
+    if bucket is None:
+        return Bucket(capacity, rate, now)
+    bucket.reshape(now, capacity, rate)
+    return bucket

@@ -20,14 +20,10 @@ import math
 
 from attrs import frozen
 
-from smartbatch.core.bucket import Bucket
+from smartbatch.core.bucket import Bucket, paced_capacity, told_bucket
 from smartbatch.core.dice import Dice, spread
 
 __all__ = ["Cooldown", "Quota", "Reservation"]
-
-_FULL = 0.99
-_REFILL = 0.995
-"""Shares of a told limit that are used: a server that refills by its own clock is then never ahead of us."""
 
 _FIRST_WINDOW = 4.0
 _PROVING = 0.5
@@ -55,10 +51,6 @@ _TOLD_PACE = 0.988
 
 _OWED = 1.0
 """A burst is made up for by at most this many seconds of calls at the even rate."""
-
-_CATCH_UP = 0.01
-"""A paced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
-spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
 
 _LEARNED_SHARE = 0.95
 _BASELINE = 120.0
@@ -184,8 +176,8 @@ class Quota:
         if told and self._kept == (None, None):
             self._window, self._growth = _FIRST_WINDOW, _PROVING
         requests, tokens = self._kept
-        self._requests = _told_bucket(requests, max_rpm, now)
-        self._tokens = _told_bucket(tokens, max_tpm, now)
+        self._requests = told_bucket(requests, max_rpm, now)
+        self._tokens = told_bucket(tokens, max_tpm, now)
         self._kept = (self._requests or requests, self._tokens or tokens)
         self._told = None if max_rpm is None else max_rpm / 60.0
         self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
@@ -371,9 +363,9 @@ class Quota:
     def _space(self, rate: float, now: float) -> None:
         """Space the calls; the pace alone decides then, without a window."""
         if self._pace is None:
-            self._pace = Bucket(_paced_capacity(rate), rate, now, level=0.0)
+            self._pace = Bucket(paced_capacity(rate), rate, now, level=0.0)
         else:
-            self._pace.reshape(now, _paced_capacity(rate), rate)
+            self._pace.reshape(now, paced_capacity(rate), rate)
         self._window = math.inf
         self._grown_at, self._clean = now, 0.0
 
@@ -398,18 +390,4 @@ class Quota:
             self._pace = None
             return
         if faster != pace.rate:
-            pace.reshape(now, _paced_capacity(faster), faster)
-
-
-def _paced_capacity(rate: float) -> float:
-    return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
-
-
-def _told_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
-    if limit is None:
-        return None
-    capacity, rate = max(1.0, _FULL * limit), _REFILL * limit / 60.0
-    if bucket is None:
-        return Bucket(capacity, rate, now)
-    bucket.reshape(now, capacity, rate)
-    return bucket
+            pace.reshape(now, paced_capacity(faster), faster)

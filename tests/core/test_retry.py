@@ -146,13 +146,27 @@ def test_failed_retries_stay_within_the_budget(steps: list[tuple[str, float]]) -
         assert failed <= 0.1 * calls + 3 + succeeded + now / 5.0 + 1 + 1e-6
 
 
+def test_success_is_not_saved_up() -> None:
+    """However many retries succeeded in good times, a new outage gets three and one trickle."""
+    budget = RetryBudget()
+    for _ in range(60):
+        budget.take(0.0)
+        budget.succeeded()
+    went = 0
+    while budget.look(0.0) <= 0.0:
+        budget.take(0.0)
+        went += 1
+        assert went <= 3
+    assert budget.look(0.0) == 5.0
+
+
 def test_an_outage_lets_few_retries_through_and_never_none() -> None:
     """1,000 first calls fail, and then their retries: 103 go at once, then one each 5 s."""
     budget = RetryBudget()
     for _ in range(1000):
         budget.called()
     went = 0
-    while budget.look(0.0) <= 0.0:
+    while budget.look(0.0) <= 0.0 and went < 200:
         budget.take(0.0)
         went += 1
     assert went == 103
@@ -166,7 +180,7 @@ def test_recovery_opens_exponentially() -> None:
     budget, now = RetryBudget(), 0.0
     for _ in range(1000):
         budget.called()
-    while budget.look(now) <= now:
+    for _ in range(103):
         budget.take(now)
     now, waiting, rounds = 5.0, 60, 0
     while waiting > 0:
