@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import stat
+import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,7 +57,7 @@ class _Line:
 
 
 class OutputFile:
-    """An output under an exclusive lock.
+    """An output under an exclusive lock. Appending is safe from any thread; the rest is for one.
 
     Args:
         path: where the results go; made when missing. A symbolic link is followed.
@@ -69,6 +70,7 @@ class OutputFile:
         self.path = path
         self._real = os.path.realpath(path)
         self._existed = os.path.lexists(self._real)
+        self._writing = threading.Lock()
         self._fd = self._open()
         self._end = 0
         self._offsets = array("q")
@@ -86,13 +88,14 @@ class OutputFile:
 
     def close(self) -> None:
         """Give up the lock; an output that was made for nothing is removed. May be called twice."""
-        if self._fd < 0:
-            return
-        if not self._existed and os.fstat(self._fd).st_size == 0:
-            with suppress(OSError):
-                os.unlink(self._real)
-        os.close(self._fd)
-        self._fd = -1
+        with self._writing:
+            if self._fd < 0:
+                return
+            if not self._existed and os.fstat(self._fd).st_size == 0:
+                with suppress(OSError):
+                    os.unlink(self._real)
+            os.close(self._fd)
+            self._fd = -1
 
     def is_answered(self, index: int) -> bool:
         """True when the row need not be asked any more."""
@@ -123,11 +126,12 @@ class OutputFile:
         """Write one line as a whole; it survives the process from here on.
 
         Raises:
-            OutputLost: the disk takes no more; what was written before is whole.
+            OutputLost: the disk takes no more, or the file is closed; what was written before is whole.
         """
-        self._write(line)
-        self._book(row.index, self._end, answered)
-        self._end += len(line)
+        with self._writing:
+            self._write(line)
+            self._book(row.index, self._end, answered)
+            self._end += len(line)
 
     def put_in_order(self) -> None:
         """Rewrite the file in the order of the input, one line a row, and swap it in.

@@ -69,13 +69,14 @@ class _Run:
         self._before = Recovered()
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = _client(args)
-        stack.callback(self._client.stop, timeout=0)
         source = stack.enter_context(Source(args.input, args.format))
         self._out: OutputFile | None = None
         if args.output not in (None, "-"):
             if source.same_file(args.output):
                 raise InputError(f"{args.output}: is the input itself; choose another -o")
             self._out = stack.enter_context(OutputFile(args.output))
+        stack.callback(self._client.stop, timeout=0)
+        self._lost: OutputLost | None = None
         self._questions = Questions(source, maker, model=args.model, params=_params(args), limit=args.limit)
 
     def go(self) -> int:
@@ -98,11 +99,11 @@ class _Run:
         """Ask every row that is left; return the number of the signal that ended it early, or 0."""
         out, client = self._out, self._client
         interrupts = Interrupts(
-            self._clock, on_first=client.cancel_pending, on_late=lambda: client.stop(timeout=0), grace=GRACE
+            self._clock, on_first=self._end_early, on_late=lambda: client.stop(timeout=0), grace=GRACE
         )
         requests = self._questions.requests(
             skip=out.is_answered if out is not None else lambda _: False,
-            stopped=lambda: bool(interrupts.caught),
+            stopped=lambda: bool(interrupts.caught) or self._lost is not None,
         )
         results = Stream(
             requests,
@@ -115,40 +116,58 @@ class _Run:
         with interrupts, self._progress(remaining) as progress:
             client.observe(progress)
             if out is not None:
-                self._drain(results, out, progress)
+                self._drain(results, progress)
             else:
                 self._print(results, progress)
         return interrupts.caught
 
+    def _end_early(self) -> None:
+        self._client.cancel_pending()
+        if not self._args.quiet:
+            note(f"interrupted: calls under way get {GRACE:.0f} s to end; once more ends at once")
+
     def _submit(self, request: Request, sink: Callable[[Result], None]) -> ResultFuture:
-        """Submit so that a cancelled request, too, comes back as a result."""
+        """Submit so that an answer is on disk before anything else is done with it, and a cancelled request
+        comes back as a result, too."""
         future = self._client.submit(request)
 
         def ended(_: Future[Result]) -> None:
             dropped = ClientClosed("cancelled before it was sent")
-            sink(future.outcome or Result("", error=dropped, context=request.context))
+            result = future.outcome or Result("", error=dropped, context=request.context)
+            if self._out is not None and not isinstance(result.error, ClientClosed):
+                try:
+                    self._write(self._out, result)
+                except OutputLost as error:
+                    self._lost = self._lost or error
+            sink(result)
 
         future.add_done_callback(ended)
         return future
 
-    def _drain(self, results: Stream, sink: _Sink, progress: Progress) -> None:
+    def _write(self, sink: _Sink, result: Result) -> None:
+        sink.append(result.context, encode(result.context, result, self._args.model), answered=result.ok)
+
+    def _drain(self, results: Stream, progress: Progress, printer: _Sink | None = None) -> None:
         for result in results:
-            row: AskedRow = result.context
+            if self._lost is not None:
+                raise self._lost
             if isinstance(result.error, ClientClosed):
                 continue  # never sent, or dropped at the end of the grace: the next run asks it
-            sink.append(row, encode(row, result, self._args.model), answered=result.ok)
+            if printer is not None:
+                self._write(printer, result)
+            row: AskedRow = result.context
             self._tally.add(row, result)
             progress.advance(result)
             if not result.ok and self._args.verbose:
                 note(failure_line(row, result))
 
     def _print(self, results: Stream, progress: Progress) -> None:
-        sink = StandardOutput()
+        printer = StandardOutput()
         try:
-            self._drain(results, sink, progress)
+            self._drain(results, progress, printer)
         except BrokenPipeError:  # such as `| head`: nobody reads any more, which is no error
             results.close()
-            sink.abandon()
+            printer.abandon()
 
     def _progress(self, remaining: int) -> Progress:
         # On a terminal the readable results are progress enough.

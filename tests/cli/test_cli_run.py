@@ -1,0 +1,505 @@
+"""``smartbatch run`` from end to end: through ``main``, and as a process that is interrupted and killed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import pytest
+
+from smartbatch.cli.lines import AskedRow
+from smartbatch.cli.main import main
+from smartbatch.cli.outputs import OutputFile, OutputLost
+
+SIM = "sim:demo?latency=0"
+
+CALLS = '''
+"""Own calls for the tests: what was asked is written down; what is told to hang waits for a byte."""
+import os
+
+asked = []
+broken = set()
+
+def ask(request, attempt):
+    asked.append(request.prompt)
+    if request.prompt in broken:
+        raise ValueError("broken on purpose")
+    return "answer to " + request.prompt
+
+def gated(request, attempt):
+    """Say that it began, then wait for a byte of leave."""
+    os.write(int(os.environ["TEST_BEGAN"]), (request.prompt + "\\n").encode())
+    os.read(int(os.environ["TEST_LEAVE"]), 1)
+    return "answer to " + request.prompt
+'''
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A fresh module of own calls, importable here and in child processes."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_calls.py").write_text(CALLS)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    monkeypatch.delitem(sys.modules, "own_calls", raising=False)
+    import own_calls  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    return own_calls
+
+
+OWN = "call:own_calls:ask"
+
+
+def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
+
+
+def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
+    out = [] if output is None else ["-o", output]
+    return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
+
+
+def prompts(count: int) -> list[str]:
+    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
+    return [f"prompt {i}" for i in range(count)]
+
+
+def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Every line gets its answer, its index and its place; the summary says so."""
+    expected = prompts(50)
+    assert run() == 0
+    rows = written()
+    assert [row["text"] for row in rows] == [f"answer to {prompt}" for prompt in expected]
+    assert [row["index"] for row in rows] == [row["id"] for row in rows] == list(range(50))
+    assert {row["model"] for row in rows} == {OWN}
+    told = capfd.readouterr()
+    assert "50 answered, 0 failed, 0 retried" in told.err
+    assert told.out == ""
+
+
+def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
+    """A CSV with byte order mark, quoted commas and newlines; own ids; input fields come along."""
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([["id", "text"], ["a", "x, y\nz"], ["b", "é"], ["a", "{text}"]])
+    Path("in.csv").write_bytes(b"\xef\xbb\xbf" + table.getvalue().encode())
+    assert run("--template", "Say {{{text}}}", input="in.csv") == 0
+    assert sorted(calls.asked) == ["Say {x, y\nz}", "Say {{text}}", "Say {é}"]
+    assert [(row["id"], row["input"]["text"]) for row in written()] == [
+        ("a", "x, y\nz"),
+        ("b", "é"),
+        ("a", "{text}"),
+    ]
+
+
+def test_a_gzipped_file_is_read_and_a_field_can_be_the_prompt(calls: Any) -> None:
+    """``--prompt-field`` and ``--id-field`` name what to take."""
+    line = json.dumps({"question": "why", "answer": "because", "number": 9}) + "\n"
+    Path("in.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    assert run("--prompt-field", "question", "--id-field", "number", input="in.jsonl.gz") == 0
+    assert [(row["id"], row["text"]) for row in written()] == [(9, "answer to why")]
+
+
+def test_standard_input_gives_prompts_and_standard_output_takes_results(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """In a pipe, results are JSON lines in the order of the input; everything else is on standard error."""
+    stream = io.BytesIO("".join(f"prompt {i}\u2028\n" for i in range(40)).encode())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
+    assert run(input="-", output=None) == 0
+    told = capfdbinary.readouterr()
+    rows = [json.loads(line) for line in told.out.split(b"\n")[:-1]]
+    assert [row["text"] for row in rows] == [f"answer to prompt {i}\u2028" for i in range(40)]
+    assert told.out.isascii()
+    assert b"40 answered" in told.err
+
+
+def test_chats_are_prompts_too(calls: Any) -> None:
+    """A row with ``messages`` is asked as a conversation."""
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    Path("in.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    assert run(input="in.jsonl", model=SIM) == 0
+    assert written()[0]["input"] == {"messages": chat}
+
+
+def test_the_same_line_again_asks_nothing(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """All answered: no call, no change, exit code 0."""
+    prompts(5)
+    assert run() == 0
+    before = Path("out.jsonl").read_bytes()
+    calls.asked.clear()
+    assert run() == 0
+    assert calls.asked == []
+    assert Path("out.jsonl").read_bytes() == before
+    assert "5 already answered, not asked again" in capfd.readouterr().err
+
+
+def test_a_run_goes_on_where_it_was_cut(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Answered rows are not asked again; a torn last line is cut off and its row is asked."""
+    expected = prompts(10)
+    assert run("--limit", "4") == 0
+    with Path("out.jsonl").open("ab") as out:
+        out.write(b'{"index": 4, "id": 4, "inp')
+    calls.asked.clear()
+    assert run() == 0
+    assert sorted(calls.asked) == expected[4:]
+    assert [row["text"] for row in written()] == [f"answer to {prompt}" for prompt in expected]
+    assert "4 rows answered already, a torn last line of 26 bytes cut off" in capfd.readouterr().err
+
+
+def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """A failed row has its error in its place; the next run asks it alone, and its answer takes the place."""
+    prompts(6)
+    calls.broken.add("prompt 2")
+    assert run("--retries", "0") == 1
+    row = written()[2]
+    assert row["text"] is None
+    assert row["error"]["kind"] == "unknown"
+    assert "row 3: unknown: " in capfd.readouterr().err
+    calls.broken.clear()
+    calls.asked.clear()
+    assert run("--retries", "0") == 0
+    assert calls.asked == ["prompt 2"]
+    assert [(row["index"], row["error"]) for row in written()] == [(i, None) for i in range(6)]
+
+
+def test_equal_rows_are_rows_of_their_own(calls: Any) -> None:
+    """Duplicate prompts and ids each get a line, in their place."""
+    Path("in.jsonl").write_text('{"id": "x", "prompt": "same"}\n' * 20)
+    assert run(input="in.jsonl") == 0
+    assert [(row["index"], row["id"], row["text"]) for row in written()] == [
+        (i, "x", "answer to same") for i in range(20)
+    ]
+
+
+REFUSED = [
+    ("in.txt", b"", [], "in.txt: has no rows"),
+    ("in.txt", b"\n  \n", [], "in.txt: has no rows"),
+    ("in.txt", b"fine\nb\xffd\n", [], "line 2: not valid UTF-8"),
+    ("in.jsonl", b'{"prompt": "x"}\n\n{"prompt": " "}\n', [], "line 3: prompt is blank"),
+    ("in.jsonl", b'{"prompt": "x"}\n{"prompt": ""}\n', [], "line 2: prompt is empty"),
+    ("in.jsonl", b'{"prompt": "\\ud800"}\n', [], "line 1: prompt has a lone surrogate"),
+    ("in.jsonl", b'{"prompt": 5}\n', [], "line 1: prompt must be a text"),
+    ("in.jsonl", b'{"messages": [{"role": "boss", "content": "x"}]}\n', [], "prompt[0].role must be one of"),
+    ("in.jsonl", b'{"prompt": "x"}\n{"prompt": \n', [], "line 2: not valid JSON"),
+    ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "line 1: cannot tell which field is the prompt"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--template", "{b}"], "line 1: no field 'b'; the row has 'a'"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--prompt-field", "b"], "line 1: no field 'b'; the row has 'a'"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--id-field", "b"], "line 1: no field 'b'; the row has 'a'"),
+    (
+        "in.txt",
+        b"x\n",
+        ["--template", "{prompt.real}"],
+        "--template: {prompt.real} is not a plain field name",
+    ),
+    ("in.txt", b"x\n", ["--temperature", "nan"], "temperature must be a number from 0 to 2"),
+    ("in.txt", b"x\n", ["--max-tokens", "0"], "max_tokens must be a whole number"),
+    ("in.txt", b"x\n", ["--concurrency", "0"], "(--concurrency)"),
+    ("in.txt", b"x\n", ["--config", "missing.toml"], "cannot read the settings file missing.toml"),
+    ("in.txt", b"x\n", ["-o", "in.txt"], "is the input itself"),
+    ("in.txt", b"x\n", ["-o", "missing/out.jsonl"], "cannot be written: No such file or directory"),
+    ("in.txt", b"x\n", ["--model", "nonsense:x"], "unknown provider"),
+    ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
+    ("in.txt", b"x\n", ["--template", "{prompt}", "--prompt-field", "prompt"], "not allowed with argument"),
+    ("in.txt", b"x\n", ["--limit", "0"], "0 is not 1 or more"),
+    ("in.txt", b"x\n", ["--batching-strategy", "magic"], "invalid choice"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "options", "told"), REFUSED)
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
+    calls: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    data: bytes,
+    options: list[str],
+    told: str,
+) -> None:
+    """Exit code 2, a message that names file, line and field, no call and no output file."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Path(name).write_bytes(data)
+    assert run(*options, input=name) == 2
+    message = capfd.readouterr().err
+    assert told in message
+    assert "Traceback" not in message
+    assert calls.asked == []
+    assert not Path("out.jsonl").exists()
+
+
+def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Enough to see the pattern, without the rows' content."""
+    Path("in.jsonl").write_text('{"prompt": "secret"}\n' + '{"text": 1, "secret": 2}\n' * 30)
+    assert run(input="in.jsonl") == 2
+    message = capfd.readouterr().err
+    assert "30 rows cannot be asked; nothing was sent" in message
+    assert message.count("\n  line ") == 10
+    assert "and 20 more" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (["--model", SIM], "another model, system text or parameters"),
+        (["--system", "be brief"], "another model, system text or parameters"),
+        (["--temperature", "1"], "another model, system text or parameters"),
+        (["--template", "Say {prompt}"], "another input"),
+        (["--limit", "2"], "another input"),
+    ],
+)
+def test_an_output_of_another_run_is_refused(
+    calls: Any, capfd: pytest.CaptureFixture[str], change: list[str], told: str
+) -> None:
+    """Model, parameters, template and input must be those of the rows that are there; nothing is touched."""
+    prompts(5)
+    assert run() == 0
+    before = Path("out.jsonl").read_bytes()
+    calls.asked.clear()
+    assert run(*change) == 2
+    assert told in capfd.readouterr().err
+    assert calls.asked == []
+    assert Path("out.jsonl").read_bytes() == before
+
+
+def test_two_runs_at_once_are_refused(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """The one that came second asks nothing."""
+    prompts(3)
+    with OutputFile("out.jsonl"):
+        assert run() == 2
+    assert "another run is writing to it" in capfd.readouterr().err
+    assert calls.asked == []
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was checked is what is asked, or the run ends; rows answered so far are kept."""
+    prompts(5)
+    recover = OutputFile.recover
+
+    def edit_then_recover(self: OutputFile, keys: Any) -> Any:
+        with Path("in.txt").open("r+b") as file:
+            file.seek(len("prompt 0\nprompt 1\nprompt 2\n"))
+            file.write(b"PROMPT")
+        return recover(self, keys)
+
+    monkeypatch.setattr(OutputFile, "recover", edit_then_recover)
+    assert run() == 2
+    assert "in.txt: changed while it was being read" in capfd.readouterr().err
+    assert "PROMPT 3" not in calls.asked
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No more is asked than was under way, the error says what to do, and the next run goes on."""
+    expected = prompts(3000)
+    append = OutputFile.append
+
+    def until_full(self: OutputFile, row: AskedRow, line: bytes, *, answered: bool) -> None:
+        if Path("out.jsonl").stat().st_size > 1000:
+            raise OutputLost("out.jsonl: cannot be written: No space left on device")
+        append(self, row, line, answered=answered)
+
+    monkeypatch.setattr(OutputFile, "append", until_full)
+    assert run() == 1
+    assert "No space left on device" in capfd.readouterr().err
+    assert len(calls.asked) < 3000
+    monkeypatch.setattr(OutputFile, "append", append)
+    assert 0 < len(written()) < 3000
+    assert run("--quiet") == 0
+    assert [row["input"]["prompt"] for row in written()] == expected
+
+
+def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """``--quiet`` leaves the exit code; ``-v`` has a line for each retry and each failed row."""
+    prompts(3)
+    calls.broken.add("prompt 1")
+    assert run("--quiet", "--retries", "0") == 1
+    assert capfd.readouterr().err == ""
+    assert run("-v", "--retries", "0") == 1
+    assert capfd.readouterr().err.count("row 2: unknown: ") == 1
+
+
+def test_settings_come_from_a_file_and_options_win(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """``--config`` is read; what the command line says itself comes first."""
+    prompts(2)
+    Path("settings.toml").write_text("retries = 99\n")
+    assert run("--config", "settings.toml") == 2
+    assert "retries" in capfd.readouterr().err
+    Path("settings.toml").write_text("parallelism = 2\n")
+    assert run("--config", "settings.toml", "--batching-strategy", "individual") == 0
+
+
+def test_help_and_version_are_no_errors(capfd: pytest.CaptureFixture[str]) -> None:
+    """Asking for help is fine; saying nothing is not."""
+    assert main(["--version"]) == 0
+    assert main(["run", "--help"]) == 0
+    assert main([]) == 2
+    assert main(["run"]) == 2
+    capfd.readouterr()
+
+
+def test_asking_for_help_imports_no_client() -> None:
+    """The command answers at once: the rooms behind it load when they are used."""
+    code = (
+        "import sys; from smartbatch.cli.main import main; main(['--help']);"
+        "sys.exit(any(m in sys.modules for m in ('smartbatch.client', 'attrs', 'urllib3', 'structlog')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+# -- the process, interrupted and killed ---------------------------------------------------------------------
+
+
+class Child:
+    """A run in its own process, whose calls begin and end when the test says so."""
+
+    def __init__(self, *args: str) -> None:
+        began, began_there = os.pipe()
+        leave_there, self._leave = os.pipe()
+        env = {**os.environ, "TEST_BEGAN": str(began_there), "TEST_LEAVE": str(leave_there)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", "call:own_calls:gated", *args],
+            env=env,
+            pass_fds=(began_there, leave_there),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        os.close(began_there)
+        os.close(leave_there)
+        self._began = os.fdopen(began, "rb")
+        assert self.process.stderr is not None
+        assert self.process.stdout is not None
+        self.stderr: BinaryIO = self.process.stderr  # type: ignore[assignment]
+        self.stdout: BinaryIO = self.process.stdout  # type: ignore[assignment]
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._leave)
+        for pipe in (self._began, self.stderr, self.stdout):
+            pipe.close()
+
+    def begun(self, count: int) -> list[str]:
+        """Wait for the next ``count`` calls to begin."""
+        return [self._began.readline().decode().strip() for _ in range(count)]
+
+    def let_go(self, count: int) -> None:
+        os.write(self._leave, b"." * count)
+
+    def told(self, text: bytes) -> bytes:
+        """Read standard error up to the line with ``text``."""
+        while line := self.stderr.readline():
+            if text in line:
+                return line
+        raise AssertionError(f"never said {text!r}")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
+    """Calls in flight end and are written, in order; what has not started is left for the same line again."""
+    expected = prompts(500)
+    with Child("-o", "out.jsonl", "--concurrency", "3") as child:
+        first = child.begun(3)
+        child.let_go(1)
+        first += child.begun(1)
+        child.process.send_signal(number)
+        child.told(b"interrupted: calls under way")
+        child.let_go(3)
+        assert b"496 rows not answered; run the same line again" in child.told(b"not answered")
+        assert child.process.wait() == code
+    assert sorted(first) == [row["input"]["prompt"] for row in written()] == expected[:4]
+
+
+def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
+    """kill -9: every row that was written is whole, and the next run asks exactly the others."""
+    expected = prompts(60)
+    with Child("-o", "out.jsonl", "--concurrency", "2") as child:
+        child.begun(2)
+        while Path("out.jsonl").read_bytes().count(b"\n") < 10:
+            child.let_go(1)
+            child.begun(1)
+        child.process.kill()
+        child.process.wait()
+    rows = Path("out.jsonl").read_bytes().split(b"\n")[:-1]
+    assert 10 <= len(rows) < 60
+    answered = {json.loads(row)["input"]["prompt"] for row in rows}
+    with Child("-o", "out.jsonl", "--concurrency", "2") as child:
+        child.let_go(60)
+        asked = child.begun(60 - len(answered))
+        assert child.process.wait() == 0
+    assert Counter(asked) == Counter(set(expected) - answered)
+    assert [row["input"]["prompt"] for row in written()] == expected
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
+    """``smartbatch run … | head -1`` is no error worth a traceback."""
+    prompts(300)
+    with Child("--concurrency", "2") as child:
+        child.let_go(2)
+        assert json.loads(child.stdout.readline())["index"] == 0
+        child.stdout.close()
+        child.let_go(300)
+        assert child.process.wait() == 1
+        said = child.stderr.read()
+    assert b"Traceback" not in said
+    assert b"BrokenPipe" not in said
+
+
+def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
+    """With standard output on a terminal there is no JSON, and no raw control character."""
+    Path("in.txt").write_text("colour \x1b[31m\n")
+    leader, follower = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", OWN], stdout=follower, check=True
+    )
+    os.close(follower)
+    shown = os.read(leader, 10_000)
+    os.close(leader)
+    assert shown == "1  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def memory_of_a_run(rows: int) -> int:
+    """Bytes of a process that asked so many rows, at its largest."""
+    with Path("in.jsonl").open("w") as file:
+        for i in range(rows):
+            file.write(json.dumps({"id": f"row {i}", "text": f"{i} {'x' * 200}"}) + "\n")
+    Path("out.jsonl").unlink(missing_ok=True)
+    code = (
+        "import resource, sys; from smartbatch.cli.main import main;"
+        f"code = main(['run', 'in.jsonl', '--model', {SIM!r}, '-o', 'out.jsonl', '--quiet']);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    with Path("out.jsonl").open("rb") as out:
+        assert [json.loads(line)["index"] for line in out] == list(range(rows))
+    return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
+
+
+def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
+    """Ten times the rows: the file is 5 MB larger, the process is not (16 bytes a row are booked)."""
+    assert memory_of_a_run(20_000) - memory_of_a_run(2_000) < 16 * 2**20
+
+
+@pytest.mark.soak
+def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
+    """Fifty times the rows: 16 bytes and a bit a row for the books, and nothing else that grows."""
+    assert memory_of_a_run(1_000_000) - memory_of_a_run(20_000) < 48 * 2**20

@@ -1,0 +1,317 @@
+"""The output file loses no answered row, tells foreign files from its own, and ends in the input's order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smartbatch.cli.lines import AskedRow, encode
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
+from smartbatch.cli.prompts import Keys
+from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError, SmartbatchError
+from smartbatch.models import Generation, Result, Usage
+
+MODEL = "sim:test"
+KEYS = Keys.of(MODEL, Generation())
+
+
+def keys(count: int, of: Keys = KEYS) -> array[int]:
+    return array("Q", [of.key(f"prompt {i}") for i in range(count)])
+
+
+def asked(index: int) -> AskedRow:
+    return AskedRow(index, index, {"prompt": f"prompt {index}"}, KEYS.key(f"prompt {index}"))
+
+
+def line(index: int, text: str | None = "answer", error: SmartbatchError | None = None) -> bytes:
+    result = Result(str(index), text=text if error is None else None, error=error, attempts=1)
+    return encode(asked(index), result, MODEL)
+
+
+FAILURE = ProviderError("it broke", kind=ErrorKind.SERVER_ERROR)
+
+
+def failed(index: int) -> bytes:
+    return line(index, error=FAILURE)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(data) for data in path.read_bytes().split(b"\n")[:-1]]
+
+
+def recovered(path: Path, count: int) -> tuple[Recovered, list[int]]:
+    """Resume on ``path``; return what was found and which rows are answered."""
+    with OutputFile(str(path)) as out:
+        found = out.recover(keys(count))
+        return found, [i for i in range(count) if out.is_answered(i)]
+
+
+def test_rows_come_in_any_order_and_end_in_the_input_s(tmp_path: Path) -> None:
+    """While it runs the file is in the order of completion; at the end in the order of the input."""
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(5))
+        for index in (3, 0, 4, 1):
+            out.append(asked(index), line(index), answered=True)
+        assert [row["index"] for row in rows(path)] == [3, 0, 4, 1]
+        out.put_in_order()
+    assert [row["index"] for row in rows(path)] == [0, 1, 3, 4]
+    assert os.listdir(tmp_path) == ["out.jsonl"]
+
+
+def test_a_row_is_on_disk_before_the_next_one_is_looked_at(tmp_path: Path) -> None:
+    """Every row is handed to the kernel at once: no buffer of ours can die with the process."""
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(3))
+        for index in range(3):
+            out.append(asked(index), line(index), answered=True)
+            assert len(rows(path)) == index + 1
+
+
+@given(cut=st.integers(0), order=st.permutations(range(6)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(
+    tmp_path: Path, cut: int, order: list[int]
+) -> None:
+    """Whatever byte a crash cuts at, the rows before it count and the torn one is asked again."""
+    path = tmp_path / "out.jsonl"
+    texts = {i: "long \u2028 \x85 é " * i for i in order}
+    whole = b"".join(line(i, texts[i]) for i in order)
+    cut %= len(whole) + 1
+    path.write_bytes(whole[:cut])
+    done = whole[:cut].count(b"\n") + (cut > 0 and whole[cut : cut + 1] == b"\n")
+    with OutputFile(str(path)) as out:
+        found = out.recover(keys(6))
+        assert found.answered == done
+        assert [i for i in range(6) if out.is_answered(i)] == sorted(order[:done])
+        for i in order[done:]:
+            out.append(asked(i), line(i, texts[i]), answered=True)
+        out.put_in_order()
+    assert path.read_bytes() == b"".join(line(i, texts[i]) for i in range(6))
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path: Path) -> None:
+    """An answer that was paid for is not thrown away for want of a newline."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + line(1)[:-1])
+    assert recovered(path, 2) == (Recovered(answered=2), [0, 1])
+    assert path.read_bytes() == line(0) + line(1)
+
+
+@pytest.mark.parametrize("tail", [b'{"index": 1, "id', b"\0" * 100, b'{"index": 1, "te\n', b"{", b"\xff\xfe"])
+def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    """Half a row, or the zeros some file systems leave after a power cut, are removed and counted."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + tail)
+    assert recovered(path, 2) == (Recovered(answered=1, cut=len(tail)), [0])
+    assert path.read_bytes() == line(0)
+
+
+def test_damage_in_the_middle_is_refused_by_line(tmp_path: Path) -> None:
+    """What no crash of ours leaves behind is not repaired by guessing."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + b'{"index": 1, "te\n' + line(2))
+    with pytest.raises(InputError, match="line 2 is not valid JSON"):
+        recovered(path, 3)
+    assert path.read_bytes() == line(0) + b'{"index": 1, "te\n' + line(2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"hello",
+        b"hello\n",
+        b'{"a": 1}\n',
+        b'{"index": 0}\n',
+        b"[1]\n",
+        b'{"index": true, "key": "0", "error": 0}\n',
+    ],
+)
+def test_a_file_of_somebody_else_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+    """A notes file given as -o by mistake survives."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="was not written by smartbatch run"):
+        recovered(path, 3)
+    assert path.read_bytes() == content
+
+
+def test_failed_rows_are_open_and_a_later_line_supersedes_them(tmp_path: Path) -> None:
+    """A failed row is asked again; of its lines only the last one stays."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + failed(1) + failed(2) + failed(2))
+    with OutputFile(str(path)) as out:
+        assert out.recover(keys(3)) == Recovered(answered=1, failed=2)
+        assert [out.is_answered(i) for i in range(3)] == [True, False, False]
+        out.append(asked(1), line(1), answered=True)
+        out.put_in_order()
+    assert path.read_bytes() == line(0) + line(1) + failed(2)
+    assert recovered(path, 3) == (Recovered(answered=2, failed=1), [0, 1])
+
+
+def test_an_answer_wins_over_a_failure_that_stands_behind_it(tmp_path: Path) -> None:
+    """However two lines of a row came about, the paid answer counts."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + failed(0))
+    assert recovered(path, 1) == (Recovered(answered=1), [0])
+
+
+def test_another_model_is_told_from_another_input(tmp_path: Path) -> None:
+    """The error says which of the two is different, and what to do."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0))
+    with OutputFile(str(path)) as out:
+        with pytest.raises(InputError, match=r"another model, system text or parameters.*row 1.*'sim:test'"):
+            out.recover(keys(1, Keys.of(MODEL, Generation(temperature=1.0))))
+        with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 1"):
+            out.recover(array("Q", [KEYS.key("something else")]))
+    path.write_bytes(line(0) + line(4))
+    with pytest.raises(InputError, match=r"another input: its line 2 answers row 5, but .* has 3 rows"):
+        recovered(path, 3)
+
+
+def test_failures_under_other_settings_do_not_bind_the_file(tmp_path: Path) -> None:
+    """After a run that failed whole (a mistyped model), the corrected line may use the same output."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(failed(0) + failed(1))
+    other = Keys.of("sim:other", Generation())
+    with OutputFile(str(path)) as out:
+        assert out.recover(keys(2, other)) == Recovered()
+        out.put_in_order()
+    assert path.read_bytes() == b""
+
+
+def test_an_absurd_index_takes_no_memory(tmp_path: Path) -> None:
+    """The file's numbers are checked against the input before anything is sized by them."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0).replace(b'"index": 0', b'"index": 99999999999999'))
+    with pytest.raises(InputError, match="another input"):
+        recovered(path, 3)
+
+
+def test_two_runs_cannot_write_to_one_file(tmp_path: Path) -> None:
+    """The second is refused; after the first has ended it may."""
+    path = str(tmp_path / "out.jsonl")
+    with OutputFile(path), pytest.raises(InputError, match="another run is writing to it"):
+        OutputFile(path)
+    OutputFile(path).close()
+
+
+def test_an_output_made_for_nothing_is_removed_again(tmp_path: Path) -> None:
+    """A refused run leaves no empty file, and removes none that was there."""
+    path = tmp_path / "out.jsonl"
+    OutputFile(str(path)).close()
+    assert not path.exists()
+    path.touch()
+    OutputFile(str(path)).close()
+    assert path.exists()
+
+
+@pytest.mark.parametrize(("name", "told"), [("no/out.jsonl", "No such file"), (".", "Is a directory")])
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, told: str) -> None:
+    """The user learns it before anything is sent."""
+    with pytest.raises(InputError, match=told):
+        OutputFile(str(tmp_path / name))
+
+
+def test_a_pipe_is_no_output(tmp_path: Path) -> None:
+    """What cannot be put in order is refused, with the way out."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file; leave -o away"):
+        OutputFile(str(tmp_path / "pipe"))
+
+
+def test_a_link_stays_a_link_and_the_mode_stays_the_mode(tmp_path: Path) -> None:
+    """Putting in order swaps the file behind the link, with the permissions it had."""
+    real, link = tmp_path / "real.jsonl", tmp_path / "link.jsonl"
+    real.touch()
+    real.chmod(0o640)
+    link.symlink_to(real)
+    with OutputFile(str(link)) as out:
+        out.recover(keys(2))
+        out.append(asked(1), line(1), answered=True)
+        out.append(asked(0), line(0), answered=True)
+        out.put_in_order()
+    assert link.is_symlink()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert real.read_bytes() == line(0) + line(1)
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that fits only in part is taken back, and the error says that the rest is kept."""
+    path = tmp_path / "out.jsonl"
+    write = os.write
+
+    def scarce(fd: int, data: Any) -> int:
+        if os.fstat(fd).st_size > len(line(0)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, bytes(data)[:300])
+
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        monkeypatch.setattr(os, "write", scarce)
+        out.append(asked(0), line(0), answered=True)
+        with pytest.raises(OutputLost, match="No space left on device; what was written is kept; free some"):
+            out.append(asked(1), line(1, "x" * 2000), answered=True)
+        monkeypatch.undo()
+    assert path.read_bytes() == line(0)
+
+
+def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
+    """The fields of an answered row, in their order."""
+    row = AskedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF)
+    result = Result(
+        "x",
+        text="b\u2028",
+        usage=Usage(10, 5, 2, 1),
+        cost=0.25,
+        latency=0.12345678,
+        attempts=2,
+        finish_reason="stop",
+        model="sim:fallback",
+    )
+    encoded = encode(row, result, MODEL)
+    assert encoded.isascii()
+    assert json.loads(encoded) == {
+        "index": 2,
+        "id": "r-3",
+        "input": {"id": "r-3", "text": "a"},
+        "model": "sim:fallback",
+        "text": "b\u2028",
+        "finish_reason": "stop",
+        "usage": {"input_tokens": 10, "output_tokens": 5, "cached_tokens": 2, "reasoning_tokens": 1},
+        "cost": 0.25,
+        "latency": 0.123457,
+        "attempts": 2,
+        "error": None,
+        "key": "0123456789abcdef",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(FAILURE, "server_error"), (BudgetExceeded("no money left"), "budget_exceeded")]
+)
+def test_a_failed_line_says_kind_and_message(error: SmartbatchError, kind: str) -> None:
+    """The kind of the failed call, or the name of what kept it from being sent."""
+    content = json.loads(line(0, error=error))
+    assert content["text"] is None
+    assert content["error"] == {"kind": kind, "message": error.message}
+
+
+def test_what_json_cannot_hold_stays_in_the_text() -> None:
+    """A decoded answer with NaN is left out; a lone surrogate is escaped."""
+    nan = encode(asked(0), Result("0", text='{"a": NaN}', parsed={"a": float("nan")}), MODEL)
+    assert "parsed" not in json.loads(nan)
+    assert json.loads(nan)["text"] == '{"a": NaN}'
+    assert json.loads(encode(asked(0), Result("0", parsed={"a": 1}), MODEL))["parsed"] == {"a": 1}
+    assert b"\\ud800" in line(0, "\ud800")

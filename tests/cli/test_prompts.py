@@ -1,0 +1,111 @@
+"""A row's prompt is what the template, the named field or the row itself says, or the error says why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.cli.inputs import Row
+from smartbatch.cli.prompts import BadField, Keys, PromptMaker, parse_template
+from smartbatch.errors import InputError
+from smartbatch.models import Generation
+
+
+def row(**fields: Any) -> Row:
+    return Row(7, 9, fields)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("Classify: {text}", "Classify: good"),
+        ("{text}{text}", "goodgood"),
+        ('{{"a": {n}}}', '{"a": 3}'),
+        ("{yes} {list} {nested}", 'true ["é"] {"a": null}'),
+        ("{a column}!", "spaced!"),
+    ],
+)
+def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> None:
+    """Text goes in as it is, anything else as JSON, and doubled braces are braces."""
+    fields = {"text": "good", "n": 3, "yes": True, "list": ["é"], "nested": {"a": None}, "a column": "spaced"}
+    assert PromptMaker(template=template).prompt(row(**fields)) == prompt
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{a.b}", "{a[0]}", "{a!r}", "{a:>10}", "{}", "{a", "a}", "no field at all", "{a.__class__}", "{a:{b}}"],
+)
+def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
+    """No attribute access, no indexing, no formats; the error shows how to write it."""
+    with pytest.raises(InputError, match=r"^--template.*\{field\}"):
+        parse_template(template)
+
+
+@given(st.text(), st.text())
+def test_a_field_that_looks_like_a_template_is_only_text(before: str, value: str) -> None:
+    """Braces in a row's own text are never read as placeholders."""
+    literal = before.replace("{", "{{").replace("}", "}}")
+    assert PromptMaker(template=literal + "{x}").prompt(row(x=value)) == before + value
+
+
+def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
+    """The error names what is missing and what the row has, and not what the row says."""
+    lacking = row(text="secret", other=1)
+    for ask in (
+        lambda: PromptMaker(template="{txet}").prompt(lacking),
+        lambda: PromptMaker(prompt_field="txet").prompt(lacking),
+        lambda: PromptMaker(id_field="txet").id(lacking),
+    ):
+        with pytest.raises(BadField) as caught:
+            ask()
+        assert caught.value.message == "no field 'txet'; the row has 'text', 'other'"
+
+
+def test_null_is_as_good_as_missing() -> None:
+    """A null never turns into the word null inside a prompt."""
+    with pytest.raises(BadField, match="field 'text' is null"):
+        PromptMaker(template="say {text}").prompt(row(text=None))
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt": "p", "messages": [], "text": "t"}, "p"),
+        ({"messages": [{"role": "user", "content": "hi"}], "text": "t"}, [{"role": "user", "content": "hi"}]),
+        ({"id": "r1", "text": "t", "n": 1}, "t"),
+    ],
+)
+def test_without_a_word_from_the_user_the_prompt_is_the_plain_meaning(fields: Any, prompt: Any) -> None:
+    """``prompt``, else ``messages``, else the only text that is not the id."""
+    assert PromptMaker().prompt(row(**fields)) == prompt
+
+
+@pytest.mark.parametrize("fields", [{"question": "q", "answer": "a"}, {"n": 1}, {}])
+def test_an_unclear_row_is_refused_with_the_way_out(fields: Any) -> None:
+    """Two texts or none: the error says which options decide."""
+    with pytest.raises(BadField, match="say --prompt-field or --template"):
+        PromptMaker().prompt(row(**fields))
+
+
+def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
+    """An unusable ``id`` falls back to the index; an unusable field that was asked for is an error."""
+    assert PromptMaker().id(row(id="a")) == "a"
+    assert PromptMaker().id(row(id=[1])) == 7
+    assert PromptMaker().id(row(n=5)) == 7
+    assert PromptMaker(id_field="n").id(row(n=5, id="a")) == 5
+    with pytest.raises(BadField, match="must be a text or a whole number"):
+        PromptMaker(id_field="n").id(row(n=[5]))
+
+
+def test_keys_tell_settings_from_prompts() -> None:
+    """The upper half changes with model and parameters, the lower half with the prompt."""
+    one = Keys.of("sim:a", Generation())
+    other = Keys.of("sim:a", Generation(system="s"))
+    assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
+    assert one.key("p") >> 32 == one.key("q") >> 32 == one.settings
+    assert one.key("p") & 0xFFFFFFFF == other.key("p") & 0xFFFFFFFF != one.key("q") & 0xFFFFFFFF
+    assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
+    assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"

@@ -1,0 +1,106 @@
+"""What people read: the summary, failed rows, results on a terminal; never a raw control character."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from smartbatch.cli.console import StandardOutput
+from smartbatch.cli.lines import AskedRow, encode
+from smartbatch.cli.outputs import Recovered
+from smartbatch.cli.summary import Tally, failure_line
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import Result, Usage
+
+FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
+
+
+def asked(index: int, id: str | int | None = None, text: str = "a prompt") -> AskedRow:
+    return AskedRow(index, index if id is None else id, {"prompt": text}, 0)
+
+
+def answered(**more: object) -> Result:
+    return Result(
+        "r", **{"text": "t", "usage": Usage(100, 10), "cost": 0.01, "latency": 2.0, "attempts": 1} | more
+    )
+
+
+def test_the_summary_counts_what_was_done() -> None:
+    """Done, failed, retried, tokens, cost, wall and the comparison with a sequential loop."""
+    tally = Tally()
+    tally.add(asked(0), answered())
+    tally.add(asked(1), answered(attempts=4))
+    tally.add(asked(2, id="r\x07-3"), Result("r", error=FAILURE, attempts=1, cost=0.0))
+    assert tally.render(wall=1.0, before=Recovered(answered=7)).split("\n") == [
+        "done     2 answered, 1 failed, 1 retried (3 extra calls), 7 already answered, not asked again",
+        "tokens   200 in, 20 out",
+        "cost     0.02 USD",
+        "wall     1.00 s; one after another 4.00 s, so 4.0× faster",
+        r"failed   row 3 (id r\x07-3): timeout: no answer\x1b[31m",
+    ]
+
+
+def test_only_the_first_failures_are_listed() -> None:
+    """Five of many, and how many more; the counts stay exact."""
+    tally = Tally()
+    for index in range(1000):
+        tally.add(asked(index), Result("r", error=FAILURE))
+    lines = tally.render(wall=1.0, before=Recovered()).split("\n")
+    assert sum(line.startswith("failed ") for line in lines) == 5
+    assert lines[-1].endswith("and 995 more (-v shows every one)")
+    assert "failed" not in tally.render(wall=1.0, before=Recovered(), failures=False).split("\n")[-1]
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        ([0.25, 0.5], "0.75 USD"),
+        ([0.000004], "0.000004 USD"),
+        ([1234.5], "1,234.50 USD"),
+        ([0.0], "0 USD"),
+        ([None], "unknown price"),
+        ([0.5, None], "0.5 USD and 1 rows of unknown price"),
+    ],
+)
+def test_the_cost_says_what_it_knows(costs: list[float | None], told: str) -> None:
+    """An unknown price is never counted as nothing."""
+    tally = Tally()
+    for cost in costs:
+        tally.add(asked(0), answered(cost=cost))
+    assert f"cost     {told}\n" in tally.render(wall=1.0, before=Recovered())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(9.126, "9.13 s"), (150.2, "2 min 30 s"), (7260.0, "2 h 01 min")]
+)
+def test_times_are_told_as_people_say_them(seconds: float, told: str) -> None:
+    """Seconds, minutes, hours."""
+    assert f"wall     {told}" in Tally().render(wall=seconds, before=Recovered())
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard output as a terminal would be."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a row is one line, whatever its prompt or answer holds."""
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", Terminal(shown, encoding="utf-8"))
+    output = StandardOutput()
+    row = asked(0, text="say\x1b]0;title\x07 " + "x" * 50)
+    output.append(row, encode(row, answered(text="red \x1b[31m\nnew line"), "sim:x"), answered=True)
+    output.append(asked(1), encode(asked(1), Result("r", error=FAILURE), "sim:x"), answered=False)
+    first, second = shown.getvalue().decode().splitlines()
+    assert first == r"1  say\x1b]0;title\x07 " + "x" * 26 + r"… → red \x1b[31m\nnew line"
+    assert second == r"2  a prompt → [timeout] no answer\x1b[31m"
+
+
+def test_a_failed_row_is_one_line() -> None:
+    """A line end in a message or an id cannot forge a second line."""
+    failure = Result("r", error=ProviderError("a\nb", kind=ErrorKind.UNKNOWN))
+    assert failure_line(asked(4, id="x\ny"), failure) == r"row 5 (id x\ny): unknown: a\nb"
