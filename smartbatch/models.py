@@ -209,7 +209,7 @@ class Request:
 class LimitReport:
     """What a provider's answer said about its limits; ``None`` where it said nothing.
 
-    ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and ``output``.
+    ``tokens`` are input and output together; who limits them apart fills ``input`` and ``output``.
 
     Attributes:
         requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.

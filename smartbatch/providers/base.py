@@ -101,9 +101,9 @@ class Provider(ABC):
     def embed(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
-        """Make one call for the vectors of several texts; only called when ``capabilities.max_texts`` is set.
+        """Make one call for the vectors of several texts; only called where ``max_texts`` is set.
 
-        Every request has the same ``embedding``. The adapter places vectors by index, and checks that there are
+        All have the same ``embedding``. The adapter places vectors by index and checks that there are
         as many as texts, that each has the dimensions asked for, and that all numbers are finite.
 
         Returns:
