@@ -178,7 +178,7 @@ class BatchDispatcher:
         return None
 
     def _without_thread_locked(self, flight: Flight, refusal: RuntimeError, aftermath: Aftermath) -> None:
-        """The system has no thread left: the workers there are do the work, or it fails when there are none."""
+        """The system has no thread left: the workers there are do the work; where there are none, it fails."""
         now = self._clock.now()
         if self._busy:
             self._router.return_locked(flight, now)

@@ -161,7 +161,9 @@ class Engine:
     def flush(self) -> None:
         """Send what waits in windows at once."""
         with self.queue.monitor:
-            self.queue.flushing = True
+            now = self._clock.now()
+            for lane in self.queue.lanes:
+                lane.flush(now)
             self.dispatcher.wake_locked()
 
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
@@ -175,7 +177,8 @@ class Engine:
             if self.queue.closed is None:
                 self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
             self.queue.room.notify_all()
-        self.flush()
+            self.queue.flushing = True
+            self.dispatcher.wake_locked()
         began = self._clock.now()
         failed = 0
         try:

@@ -14,7 +14,6 @@ from smartbatch.core.accumulator import BatchAccumulator, Waiting
 from smartbatch.core.breaker import CircuitBreaker
 from smartbatch.core.retry import RetryBudget
 from smartbatch.core.tokens import Calibration
-from smartbatch.models import Priority
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.quotas import SharedQuota
@@ -121,6 +120,14 @@ class Lane:
             heapq.heappush(self._arrivals, (ticket.due, ticket.entry, ticket))
             self._urgent += self._skips_window(ticket)
 
+    def flush(self, now: float) -> None:
+        """Let what waits in the window now wait no longer; what comes later gathers as ever."""
+        if self.shares:
+            for _, entry, ticket in self.queue.queue:
+                if ticket.entry == entry:
+                    ticket.must_start = min(ticket.must_start, now)
+                    heapq.heappush(self._musts, (ticket.must_start, entry, ticket))
+
     def promote(self, now: float) -> float:
         """Let retries whose pause is over wait for service; return when the next one is due."""
         while self.later:
@@ -155,4 +162,4 @@ class Lane:
 
     @staticmethod
     def _skips_window(ticket: Ticket) -> bool:
-        return ticket.alone or ticket.request.priority is Priority.URGENT
+        return ticket.alone or ticket.urgent

@@ -12,7 +12,7 @@ from smartbatch.clock import Clock, Monitor
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.models import Priority
 from smartbatch.runtime.lane import Lane
-from smartbatch.runtime.ticket import Claim, Ticket, TicketState, latest_start
+from smartbatch.runtime.ticket import Claim, Ticket, TicketState
 
 __all__ = ["Books", "RequestQueue"]
 
@@ -95,7 +95,7 @@ class RequestQueue:
         if ticket.fingerprint is not None:
             leader = self._identical.get(ticket.fingerprint)
             if leader is not None and leader.state is not TicketState.DONE:
-                self._join_locked(leader, claim, now)
+                self._join_locked(leader, ticket, now)
                 return True
         self._make_room_locked(claim)
         if ticket.fingerprint is not None:
@@ -228,7 +228,8 @@ class RequestQueue:
         finally:
             self._blocked -= 1
 
-    def _join_locked(self, leader: Ticket, claim: Claim, now: float) -> None:
+    def _join_locked(self, leader: Ticket, twin: Ticket, now: float) -> None:
+        claim = twin.claims[0]
         claim.joined = True
         claim.ticket = leader
         leader.claims.append(claim)
@@ -240,11 +241,12 @@ class RequestQueue:
             claim.running = True
             return
         self.books.waiting += 1
-        key = latest_start(claim.submitted, claim.request.priority, claim.deadline)
-        if key < leader.key and not leader.paused:
-            # The more urgent of two askers decides; the old entry in the heap is passed over.
+        # The more urgent of two askers decides; the old entries in the heaps are passed over.
+        key, must_start = min(leader.key, twin.key), min(leader.must_start, twin.must_start)
+        urgent = leader.urgent or twin.urgent
+        if (key, must_start, urgent) != (leader.key, leader.must_start, leader.urgent):
             leader.lane.remove(leader)
-            leader.key = key
+            leader.key, leader.must_start, leader.urgent = key, must_start, urgent
             leader.lane.put(leader, leader.due, now)
 
     def _watch_deadline_locked(self, ticket: Ticket, claim: Claim) -> None:

@@ -164,6 +164,7 @@ class Ticket:
         "started",
         "state",
         "tally",
+        "urgent",
         "usage",
     )
 
@@ -181,7 +182,8 @@ class Ticket:
         self.entry = 0
         self.paused = False
         self.state = TicketState.WAITING
-        self.alone = False
+        self.urgent = request.priority is Priority.URGENT
+        self.alone = request.call is not None  # an own callable makes a call of its own
         self.attempts = 0
         self.charged = False
         self.tally = Tally()

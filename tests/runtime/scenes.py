@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from attrs import frozen
 
+from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.callable import normalise
+from smartbatch.runtime.ticket import ResultFuture
 
 PATIENCE = 30.0
 """Real seconds a test waits for a future before it calls it hung."""
@@ -70,6 +73,12 @@ class Scripted(Provider):
         self._script = script
         self._latency = latency
         self._lock = threading.Lock()
+        self._begun = threading.Condition(self._lock)
+
+    def wait_for(self, calls: int) -> None:
+        """Wait, in real time, until so many calls have begun."""
+        with self._begun:
+            assert self._begun.wait_for(lambda: len(self.starts) >= calls, PATIENCE), "no such call"
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
         self._call((request,), attempt, timeout)
@@ -107,12 +116,73 @@ class Scripted(Provider):
             self.starts.append(Start(self._clock.now(), prompts, attempt, timeout))
             self.in_flight += 1
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
+            self._begun.notify_all()
         latency = self._latency if isinstance(self._latency, float | int) else self._latency(prompts[0])
         try:
             self._clock.sleep(latency)
         finally:
             with self._lock:
                 self.in_flight -= 1
+
+
+class Aside:
+    """Runs ``work`` on a thread of its own that virtual time does not know, as a user's thread."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._outcome: Future[Any] = Future()
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self._outcome.set_result(work())
+        except BaseException as error:
+            self._outcome.set_exception(error)
+
+    def result(self) -> Any:
+        """What it returned; raises what it raised."""
+        return self._outcome.result(PATIENCE)
+
+    def done(self) -> bool:
+        return self._outcome.done()
+
+
+class InTime:
+    """Runs ``work`` on a thread that virtual time knows, so that its sleeps are part of the scene."""
+
+    def __init__(self, clock: VirtualClock, work: Callable[[], Any]) -> None:
+        def registered() -> Any:
+            clock.began()
+            try:
+                return work()
+            finally:
+                clock.ended()
+
+        clock.spawned()
+        self._aside = Aside(registered)
+
+    def result(self) -> Any:
+        return self._aside.result()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait, in real time, for another thread to get somewhere."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE * 1000)):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("it never happened")
+
+
+def blocked(client: BatchingClient) -> int:
+    """How many threads wait for room in the queue."""
+    engine = client._engine
+    return 0 if engine is None else engine.queue._blocked
+
+
+def submit_all(client: BatchingClient, prompts: Iterable[str], **params: Any) -> list[ResultFuture]:
+    return [client.submit(prompt, **params) for prompt in prompts]
 
 
 def failure(kind: ErrorKind, **details: Any) -> ProviderError:
