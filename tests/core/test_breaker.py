@@ -84,6 +84,21 @@ def test_a_late_success_does_not_close_it() -> None:
     assert breaker.state is OPEN
 
 
+def test_calls_of_an_earlier_time_have_no_say_later() -> None:
+    """Neither while a probe is out, nor after it closed the breaker again."""
+    breaker = CircuitBreaker()
+    old = [breaker.take(0.0, 99.0) for _ in range(20)]
+    for permit in old[:5]:
+        breaker.end(permit, 0.0, FAIL, Top())
+    probe = breaker.take(1.0, 31.0)
+    assert breaker.end(old[5], 1.5, OK, Top()) is None
+    assert breaker.state is HALF_OPEN
+    breaker.end(probe, 2.0, OK, Top())
+    for permit in old[6:]:
+        breaker.end(permit, 2.5, FAIL, Top())
+    assert breaker.state is CLOSED
+
+
 def test_one_probe_goes_and_its_success_closes() -> None:
     """While the probe is out the others wait for it, until its deadline at most."""
     breaker = opened()
@@ -212,6 +227,14 @@ class AgainstModel(RuleBasedStateMachine):
             self.turn(HALF_OPEN)
         self.probe_by = self.now + 5.0
         self.flying.append((self.breaker.take(self.now, self.probe_by), self.era))
+
+    @rule(outcomes=st.lists(st.sampled_from([FAIL, FAIL, FAIL, OK]), min_size=5, max_size=12))
+    def send_and_finish_many(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            before = len(self.flying)
+            self.send()
+            if len(self.flying) > before:
+                self.finish(outcome, before)
 
     @rule(outcome=st.sampled_from(Outcome), index=st.integers(0, 50))
     def finish(self, outcome: Outcome, index: int) -> None:

@@ -41,6 +41,12 @@ def test_a_million_small_costs_add_up_exactly() -> None:
     assert budget.spent == 0.01
 
 
+def test_roundings_never_favour_spending() -> None:
+    """A cost is rounded up and a limit down, to the billionth of a USD."""
+    assert not Budget(1.9e-9).fits(1.1e-9)
+    assert Budget(1.9e-9).fits(1e-9)
+
+
 def test_a_call_dearer_than_its_reservation_is_booked_in_full() -> None:
     """The overrun is shown, and the next call sees what is really left."""
     budget = Budget(1.0)
