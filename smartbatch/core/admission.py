@@ -17,7 +17,7 @@ from attrs import evolve
 from smartbatch.core.fingerprint import fingerprint, remember
 from smartbatch.core.snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.errors import InvalidRequest
-from smartbatch.models import Generation, Message, Priority, Request
+from smartbatch.models import Embedding, Generation, Message, Priority, Request
 
 __all__ = ["admit_defaults", "fingerprint", "normalise"]
 
@@ -25,6 +25,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens
 SEEDS = 2**63  # seeds are 64-bit signed integers
+MAX_DIMENSIONS = 65_536  # far above any model's; the provider knows its own
 MAX_WAIT = 3600.0
 MAX_TIMEOUT = 30 * 86_400.0
 NEAR = {
@@ -79,6 +80,10 @@ def normalise(
     checked = {name: _FIELDS[name](value, name, row) for name, value in fields.items()}
     if "call" not in checked or prompt != "":  # an own callable needs no prompt
         prompt = _prompt(prompt, row)
+    if "embedding" in checked:
+        if not isinstance(prompt, str):
+            _refuse("prompt", "must be a text where a vector is asked for", row)
+        params = _NO_DEFAULTS  # they are about generating
     return Request(prompt, params, **checked)
 
 
@@ -274,6 +279,15 @@ def _switch(value: Any, field: str, row: int | None) -> bool:
     return value
 
 
+def _embedding(value: Any, field: str, row: int | None) -> Embedding:
+    if not isinstance(value, Embedding):
+        _refuse(field, f"must be an Embedding, not {type(value).__name__}", row)
+    return Embedding(
+        None if value.task_type is None else _text(value.task_type, "task_type", row),
+        None if value.dimensions is None else _integer(1, MAX_DIMENSIONS)(value.dimensions, "dimensions", row),
+    )
+
+
 def _callable(value: Any, field: str, row: int | None) -> Any:
     if not callable(value):
         _refuse(field, f"must be callable as call(request, attempt), not {type(value).__name__}", row)
@@ -302,6 +316,7 @@ _FIELDS: dict[str, Check] = {
     "purpose": _text,
     "isolation_key": _text,
     "deduplicate": _switch,
+    "embedding": _embedding,
     "call": _callable,
 }
 """The checks of :class:`Request`, field by field."""

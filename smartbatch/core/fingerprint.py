@@ -34,6 +34,9 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))
+    if request.embedding is not None:
+        key.update(b"embedding:")
+        key.update(_json([request.embedding.task_type, request.embedding.dimensions]))
     if request.call is not None:
         key.update(b"call:%d:" % id(request))
     prompt = request.prompt
