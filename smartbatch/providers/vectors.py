@@ -1,0 +1,70 @@
+"""Vectors off the wire: decoded exactly, counted, checked, and paid for text by text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from smartbatch.errors import ErrorKind, ProviderError
+
+__all__ = ["shares", "vector"]
+
+
+def vector(raw: Any, dimensions: int | None) -> array[float]:
+    """Return an embedding as 32-bit floats, exact to the wire.
+
+    Args:
+        raw: base64 of little-endian 32-bit floats, or a list of numbers (servers that ignore
+            ``encoding_format`` send one).
+        dimensions: the length that was asked for, or ``None``.
+
+    Raises:
+        ProviderError: INVALID_RESPONSE, for anything else, a wrong length, or a number that is not finite.
+    """
+    if isinstance(raw, str):
+        values = _from_base64(raw)
+    elif isinstance(raw, list) and all(type(number) in (int, float) for number in raw):
+        try:
+            values = array("f", raw)
+        except OverflowError:
+            raise invalid("a number of the vector does not fit 32 bits") from None
+    else:
+        raise invalid("the vector is neither base64 nor a list of numbers")
+    if not values or (dimensions is not None and len(values) != dimensions):
+        raise invalid(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
+    if not math.isfinite(math.fsum(values)):
+        raise invalid("the vector has a number that is not finite")
+    return values
+
+
+def _from_base64(text: str) -> array[float]:
+    try:
+        data = base64.b64decode(text, validate=True)
+        values = array("f", data)
+    except (binascii.Error, ValueError):
+        raise invalid("the vector is not base64 of 32-bit floats") from None
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Split ``total`` by ``weights`` into whole numbers that add up to it exactly (largest remainders)."""
+    whole = sum(weights)
+    if whole <= 0:
+        weights, whole = [1] * len(weights), len(weights)
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
+    for position in by_remainder[: total - sum(parts)]:
+        parts[position] += 1
+    return parts
+
+
+def invalid(text: str) -> ProviderError:
+    """Return the error of an answer that is not what the API promises."""
+    return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, code="shape", maybe_billed=True)
