@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +14,7 @@ from attrs import frozen
 
 from smartbatch.emulator.schemas import instance
 
-__all__ = ["Composed", "answer_for", "compose", "count_tokens", "cut"]
+__all__ = ["Composed", "answer_for", "compose", "count_tokens", "cut", "vector_for"]
 
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
@@ -29,6 +32,24 @@ def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
 def count_tokens(text: str) -> int:
     """Return the tokens of a text as the emulator counts them: a quarter of its UTF-8 bytes, at least 1."""
     return max(1, len(text.encode()) // 4)
+
+
+def vector_for(text: str, model: str, dimensions: int) -> array[float]:
+    """Return the vector of a text: an ``array('f')`` of unit length, the same on every machine.
+
+    Its numbers are exact in single precision, so they survive JSON as well as base64.
+
+    Args:
+        text: the text.
+        model: the model's name.
+        dimensions: how many numbers.
+    """
+    digest = hashlib.shake_256(f"{model}\0{text}".encode()).digest(2 * dimensions)
+    numbers = array("h", digest)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    length = math.sqrt(sum(number * number for number in numbers)) or 1.0
+    return array("f", [number / length for number in numbers])
 
 
 @frozen
