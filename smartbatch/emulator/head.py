@@ -6,6 +6,8 @@ into a dictionary instead of some hundred microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import h11
 from attrs import field, frozen
 
@@ -42,7 +44,6 @@ class Head:
         keep_alive: False when the connection ends with the answer.
         expects_continue: True when the client waits for ``100 Continue``.
         modern: False for HTTP/1.0, which knows no chunks.
-        authorization: that header, or an empty text.
         raw: its bytes.
     """
 
@@ -53,8 +54,13 @@ class Head:
     keep_alive: bool
     expects_continue: bool
     modern: bool
-    authorization: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     raw: bytes = field(repr=False)
+
+    @property
+    def authorization(self) -> str:
+        """That header, or an empty text."""
+        return self.headers.get("authorization", "")
 
 
 def parse_head(raw: bytes) -> Head:
@@ -95,7 +101,7 @@ def _parse(raw: bytes) -> Head:
         keep_alive=modern and "close" not in options,
         expects_continue=modern and "100-continue" in headers.get("expect", "").lower(),
         modern=modern,
-        authorization=headers.get("authorization", ""),
+        headers=headers,
         raw=raw,
     )
 

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Limits", "Refusal", "go_duration"]
+__all__ = ["Level", "Limits", "Refusal", "go_duration"]
 
 _SLACK = 1e-9  # a refill that is exact on paper may be this much short in floating point
 
@@ -40,7 +40,7 @@ class Refusal:
     """Why a request was not admitted.
 
     Attributes:
-        what: ``requests`` or ``tokens``.
+        what: ``requests``, ``tokens`` or ``output``.
         limit: the limit a minute.
         used: what is used of it.
         requested: what the request needs.
@@ -52,6 +52,23 @@ class Refusal:
     used: int
     requested: int
     wait: float | None
+
+
+@frozen
+class Level:
+    """How far a limit is used.
+
+    Attributes:
+        what: as in :class:`Refusal`.
+        limit: the limit a minute.
+        remaining: what is left now.
+        full_in: seconds until nothing is used.
+    """
+
+    what: str
+    limit: int
+    remaining: int
+    full_in: float
 
 
 class _Meter(Protocol):
@@ -147,14 +164,18 @@ class Limits:
     """The limits of one emulator.
 
     Args:
-        settings: ``rpm``, ``tpm``, ``burst``, ``enforce`` and ``count_refused``.
+        settings: ``rpm``, ``tpm``, ``otpm``, ``burst``, ``enforce`` and ``count_refused``.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._count_refused = settings.count_refused
         self._first: float | None = None
         self._meters: dict[str, tuple[_Meter, float]] = {}
-        for what, limit in (("requests", settings.rpm), ("tokens", settings.tpm)):
+        for what, limit in (
+            ("requests", settings.rpm),
+            ("tokens", settings.tpm),
+            ("output", settings.otpm),
+        ):
             if limit is None:
                 continue
             meter: _Meter
@@ -180,9 +201,10 @@ class Limits:
         """
         if self._first is None:
             self._first = now
+        # Output is counted as it is made: a request needs room for one token, spend() takes what it really was.
+        costs = {"requests": 1, "tokens": tokens, "output": 1}
         for what, (meter, limit) in self._meters.items():
-            cost = 1 if what == "requests" else tokens
-            left = meter.left(now)
+            left, cost = meter.left(now), costs[what]
             if left + _SLACK >= cost:
                 continue
             if self._count_refused and "requests" in self._meters:
@@ -191,18 +213,32 @@ class Limits:
             used = max(0, math.ceil(meter.capacity - left))
             return Refusal(what, int(limit), used, cost, wait)
         for what, (meter, _) in self._meters.items():
-            meter.take(now, 1 if what == "requests" else tokens)
+            if what != "output":
+                meter.take(now, costs[what])
         return None
 
+    def spend(self, now: float, output: int) -> None:
+        """Charge the tokens an admitted request has put out; the meter may go below zero."""
+        if "output" in self._meters:
+            self._meters["output"][0].take(now, output)
+
+    def levels(self, now: float) -> list[Level]:
+        """Return how far each limit is used; resets are times until the limit is unused."""
+        return [
+            Level(what, int(limit), max(0, math.floor(meter.left(now) + _SLACK)), meter.full_in(now))
+            for what, (meter, limit) in self._meters.items()
+        ]
+
     def headers(self, now: float) -> list[tuple[str, str]]:
-        """Return the ``x-ratelimit-*`` headers of an answer; resets are times until the limit is unused."""
+        """Return the ``x-ratelimit-*`` headers of an answer of OpenAI's."""
         found: list[tuple[str, str]] = []
-        for what, (meter, limit) in self._meters.items():
-            found += [
-                (f"x-ratelimit-limit-{what}", str(int(limit))),
-                (f"x-ratelimit-remaining-{what}", str(max(0, math.floor(meter.left(now) + _SLACK)))),
-                (f"x-ratelimit-reset-{what}", go_duration(meter.full_in(now))),
-            ]
+        for level in self.levels(now):
+            if level.what != "output":
+                found += [
+                    (f"x-ratelimit-limit-{level.what}", str(level.limit)),
+                    (f"x-ratelimit-remaining-{level.what}", str(level.remaining)),
+                    (f"x-ratelimit-reset-{level.what}", go_duration(level.full_in)),
+                ]
         return found
 
     def allowed_requests(self, now: float) -> float:

@@ -68,13 +68,15 @@ class Settings:
         latency_sigma: sigma of the lognormal spread around it; 0 makes all latencies equal.
         per_token: further seconds for each token of output.
         rpm: requests a minute; ``None`` for no limit.
-        tpm: tokens a minute, charged at admission: the larger of the output cap and the prompt.
+        tpm: tokens a minute, charged at admission: at OpenAI the larger of the output cap and the prompt,
+            elsewhere the prompt.
+        otpm: tokens of output a minute, charged as they are made.
         burst: requests that may come at once after a pause; ``None`` for a whole minute's worth.
         enforce: ``"minute"`` is a bucket that starts full; ``"second"`` allows a sixtieth in each
             second of the server's clock and no burst.
         count_refused: True when refused requests use up the limit as well.
         retry_after: False leaves Retry-After out of 429 answers.
-        limit_headers: False leaves the ``x-ratelimit-*`` headers out.
+        limit_headers: False leaves the headers that tell the limits out.
         faults: rate of a mixture of common faults, or a mapping of :data:`FAULTS` names to rates.
         fault_retry_after: seconds an injected ``429`` asks to wait.
         fault_for: names the fault of a request by its index and body; in-process only.
@@ -98,6 +100,7 @@ class Settings:
     per_token: float = 0.0
     rpm: float | None = None
     tpm: float | None = None
+    otpm: float | None = None
     burst: float | None = None
     enforce: Literal["minute", "second"] = "minute"
     count_refused: bool = False
@@ -122,7 +125,7 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} is a number of 0 or more, not {value!r}")
-        for name in ("rpm", "tpm", "burst", "max_connections", "max_body"):
+        for name in ("rpm", "tpm", "otpm", "burst", "max_connections", "max_body"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 1):
                 raise ConfigError(f"{name} is a number of 1 or more, not {value!r}")

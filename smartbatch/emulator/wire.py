@@ -20,6 +20,8 @@ _MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
 _LINGER = 1.0  # seconds a refused client may still send before the connection is closed
 _TRICKLES = 20  # pieces of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
+_STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
+_STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
 
 
 class Connection(asyncio.Protocol):
