@@ -74,6 +74,10 @@ def _deadlined(provider: Provider, model: str, now: Callable[[], float]) -> Call
         timeout = spec.deadline - now()
         if timeout <= 0:
             raise ProviderError("the time for the call was over before it began", kind=ErrorKind.TIMEOUT)
+        if spec.requests[0].embedding is not None:
+            return provider.embed(  # type: ignore[return-value]  # classified above
+                spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
         if len(spec.requests) > 1:
             return provider.generate_many(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout

@@ -126,6 +126,9 @@ class Waiting:
         urgent: True when one of them skips the window.
         in_flight: calls of this lane under way.
         flushed: True when the client is stopping or was asked to flush.
+        expected: how many travelled in the lane's last call: about as many may come back for more.
+        latest: when the newest of them came, or the last call ended, whichever was later; seconds.
+        landed: when the last call ended; seconds.
     """
 
     count: int
@@ -134,6 +137,9 @@ class Waiting:
     urgent: bool
     in_flight: int
     flushed: bool = False
+    expected: int = 0
+    latest: float = 0.0
+    landed: float = -math.inf
 
 
 class BatchAccumulator:
@@ -141,9 +147,16 @@ class BatchAccumulator:
 
     A batch goes when it is full, when a waiting request is urgent, when the oldest has reached its max wait,
     when the client flushes, or when the window is over and ``min_size`` requests came (the early send).
-    A lane with no call under way does not gather at all (group commit): an idle system adds no latency,
-    and a busy one fills its calls while it waits for answers.
+    A lane with no call under way does not gather (group commit): an idle system adds no latency, and a busy
+    one fills its calls while it waits for answers. When a call of many has just ended, its askers are about
+    to come back: they are given a moment, so that the first of them does not leave alone.
     """
+
+    GAP = 0.002
+    """Seconds without a newcomer after which nobody else is expected; threads that were woken together
+    submit again within some 0.1 ms of each other."""
+    MOMENT = 0.02
+    """Most seconds that askers are given to come back."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -158,9 +171,12 @@ class BatchAccumulator:
             or waiting.count >= window.max_size
             or waiting.urgent
             or waiting.flushed
-            or waiting.in_flight == 0
         ):
             return now
+        if waiting.in_flight == 0:
+            if waiting.expected <= 1 or waiting.count >= waiting.expected:
+                return now
+            return min(waiting.latest + self.GAP, waiting.landed + self.MOMENT, waiting.must_start)
         due = min(waiting.opened + window.max_wait, waiting.must_start)
         if waiting.count >= window.min_size:
             due = min(due, waiting.opened + window.seconds)

@@ -9,6 +9,7 @@ from attrs import define, field
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.models import Answer, Result, Route, Usage, evolve
+from smartbatch.runtime.queue import RequestQueue
 from smartbatch.runtime.ticket import Claim, Ticket
 
 __all__ = ["Aftermath"]
@@ -19,10 +20,12 @@ class Aftermath:
     """A list of deeds for when no lock is held.
 
     Attributes:
+        queue: whose requests it ends; a stop waits until they are settled.
         settlements: the claims to settle, with their results.
         events: what to tell the observers.
     """
 
+    queue: RequestQueue
     settlements: list[tuple[Claim, Result]] = field(factory=list)
     events: list[Event] = field(factory=list)
 
@@ -79,14 +82,19 @@ class Aftermath:
 
     def perform(self, tell: Callable[[Event], None]) -> None:
         """Do it all. No lock may be held."""
-        for claim, result in self.settlements:
-            claim.future.settle(result)
-            if claim.sink is not None:
-                claim.sink(result)
-        for event in self.events:
-            tell(event)
+        try:
+            for claim, result in self.settlements:
+                claim.future.settle(result)
+                if claim.sink is not None:
+                    claim.sink(result)
+            for event in self.events:
+                tell(event)
+        finally:
+            if self.settlements:
+                self.queue.settled(self)
 
     def _settle(self, ticket: Ticket, claim: Claim, result: Result, now: float) -> None:
+        self.queue.settling[self] = None
         self.settlements.append((claim, result))
         error = result.error
         self.events.append(
@@ -117,6 +125,8 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         request_id=ticket.request_id,
         text=answer.text,
         parsed=parsed,
+        embedding=answer.embedding,
+        dropped=answer.dropped,
         usage=ticket.usage,
         cost=ticket.cost,
         latency=seconds,

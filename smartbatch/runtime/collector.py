@@ -131,13 +131,20 @@ class Collector:
         """Take out the head and, where calls are shared, who travels with it."""
         lane.pop()
         tickets = [head]
+        tokens = head.input_estimate
         passed: list[Ticket] = []
         while not head.alone and len(tickets) < lane.accumulator.window.max_size:
             ticket = lane.pop()
             if ticket is None:
                 break
-            fits = not ticket.alone and ticket.request.isolation_key == head.request.isolation_key
-            (tickets if fits else passed).append(ticket)
+            if not _may_travel_together(head, ticket):
+                passed.append(ticket)
+                continue
+            tokens += ticket.input_estimate
+            if tokens > lane.max_tokens:
+                passed.append(ticket)
+                break
+            tickets.append(ticket)
         for ticket in passed:
             lane.unpop(ticket)
         return tickets
@@ -176,6 +183,14 @@ class Collector:
         if lane.open_since is None:
             return at
         return min(at, lane.open_since + self._config.outage_patience + 0.001)
+
+
+def _may_travel_together(head: Ticket, other: Ticket) -> bool:
+    return (
+        not other.alone
+        and other.group is head.group
+        and other.request.isolation_key == head.request.isolation_key
+    )
 
 
 def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:

@@ -36,6 +36,7 @@ class Lane:
         retry_budget: keeps retries few while the provider fails.
         quota: shared by everybody in the process who shares the provider's limits.
         rates: prices, or ``None`` when they are unknown.
+        max_tokens: most estimated input tokens of one call.
         in_flight: calls under way.
         call: the provider's call with its layers around it.
         answered: True once the provider gave any answer at all, an error included.
@@ -52,6 +53,7 @@ class Lane:
     rates: RateCard | None
     calibration: Calibration
     call: Call
+    max_tokens: float = math.inf
     in_flight: int = 0
     answered: bool = False
     open_since: float | None = None
@@ -61,6 +63,9 @@ class Lane:
     _musts: list[tuple[float, int, Ticket]] = field(factory=list)
     _arrivals: list[tuple[float, int, Ticket]] = field(factory=list)
     _urgent: int = 0
+    _last_size: int = 0
+    _latest: float = -math.inf
+    _landed: float = -math.inf
 
     @property
     def shares(self) -> bool:
@@ -110,12 +115,21 @@ class Lane:
     def unpop(self, ticket: Ticket) -> None:
         """Put back a ticket that was popped a moment ago."""
         ticket.entry = -ticket.entry
-        self._push(ticket)
+        self.waiting += 1
+        self.queue.put_nowait((ticket.key, ticket.entry, ticket))
+        if self.shares:  # its entries in the other heaps are still there
+            self._urgent += self._skips_window(ticket)
+
+    def landed(self, size: int, now: float) -> None:
+        """Note that a call of ``size`` requests has ended."""
+        self._last_size = size
+        self._landed = self._latest = now
 
     def _push(self, ticket: Ticket) -> None:
         self.waiting += 1
         self.queue.put_nowait((ticket.key, ticket.entry, ticket))
         if self.shares:
+            self._latest = max(self._latest, ticket.due)
             heapq.heappush(self._musts, (ticket.must_start, ticket.entry, ticket))
             heapq.heappush(self._arrivals, (ticket.due, ticket.entry, ticket))
             self._urgent += self._skips_window(ticket)
@@ -152,6 +166,9 @@ class Lane:
             urgent=self._urgent > 0,
             in_flight=self.in_flight,
             flushed=flushed,
+            expected=self._last_size,
+            latest=self._latest,
+            landed=self._landed,
         )
         return self.accumulator.ready(now, view)
 
@@ -162,4 +179,4 @@ class Lane:
 
     @staticmethod
     def _skips_window(ticket: Ticket) -> bool:
-        return ticket.alone or ticket.urgent
+        return ticket.alone or ticket.urgent or ticket.group is not None

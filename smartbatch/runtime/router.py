@@ -33,6 +33,10 @@ UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
 
 HEALTH_FAILURES = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
+SPOILED = frozenset(
+    {ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.INVALID_RESPONSE, ErrorKind.UNKNOWN}
+)
+"""Failures of a shared call that one of its requests alone may have caused."""
 PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 STOP_SECONDS = 30.0
 """How long nothing is sent after an error that waiting cannot heal; then one request may try."""
@@ -96,10 +100,14 @@ class ResponseRouter:
         batch = flight.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
         lane = flight.permit.lane
+        lane.landed(len(batch), now)
         self._end_permit(flight, outcomes, now, aftermath)
+        poisoned = _poison(outcomes)
+        if poisoned is not None:
+            self._bisect(batch, poisoned, now, aftermath)
         for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
-            if ticket.state is TicketState.DONE:
-                continue  # everybody's own time-out ended during the call
+            if ticket.state is not TicketState.IN_FLIGHT:
+                continue  # everybody's own time-out ended during the call, or it goes again with its half
             if result is not None and result.error is None:
                 claims = self._queue.end_locked(ticket, ok=True)
                 aftermath.answer(ticket, claims, result, now)
@@ -110,6 +118,21 @@ class ResponseRouter:
                 self._again_or_fail(lane, ticket, outcome, now, aftermath)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
+
+    def _bisect(self, batch: Batch[Ticket], error: ProviderError, now: float, aftermath: Aftermath) -> None:
+        """Send both halves of a shared call again, apart: one of its requests spoils it for all.
+
+        A call of n with one bad request ends after at most 2 log2 n further calls, and nobody is charged
+        a try for another's fault.
+        """
+        middle = (len(batch) + 1) // 2
+        for half in (batch.items[:middle], batch.items[middle:]):
+            group = object()
+            for ticket in half:
+                if ticket.state is TicketState.IN_FLIGHT:
+                    ticket.group = group
+                    ticket.alone = len(half) == 1
+                    self._reschedule(ticket, error, 0.0, False, now, aftermath)
 
     def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End a flight that never took off."""
@@ -147,7 +170,7 @@ class ResponseRouter:
             self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
         )
         too_long = outage and lane.open_since is not None and now - lane.open_since > self._patience
-        if retry is None or too_long or self._queue.closed is not None:
+        if retry is None or too_long or ticket.final:
             self.fail_locked(ticket, outcome, now, aftermath)
             if outcome.kind is ErrorKind.NETWORK_ERROR and not lane.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
@@ -276,6 +299,13 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
     if first.kind is ErrorKind.RATE_LIMIT:
         return Ending.REFUSED, first
     return (Ending.FAILURE if first.kind in HEALTH_FAILURES else Ending.IGNORED), first
+
+
+def _poison(outcomes: Sequence[Outcome]) -> ProviderError | None:
+    """Return the error of a shared call that failed as a whole for what was in it, or ``None``."""
+    first = outcomes[0]
+    whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
+    return first if whole and isinstance(first, ProviderError) and first.kind in SPOILED else None
 
 
 def _account(ticket: Ticket, outcome: Outcome) -> None:

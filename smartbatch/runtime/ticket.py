@@ -57,13 +57,42 @@ class ResultFuture(Future[Result]):
     """
 
     def __init__(
-        self, run_later: Callable[[Callable[[], Any]], None], on_cancel: Callable[[ResultFuture], None]
+        self,
+        run_later: Callable[[Callable[[], Any]], None],
+        on_cancel: Callable[[ResultFuture], None],
+        on_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__()
         self.outcome: Result | None = None
         self.claim: Claim | None = None
         self._run_later = run_later
         self._on_cancel = on_cancel
+        self._on_interrupt = on_interrupt
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
+
+        Args:
+            timeout: seconds; ``None`` waits as long as it takes.
+
+        Raises:
+            SmartbatchError: what the request failed with.
+            TimeoutError: it is not over yet.
+            CancelledError: it was cancelled.
+        """
+        try:
+            return super().result(timeout)
+        except KeyboardInterrupt:
+            self._on_interrupt()
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
+        try:
+            return super().exception(timeout)
+        except KeyboardInterrupt:
+            self._on_interrupt()
+            raise
 
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
@@ -102,7 +131,11 @@ class ResultFuture(Future[Result]):
 
 
 class Claim:
-    """One request's share in a ticket: its future, and what only concerns this asker."""
+    """One request's share in a ticket: its future, and what only concerns this asker.
+
+    Attributes:
+        ticket: whose claim it is, once the queue has taken it in.
+    """
 
     __slots__ = (
         "deadline",
@@ -152,7 +185,9 @@ class Ticket:
         "due",
         "entry",
         "estimate",
+        "final",
         "fingerprint",
+        "group",
         "input_estimate",
         "key",
         "lane",
@@ -171,7 +206,6 @@ class Ticket:
     def __init__(self, request: Request, lane: Lane, claim: Claim, fingerprint: bytes | None) -> None:
         self.request = request
         self.lane = lane
-        claim.ticket = self
         self.claims = [claim]
         self.fingerprint = fingerprint
         self.key = latest_start(claim.submitted, request.priority, claim.deadline)
@@ -184,6 +218,8 @@ class Ticket:
         self.state = TicketState.WAITING
         self.urgent = request.priority is Priority.URGENT
         self.alone = request.call is not None  # an own callable makes a call of its own
+        self.group: object | None = None
+        self.final = False  # the call under way is the last, whatever comes of it
         self.attempts = 0
         self.charged = False
         self.tally = Tally()
