@@ -50,8 +50,8 @@ class Books:
 class RequestQueue:
     """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
 
-    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room` and :attr:`idle` are
-    further waiting rooms on the same lock.
+    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` (for
+    whom the reserve is) and :attr:`idle` are further waiting rooms on the same lock.
 
     Args:
         clock: time and waiting.
@@ -72,10 +72,12 @@ class RequestQueue:
         self.patience = patience
         self.monitor: Monitor = clock.monitor()
         self.room: Monitor = clock.monitor(self.monitor.lock)
+        self.urgent_room: Monitor = clock.monitor(self.monitor.lock)
         self.idle: Monitor = clock.monitor(self.monitor.lock)
         self.books = Books()
         self.lanes: list[Lane] = []
         self.live: dict[Ticket, None] = {}
+        self.settling: dict[object, None] = {}
         self.flushing = False
         self.closed: ClientClosed | None = None
         self._identical: dict[bytes, Ticket] = {}
@@ -92,18 +94,22 @@ class RequestQueue:
         claim = ticket.claims[0]
         if self.closed is not None:
             raise _again(self.closed, claim.request_id)
-        if ticket.fingerprint is not None:
-            leader = self._identical.get(ticket.fingerprint)
-            if leader is not None and leader.state is not TicketState.DONE:
-                self._join_locked(leader, ticket, now)
-                return True
-        self._make_room_locked(claim)
+        leader = self._twin_locked(ticket)
+        if leader is None and self._make_room_locked(claim):
+            leader = self._twin_locked(ticket)  # it may have come while this one waited
+            if leader is not None:
+                self._freed_locked(1)
+        if leader is not None:
+            self._join_locked(leader, ticket, now)
+            return True
+        self._watch_deadline_locked(ticket, claim)
+        # No call between these lines, so that no Ctrl-C can come between them either.
         if ticket.fingerprint is not None:
             self._identical[ticket.fingerprint] = ticket
         self.live[ticket] = None
+        claim.ticket = ticket
         self.books.submitted += 1
         self.books.waiting += 1
-        self._watch_deadline_locked(ticket, claim)
         ticket.lane.put(ticket, ticket.due, now)
         return False
 
@@ -124,8 +130,7 @@ class RequestQueue:
         self.books.start(len(ticket.claims))
         ticket.state = TicketState.IN_FLIGHT
         ticket.started = now
-        if self._blocked:
-            self.room.notify(len(ticket.claims))
+        self._freed_locked(len(ticket.claims))
         return True
 
     def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Claim]:
@@ -136,10 +141,9 @@ class RequestQueue:
         else:
             ticket.lane.remove(ticket)
             self.books.waiting -= len(claims)
+            self._freed_locked(len(claims))
             claims = [claim for claim in claims if _may_settle(claim)]
             self.books.cancelled += len(ticket.claims) - len(claims)
-            if self._blocked:
-                self.room.notify(len(claims))
         if ok:
             self.books.succeeded += len(claims)
         else:
@@ -148,17 +152,20 @@ class RequestQueue:
         return claims
 
     def cancelled_locked(self, ticket: Ticket, claim: Claim) -> bool:
-        """Strike a claim whose future was cancelled; False when it was struck before."""
-        if claim.running or claim not in ticket.claims:
+        """Strike a claim whose future was cancelled; False when that was told before.
+
+        A worker that met the cancelled future first has struck it already; to tell is left to the canceller.
+        """
+        if claim.future.claim is None:
             return False
-        claim.running = True
-        claim.future.set_running_or_notify_cancel()
-        self._drop_claim_locked(ticket, claim)
-        if not ticket.claims:
-            ticket.lane.remove(ticket)
-            self._forget_locked(ticket)
-        if self._blocked:
-            self.room.notify()
+        claim.future.claim = None
+        if not claim.running:
+            claim.running = True
+            claim.future.set_running_or_notify_cancel()
+            self._drop_claim_locked(ticket, claim)
+            if not ticket.claims:
+                ticket.lane.remove(ticket)
+                self._forget_locked(ticket)
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Claim]]:
@@ -172,6 +179,7 @@ class RequestQueue:
             ticket.claims.remove(claim)
             if waiting:
                 self.books.waiting -= 1
+                self._freed_locked(1)
             else:
                 self.books.in_flight -= 1
             if waiting and not _may_settle(claim):
@@ -191,21 +199,48 @@ class RequestQueue:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
+    def settled(self, deeds: object) -> None:
+        """Futures that ended under the lock have been settled after it."""
+        self.settling.pop(deeds, None)
+        if self.closed is not None:
+            with self.monitor:
+                self.idle.notify_all()
+
+    def wake_blocked_locked(self) -> None:
+        """Wake everybody who waits for room: the client takes nothing more."""
+        self.room.notify_all()
+        self.urgent_room.notify_all()
+
     def wait_idle(self, timeout: float | None) -> bool:
-        """Wait until all tickets have ended; False when ``timeout`` seconds were not enough."""
+        """Wait until all tickets have ended and their futures are settled.
+
+        Returns False when ``timeout`` seconds were not enough.
+        """
         deadline = None if timeout is None else self.clock.now() + timeout
         with self.idle:
-            while self.live:
+            while self.live or self.settling:
                 remaining = None if deadline is None else deadline - self.clock.now()
                 if remaining is not None and remaining <= 0:
                     return False
                 self.idle.wait(remaining)
             return True
 
-    def _make_room_locked(self, claim: Claim) -> None:
-        limit = self.capacity + (self.reserve if claim.request.priority >= Priority.HIGH else 0)
+    def _twin_locked(self, ticket: Ticket) -> Ticket | None:
+        """The identical ticket that is under way, if there is one."""
+        return None if ticket.fingerprint is None else self._identical.get(ticket.fingerprint)
+
+    def _freed_locked(self, places: int) -> None:
+        """Let in who waits for room. Both rooms hear of it: only the urgent one may use the reserve."""
+        if self._blocked:
+            self.urgent_room.notify(places)
+            self.room.notify(places)
+
+    def _make_room_locked(self, claim: Claim) -> bool:
+        """Return once there is room; True when that took waiting."""
+        hurried = claim.request.priority >= Priority.HIGH
+        limit = self.capacity + (self.reserve if hurried else 0)
         if self.books.waiting < limit:
-            return
+            return False
         if not self.block:
             raise QueueFull(
                 f"the queue is full ({self.books.waiting} of {self.capacity} requests wait); try later, "
@@ -213,6 +248,7 @@ class RequestQueue:
                 request_id=claim.request_id,
             )
         give_up = math.inf if self.patience is None else self.clock.now() + self.patience
+        room = self.urgent_room if hurried else self.room
         self._blocked += 1
         try:
             while self.books.waiting >= limit:
@@ -222,19 +258,23 @@ class RequestQueue:
                         f"the queue stayed full for {self.patience} s (queue_timeout)",
                         request_id=claim.request_id,
                     )
-                self.room.wait(None if remaining == math.inf else remaining)
+                room.wait(None if remaining == math.inf else remaining)
                 if self.closed is not None:
                     raise _again(self.closed, claim.request_id)
+        except BaseException:
+            self._freed_locked(1)  # the place it may have been woken for is the next one's
+            raise
         finally:
             self._blocked -= 1
+        return True
 
     def _join_locked(self, leader: Ticket, twin: Ticket, now: float) -> None:
         claim = twin.claims[0]
         claim.joined = True
-        claim.ticket = leader
-        leader.claims.append(claim)
-        self.books.submitted += 1
         self._watch_deadline_locked(leader, claim)
+        leader.claims += (claim,)  # as in admit_locked: no call, no Ctrl-C
+        claim.ticket = leader
+        self.books.submitted += 1
         if leader.state is TicketState.IN_FLIGHT:
             self.books.in_flight += 1
             claim.future.set_running_or_notify_cancel()
@@ -257,6 +297,7 @@ class RequestQueue:
         ticket.claims.remove(claim)
         self.books.waiting -= 1
         self.books.cancelled += 1
+        self._freed_locked(1)
 
     def _forget_locked(self, ticket: Ticket) -> None:
         ticket.state = TicketState.DONE
