@@ -7,7 +7,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from urllib3.exceptions import HTTPError, LocationParseError
@@ -21,7 +21,13 @@ from smartbatch.providers.connections import is_loopback
 from smartbatch.providers.failures import failure
 from smartbatch.providers.openai_answers import decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
-from smartbatch.providers.transport import MAX_BODY, Transport
+from smartbatch.providers.openai_embeddings import (
+    MAX_TEXT_TOKENS,
+    MAX_TEXTS,
+    embeddings_body,
+    read_embeddings,
+)
+from smartbatch.providers.transport import MAX_BODY, Reply, Transport
 
 __all__ = ["OpenAIProvider"]
 
@@ -57,7 +63,7 @@ class OpenAIProvider(Provider):
     """
 
     name = "openai"
-    capabilities = Capabilities(max_shared=1)
+    capabilities = Capabilities(max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS)
 
     def __init__(
         self,
@@ -111,13 +117,36 @@ class OpenAIProvider(Provider):
         """
         chat = self._api == "chat"
         body = chat_body(request, model, self._max_tokens_field) if chat else response_body(request, model)
-        reply = self._transport.post(self._path, _encode(body).encode("ascii"), timeout)
-        if not 200 <= reply.status < 300:
-            raise read_error(reply, request, *self._secrets)
-        data = decode(reply)
-        if data.get("error") and not data.get("choices") and data.get("status") is None:
-            raise read_error(reply, request, *self._secrets, data=data)
+        data, reply = self._ask(self._path, body, (request,), timeout)
         return read_chat(data, reply) if chat else read_response(data, reply)
+
+    def embed(
+        self,
+        requests: Sequence[Request],
+        *,
+        model: str,
+        attempt: int,  # noqa: ARG002
+        timeout: float,
+    ) -> list[Answer]:
+        """Make one call for the vectors of several texts; base64 on the wire, placed by index.
+
+        Raises:
+            ProviderError: as :meth:`generate`.
+        """
+        data, reply = self._ask("/embeddings", embeddings_body(requests, model), requests, timeout)
+        return read_embeddings(data, reply, requests)
+
+    def _ask(
+        self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
+    ) -> tuple[dict[str, Any], Reply]:
+        """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
+        reply = self._transport.post(path, _encode(body).encode("ascii"), timeout)
+        if not 200 <= reply.status < 300:
+            raise read_error(reply, requests, *self._secrets)
+        data = decode(reply)
+        if data.get("error") and not (data.get("choices") or data.get("data")) and data.get("status") is None:
+            raise read_error(reply, requests, *self._secrets, data=data)
+        return data, reply
 
     def check(self, request: Request, *, model: str) -> None:
         """Refuse what this API cannot take, before the request is queued.

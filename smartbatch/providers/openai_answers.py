@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
@@ -18,7 +18,7 @@ from smartbatch.models import Answer, LimitReport, Request, Usage
 from smartbatch.providers.classify import kind_of_status
 from smartbatch.providers.transport import Reply
 
-__all__ = ["decode", "echoes", "read_chat", "read_error", "read_response"]
+__all__ = ["decode", "echoes", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 _PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
@@ -78,8 +78,8 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         usage=usage,
         finish_reason=_finish(finish),
         model=_short(data.get("model"), _PLAIN_ID),
-        provider_request_id=_request_id(reply),
-        limits=_limits(reply),
+        provider_request_id=request_id_of(reply),
+        limits=limits_of(reply),
     )
 
 
@@ -114,17 +114,19 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         usage=usage,
         finish_reason=finish,
         model=_short(data.get("model"), _PLAIN_ID),
-        provider_request_id=_request_id(reply),
-        limits=_limits(reply),
+        provider_request_id=request_id_of(reply),
+        limits=limits_of(reply),
     )
 
 
-def read_error(reply: Reply, request: Request, *secrets: str | None, data: Any = None) -> ProviderError:
+def read_error(
+    reply: Reply, requests: Sequence[Request], *secrets: str | None, data: Any = None
+) -> ProviderError:
     """Return the meaning of an error answer, without the key and without pieces of the prompt.
 
     Args:
         reply: the answer.
-        request: whose texts must not come back in the error.
+        requests: whose texts must not come back in the error.
         secrets: further texts that must not.
         data: the decoded body, where it was decoded already.
     """
@@ -145,15 +147,15 @@ def read_error(reply: Reply, request: Request, *secrets: str | None, data: Any =
     if wait is None and kind is ErrorKind.RATE_LIMIT and (found := _TRY_AGAIN.search(message)):
         wait = min(parse_duration(found[1]) or 0.0, 600.0)
     word = _short(str(code) if isinstance(code, int) else code, _PLAIN_WORD) or _short(type_, _PLAIN_WORD)
-    text = _told(message, request, *secrets)
+    text = _told(message, requests, *secrets)
     return ProviderError(
         f"the provider answered {reply.status}{f' {word}' if word else ''}{f': {text}' if text else ''}",
         kind=kind,
         status=reply.status,
         code=word,
         retry_after=wait,
-        provider_request_id=_request_id(reply),
-        limits=_limits(reply),
+        provider_request_id=request_id_of(reply),
+        limits=limits_of(reply),
         maybe_billed=reply.status in (200, 504),  # a gateway gave up waiting, the work may have been done
     )
 
@@ -193,10 +195,10 @@ def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None)
         kind=kind,
         status=reply.status,
         code=word,
-        provider_request_id=_request_id(reply),
+        provider_request_id=request_id_of(reply),
         maybe_billed=True,
         usage=usage,
-        limits=_limits(reply),
+        limits=limits_of(reply),
     )
 
 
@@ -215,24 +217,25 @@ def _error_fields(data: Any) -> tuple[str, Any, Any]:
     return message if isinstance(message, str) else "", error.get("type"), error.get("code")
 
 
-def _told(message: str, request: Request, *secrets: str | None) -> str:
+def _told(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
     if not message:
         return ""
     text = scrub(message[:2000], *secrets, limit=200)
-    return "(its text is left out, it repeats the prompt)" if echoes(text, _texts(request)) else text
+    return "(its text is left out, it repeats the prompt)" if echoes(text, _texts(requests)) else text
 
 
-def _texts(request: Request) -> Iterator[str]:
-    if request.params.system:
-        yield request.params.system
-    if isinstance(request.prompt, str):
-        yield request.prompt
-        return
-    for message in request.prompt:
-        if isinstance(message.content, str):
-            yield message.content
-        else:
-            yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
+def _texts(requests: Sequence[Request]) -> Iterator[str]:
+    for request in requests:
+        if request.params.system:
+            yield request.params.system
+        if isinstance(request.prompt, str):
+            yield request.prompt
+            continue
+        for message in request.prompt:
+            if isinstance(message.content, str):
+                yield message.content
+            else:
+                yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
 
 
 def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
@@ -241,10 +244,10 @@ def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) ->
         kind=ErrorKind.INVALID_RESPONSE,
         status=reply.status,
         code=code,
-        provider_request_id=_request_id(reply),
+        provider_request_id=request_id_of(reply),
         maybe_billed=reply.status < 300,
         usage=usage,
-        limits=_limits(reply),
+        limits=limits_of(reply),
     )
 
 
@@ -305,11 +308,13 @@ def _finish(reason: Any) -> str:
     return _FINISH.get(word, word)
 
 
-def _request_id(reply: Reply) -> str | None:
+def request_id_of(reply: Reply) -> str | None:
+    """Return the provider's id of the call."""
     return _short(reply.headers.get("x-request-id"), _PLAIN_ID)
 
 
-def _limits(reply: Reply) -> LimitReport | None:
+def limits_of(reply: Reply) -> LimitReport | None:
+    """Return what the headers say about limits."""
     if any(name.startswith("x-ratelimit-") for name in reply.headers):
         return read_limits(reply.headers)
     return None
