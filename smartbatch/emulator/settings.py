@@ -23,6 +23,8 @@ FAULTS = {
     "503": "overloaded, at once",
     "429": "rate limit with Retry-After, at once",
     "429_no_header": "rate limit without any hint how long to wait",
+    "no_money": "credit, or the quota of the day, is used up; 429 at once, waiting does not help",
+    "refusal": "the model refuses, or a filter blocks the prompt, in the API's own way; billed",
     "reset": "the work is done and billed, then the connection is reset: the answer is lost",
     "reset_before": "the connection is reset before any work",
     "hang": "the work is done and billed, nothing is sent for hang_seconds, then the connection ends",

@@ -9,9 +9,10 @@ import struct
 from http import HTTPStatus
 from typing import Any
 
+from smartbatch.emulator.api import Reply
 from smartbatch.emulator.head import BadRequest, Chunks, Head, parse_head
 from smartbatch.emulator.requests import error_body
-from smartbatch.emulator.service import Reply, Service
+from smartbatch.emulator.service import Service
 
 __all__ = ["Connection"]
 
