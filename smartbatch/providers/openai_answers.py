@@ -12,20 +12,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.headers import parse_duration, parse_retry_after, read_limits
 from smartbatch.models import Answer, LimitReport, Request, Usage
 from smartbatch.providers.classify import kind_of_status
+from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, count, short, sound, told
 from smartbatch.providers.transport import Reply
 
-__all__ = ["decode", "echoes", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
+__all__ = ["decode", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
-_PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
-_PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
-_MOST_TOKENS = 10**9
-_ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
 
 
 def decode(reply: Reply) -> dict[str, Any]:
@@ -74,10 +71,10 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
     return Answer(
-        text=_sound(_joined(content, reply, usage)),
+        text=sound(_joined(content, reply, usage)),
         usage=usage,
         finish_reason=_finish(finish),
-        model=_short(data.get("model"), _PLAIN_ID),
+        model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
     )
@@ -110,10 +107,10 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         details = data.get("incomplete_details")
         finish = _finish(details.get("reason") if isinstance(details, dict) else "length")
     return Answer(
-        text=_sound("".join(texts)),
+        text=sound("".join(texts)),
         usage=usage,
         finish_reason=finish,
-        model=_short(data.get("model"), _PLAIN_ID),
+        model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
     )
@@ -146,8 +143,8 @@ def read_error(
     wait = parse_retry_after(reply.headers, time.time())
     if wait is None and kind is ErrorKind.RATE_LIMIT and (found := _TRY_AGAIN.search(message)):
         wait = min(parse_duration(found[1]) or 0.0, 600.0)
-    word = _short(str(code) if isinstance(code, int) else code, _PLAIN_WORD) or _short(type_, _PLAIN_WORD)
-    text = _told(message, requests, *secrets)
+    word = short(str(code) if isinstance(code, int) else code, PLAIN_WORD) or short(type_, PLAIN_WORD)
+    text = told(message, requests, *secrets)
     return ProviderError(
         f"the provider answered {reply.status}{f' {word}' if word else ''}{f': {text}' if text else ''}",
         kind=kind,
@@ -160,28 +157,6 @@ def read_error(
     )
 
 
-def echoes(text: str, prompts: Iterator[str]) -> bool:
-    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one.
-
-    Blank space counts as one space on both sides.
-    """
-    text = " ".join(text.split())
-    for prompt in prompts:
-        prompt = " ".join(prompt.split())
-        if len(prompt) < _ECHO:
-            if len(prompt) >= 4 and prompt in text:
-                return True
-            continue
-        # Any common run of 20 holds one of the blocks of 10 at multiples of 10: look for those first.
-        for start in range(0, len(text) - 9, 10):
-            if text[start : start + 10] in prompt and any(
-                text[at : at + _ECHO] in prompt
-                for at in range(max(0, start - 10), min(start + 1, len(text) - _ECHO + 1))
-            ):
-                return True
-    return False
-
-
 def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
     error = data.get("error")
     code = error.get("code") if isinstance(error, dict) else None
@@ -189,7 +164,7 @@ def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None)
     kind = kind_of_status(200, code, None, message if isinstance(message, str) else "")
     if kind is ErrorKind.INVALID_RESPONSE:
         kind = ErrorKind.SERVER_ERROR
-    word = _short(code, _PLAIN_WORD)
+    word = short(code, PLAIN_WORD)
     return ProviderError(
         f"the provider could not finish the response ({word or 'no code'})",
         kind=kind,
@@ -217,27 +192,6 @@ def _error_fields(data: Any) -> tuple[str, Any, Any]:
     return message if isinstance(message, str) else "", error.get("type"), error.get("code")
 
 
-def _told(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
-    if not message:
-        return ""
-    text = scrub(message[:2000], *secrets, limit=200)
-    return "(its text is left out, it repeats the prompt)" if echoes(text, _texts(requests)) else text
-
-
-def _texts(requests: Sequence[Request]) -> Iterator[str]:
-    for request in requests:
-        if request.params.system:
-            yield request.params.system
-        if isinstance(request.prompt, str):
-            yield request.prompt
-            continue
-        for message in request.prompt:
-            if isinstance(message.content, str):
-                yield message.content
-            else:
-                yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
-
-
 def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
     return ProviderError(
         text,
@@ -255,7 +209,7 @@ def _usage(usage: Any, inward: str, outward: str) -> Usage | None:
     """The billed tokens; ``None`` when they are missing or absurd, so that an estimate takes their place."""
     if not isinstance(usage, dict):
         return None
-    taken, made = _count(usage.get(f"{inward}_tokens")), _count(usage.get(f"{outward}_tokens", 0))
+    taken, made = count(usage.get(f"{inward}_tokens")), count(usage.get(f"{outward}_tokens", 0))
     if taken is None or made is None:
         return None
     cached = _detail(usage.get(f"{inward}_tokens_details"), "cached_tokens")
@@ -264,11 +218,7 @@ def _usage(usage: Any, inward: str, outward: str) -> Usage | None:
 
 
 def _detail(details: Any, name: str) -> int:
-    return (_count(details.get(name)) or 0) if isinstance(details, dict) else 0
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+    return (count(details.get(name)) or 0) if isinstance(details, dict) else 0
 
 
 def _joined(content: Any, reply: Reply, usage: Usage | None) -> str:
@@ -290,27 +240,16 @@ def _parts(output: list[Any]) -> Iterator[dict[str, Any]]:
             yield from (part for part in content if isinstance(part, dict))
 
 
-def _sound(text: str) -> str:
-    """The text with lone surrogates replaced: JSON can carry them, UTF-8 files and databases cannot."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def _finish(reason: Any) -> str:
     if reason is None:
         return "stop"
-    word = _short(reason, _PLAIN_WORD) or "unknown"
+    word = short(reason, PLAIN_WORD) or "unknown"
     return _FINISH.get(word, word)
 
 
 def request_id_of(reply: Reply) -> str | None:
     """Return the provider's id of the call."""
-    return _short(reply.headers.get("x-request-id"), _PLAIN_ID)
+    return short(reply.headers.get("x-request-id"), PLAIN_ID)
 
 
 def limits_of(reply: Reply) -> LimitReport | None:
@@ -318,7 +257,3 @@ def limits_of(reply: Reply) -> LimitReport | None:
     if any(name.startswith("x-ratelimit-") for name in reply.headers):
         return read_limits(reply.headers)
     return None
-
-
-def _short(value: Any, form: re.Pattern[str]) -> str | None:
-    return value if isinstance(value, str) and form.fullmatch(value) else None

@@ -15,7 +15,7 @@ from raw_server import chat, error, http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Message
-from smartbatch.providers.openai_answers import echoes
+from smartbatch.providers.texts import echoes
 
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 
