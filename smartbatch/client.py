@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import uuid
@@ -11,17 +12,13 @@ from typing import Any, Literal, Self
 
 from attrs import evolve, fields_dict
 
-from smartbatch.calls.stack import Middleware, build_call
+from smartbatch.calls.stack import Middleware
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.core import admission, tokens
-from smartbatch.core.accumulator import BatchAccumulator, Window
-from smartbatch.core.breaker import CircuitBreaker
 from smartbatch.core.budget import Budget
 from smartbatch.core.classify import Classifier, Classifiers
 from smartbatch.core.fingerprint import fingerprint
-from smartbatch.core.retry import RetryBudget
-from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event, Observer
 from smartbatch.lists import ResultList, Stream
@@ -29,16 +26,15 @@ from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
-from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers import create as create_provider
 from smartbatch.providers.base import Provider
 from smartbatch.runtime import lifecycle
 from smartbatch.runtime.engine import Engine
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import Books
-from smartbatch.runtime.quotas import SharedQuota, shared_quota
 from smartbatch.runtime.router import PostProcess
 from smartbatch.runtime.ticket import ResultFuture
+from smartbatch.wiring import Lanes
 
 __all__ = ["BatchingClient", "Preprocess"]
 
@@ -79,9 +75,8 @@ class BatchingClient:
     config: BatchingConfig
     metrics: BatchMetrics
     _engine: Engine | None
+    _leaving: Engine | None
     _starting: threading.Lock
-    _lanes: dict[str, Lane]
-    _default_lane: Lane
 
     def __init__(
         self,
@@ -110,17 +105,16 @@ class BatchingClient:
         self._defaults = _generation(Generation(), params)
         self._preprocess = tuple(preprocess)
         self._post_process = post_process
-        self._middleware = tuple(middleware)
         self._classifiers = Classifiers(classifiers)
-        self._prices = PriceBook(config.prices)
         self._budget = Budget(config.budget)
         self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
         self._providers: dict[str, Provider] = {}
-        self._quotas: set[SharedQuota] = set()
         self._stopped = False
+        self._lanes = Lanes(config, self._clock, self._classifiers, middleware, self._lane_opened)
         self._new_process()
         self._provider, self.model = self._open_model(model, provider, provider_options)
-        self._lane(self._provider, self.model)
+        self._second = None if config.fallback_model is None else self._open_model(config.fallback_model)
+        self._lanes.of(self._provider, self.model)
         lifecycle.enrol(self)
 
     # -- asking ----------------------------------------------------------------------------------------------
@@ -215,7 +209,18 @@ class BatchingClient:
             timeout: seconds to finish in; what is unanswered then fails with ``ClientClosed``.
                 ``None`` waits for everything.
             cancel_waiting: cancel what has not started, and finish only what is in flight.
+
+        Called where the main thread is inside this library, as in a signal handler that interrupted a
+        submit, it returns at once and the client stops in the background: to wait there could be for ever.
         """
+        if lifecycle.reentered():
+            threading.Thread(
+                target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
+            ).start()
+            return
+        self._stop_now(timeout, cancel_waiting)
+
+    def _stop_now(self, timeout: float | None, cancel_waiting: bool) -> None:
         if cancel_waiting:
             self.cancel_pending()
         self._stop(timeout, "the client was stopped")
@@ -236,11 +241,7 @@ class BatchingClient:
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
         engine = self._engine
-        if engine is None:
-            return 0
-        with engine.queue.monitor:
-            futures = [claim.future for ticket in engine.queue.live for claim in ticket.claims]
-        return engine.cancel_waiting(futures)
+        return 0 if engine is None else engine.cancel_pending()
 
     def flush(self) -> None:
         """Send what waits in windows now."""
@@ -291,13 +292,13 @@ class BatchingClient:
                 return self._local(request, verdict, sink)
             if verdict is not None:
                 request = admission.normalise(verdict, self._defaults)
-        lane = self._default_lane
+        lane = self._lanes.of(self._provider, self.model, request.embedding)
         self._provider.check(request, model=self.model)
         if request.timeout is None and self.config.request_timeout is not None:
             request = evolve(request, timeout=self.config.request_timeout)
         estimated = tokens.estimate_request(request)
         prompt_tokens = lane.calibration.input(estimated)
-        output_tokens = lane.calibration.output(request.params.max_tokens)
+        output_tokens = 0 if request.embedding else lane.calibration.output(request.params.max_tokens)
         return self._running().submit(
             request,
             request.id if request.id is not None else self._next_id(),
@@ -307,6 +308,10 @@ class BatchingClient:
             reserve=self._most_it_costs(lane, request, prompt_tokens, output_tokens),
             sink=sink,
         )
+
+    def _next_id(self) -> str:
+        """Return an id that no other client and process has. No generator: Ctrl-C inside one would end it."""
+        return f"{self._id_prefix}{next(self._numbers)}"
 
     def _fingerprint(self, request: Request) -> bytes | None:
         if not (self.config.deduplicate and request.deduplicate) or request.call is not None:
@@ -333,7 +338,7 @@ class BatchingClient:
             cost=0.0,
             route=Route.LOCAL,
             finish_reason=answer.finish_reason,
-            model=self._default_lane.label,
+            model=f"{self._provider.name}:{self.model}",
             context=request.context,
         )
         future = ResultFuture(self._running().callbacks.run_later, lambda _: None)
@@ -395,31 +400,43 @@ class BatchingClient:
             fallback=self._fallback,
             post_process=self._post_process,
         )
-        now = self._clock.now()
-        for lane in self._lanes.values():
-            self._attach(lane, engine, now)
-        self._tell(ClientStarted(now, self.config.parallelism))
+        for lane in self._lanes.all():
+            self._attach(lane, engine)
+        self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
         return engine
 
-    def _attach(self, lane: Lane, engine: Engine, now: float) -> None:
+    def _lane_opened(self, lane: Lane) -> None:
+        if self._engine is not None:
+            self._attach(lane, self._engine)
+
+    def _attach(self, lane: Lane, engine: Engine) -> None:
         engine.queue.lanes.append(lane)
         lane.quota.attach(
-            engine.queue, self.config.max_rpm, self.config.max_tpm, now=now, wake=engine.dispatcher.wake
+            engine.queue,
+            self.config.max_rpm,
+            self.config.max_tpm,
+            now=self._clock.now(),
+            wake=engine.dispatcher.wake,
         )
 
     def _stop(self, timeout: float | None, reason: str) -> None:
         with self._starting:
             engine, self._engine = self._engine, None
             self._stopped = True
+            leaving = self._leaving
+            if engine is not None:
+                self._leaving = engine
         if engine is None:
+            if leaving is not None:  # another thread is stopping it: help it, for as long as we may wait
+                leaving.stop(timeout, reason=reason, release=self._close_providers)
             return
         failed = engine.stop(timeout, reason=reason, release=self._close_providers)
+        self._leaving = None
         self._close_providers()
         now = self._clock.now()
-        for lane in self._lanes.values():
+        for lane in self._lanes.all():
             lane.quota.detach(engine.queue, now)
-        self._lanes.clear()
-        self._default_lane = self._lane(self._provider, self.model)
+        self._lanes.renew()
         self._tell(ClientStopped(now, failed))
 
     def _close_providers(self) -> None:
@@ -432,7 +449,6 @@ class BatchingClient:
         self._new_process()
         for provider in self._providers.values():
             provider.abandon()
-        self._default_lane = self._lane(self._provider, self.model)
         if engine is not None:
             engine.abandon(
                 WrongProcess(
@@ -440,24 +456,26 @@ class BatchingClient:
                 )
             )
 
-    def at_exit(self, waited: float) -> None:
+    def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace, fail the rest. Users need not call it."""
+        if interrupted:
+            self.cancel_pending()
         self._stop(max(0.0, self.config.exit_grace - waited), "the interpreter is exiting")
 
     def _new_process(self) -> None:
         """Begin with no thread, no lock and no request of another process."""
-        self._engine = None
+        self._engine = self._leaving = None
         self._starting = threading.Lock()
-        self._lanes = {}
+        self._lanes.renew()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
-        self._ids = _request_ids()
-        self._next_id = self._ids.__next__
+        self._id_prefix = f"req-{uuid.uuid4().hex[:8]}-"
+        self._numbers = itertools.count(1)
 
     def _open_model(
         self,
         model: str | Provider | Callable[[Request, int], Any],
-        provider: Provider | None,
-        options: Mapping[str, Any] | None,
+        provider: Provider | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[Provider, str]:
         if options and (provider is not None or not isinstance(model, str)):
             raise ConfigError("provider_options are for a provider named by prefix; this one is made already")
@@ -477,74 +495,11 @@ class BatchingClient:
         self._providers[f"{provider.name}:{name}"] = provider
         return provider, name
 
-    def _lane(self, provider: Provider, model: str) -> Lane:
-        label = f"{provider.name}:{model}"
-        lane = self._lanes.get(label)
-        if lane is None:
-            lane = self._lanes[label] = self._build_lane(provider, model, label)
-            if len(self._lanes) == 1:
-                self._default_lane = lane
-        return lane
-
-    def _build_lane(self, provider: Provider, model: str, label: str) -> Lane:
-        config = self.config
-        rates = self._rates(provider, model)
-        shared = min(provider.capabilities.max_shared, config.max_batch_size)
-        return Lane(
-            provider=provider,
-            model=model,
-            label=label,
-            accumulator=BatchAccumulator(
-                Window(
-                    seconds=config.batch_window,
-                    max_size=1 if config.batching_strategy == "individual" else shared,
-                    min_size=config.min_batch_size,
-                    max_wait=config.max_wait,
-                )
-            ),
-            breaker=CircuitBreaker(
-                threshold=config.breaker_threshold,
-                pause=config.breaker_pause,
-                max_pause=config.breaker_max_pause,
-                probes=config.breaker_probes,
-            ),
-            retry_budget=RetryBudget(),
-            quota=shared_quota(provider.scope, model),
-            rates=rates,
-            calibration=Calibration(),
-            call=build_call(
-                provider,
-                model,
-                now=self._clock.now,
-                classifiers=self._classifiers,
-                middleware=self._middleware,
-            ),
-        )
-
-    def _rates(self, provider: Provider, model: str) -> RateCard | None:
-        if not provider.capabilities.priced:
-            return None
-        rates = self._prices.rates(provider.name, model, self._clock.wall())
-        if rates is None and self.config.budget is not None and not self.config.allow_unknown_price:
-            raise ConfigError(
-                f"a budget is set, but the price of {provider.name}:{model} is unknown, so it could not be "
-                f"kept: give a price under prices, or set allow_unknown_price"
-            )
-        return rates
-
     def _fallback(self, lane: Lane) -> Lane | None:
-        """Return the lane of the fallback model; called under the monitor, so it must exist or be cheap."""
-        name = self.config.fallback_model
-        if name is None or lane.label == name or self._engine is None:
+        """Return the lane of the fallback model; called under the monitor."""
+        if self._second is None or lane.provider is self._second[0]:
             return None
-        known = self._lanes.get(name)
-        if known is None:
-            provider, model = create_provider(name, clock=self._clock)
-            provider.open(self.config.parallelism)
-            self._providers[name] = provider
-            known = self._lanes[name] = self._build_lane(provider, model, name)
-            self._attach(known, self._engine, self._clock.now())
-        return known
+        return self._lanes.of(*self._second)
 
     def _tell(self, event: Event) -> None:
         """Tell all observers; whatever one of them raises is logged and hurts nobody."""
@@ -552,7 +507,7 @@ class BatchingClient:
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception as error:
+            except BaseException as error:  # an exit asked for on a worker would only end the worker
                 _quiet("observer_raised", event=event.name, error=type(error).__name__)
 
     def _callback_raised(self, error: BaseException) -> None:
@@ -578,12 +533,3 @@ def _generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
     if not params:
         return admission.admit_defaults(defaults)
     return admission.admit_defaults(evolve(defaults, **params))
-
-
-def _request_ids() -> Iterator[str]:
-    """Yield ids that differ between clients and processes; cheap, since every request takes one."""
-    prefix = uuid.uuid4().hex[:8]
-    number = 0
-    while True:
-        number += 1
-        yield f"req-{prefix}-{number}"

@@ -1,0 +1,142 @@
+"""The lanes of a client: for each kind of call, its gates, its window and its layers, wired together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from smartbatch.calls.stack import Middleware, build_call
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.accumulator import BatchAccumulator, Window
+from smartbatch.core.breaker import CircuitBreaker
+from smartbatch.core.classify import Classifiers
+from smartbatch.core.retry import RetryBudget
+from smartbatch.core.tokens import Calibration
+from smartbatch.errors import ConfigError
+from smartbatch.models import Embedding
+from smartbatch.prices import PriceBook, RateCard
+from smartbatch.providers.base import Provider
+from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.quotas import shared_quota
+
+__all__ = ["Lanes"]
+
+
+@frozen(eq=False)
+class _Health:
+    """What all lanes of one provider and model share."""
+
+    breaker: CircuitBreaker
+    retry_budget: RetryBudget
+    rates: RateCard | None
+
+
+class Lanes:
+    """Builds a lane when it is first needed, and remembers it.
+
+    Args:
+        opened: told of each new lane, so that a running engine can serve it.
+    """
+
+    def __init__(
+        self,
+        config: BatchingConfig,
+        clock: Clock,
+        classifiers: Classifiers,
+        middleware: Sequence[Middleware],
+        opened: Callable[[Lane], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._classifiers = classifiers
+        self._middleware = tuple(middleware)
+        self._opened = opened
+        self._prices = PriceBook(config.prices)
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget all lanes; also in a forked child, where the lock may be held by nobody."""
+        self._building = threading.Lock()
+        self._lanes: dict[tuple[str, str, Embedding | None], Lane] = {}
+        self._health: dict[tuple[str, str], _Health] = {}
+
+    def all(self) -> list[Lane]:
+        """Return the lanes there are."""
+        return list(self._lanes.values())
+
+    def of(self, provider: Provider, model: str, embedding: Embedding | None = None) -> Lane:
+        """Return the lane for generating with ``model``, or for vectors of one kind.
+
+        Raises:
+            ConfigError: there is a budget and the model's price is unknown.
+        """
+        key = (provider.name, model, embedding)
+        lane = self._lanes.get(key)
+        if lane is not None:
+            return lane
+        with self._building:
+            lane = self._lanes.get(key)
+            if lane is None:
+                lane = self._build(provider, model, embedding)
+                self._lanes[key] = lane
+                self._opened(lane)
+        return lane
+
+    def _build(self, provider: Provider, model: str, embedding: Embedding | None) -> Lane:
+        config, abilities = self._config, provider.capabilities
+        health = self._health.get((provider.name, model)) or self._new_health(provider, model)
+        self._health[provider.name, model] = health
+        most = min(abilities.max_shared, config.max_batch_size) if embedding is None else abilities.max_texts
+        return Lane(
+            provider=provider,
+            model=model,
+            label=f"{provider.name}:{model}",
+            accumulator=BatchAccumulator(
+                Window(
+                    seconds=config.batch_window,
+                    max_size=1 if config.batching_strategy == "individual" else max(1, most),
+                    min_size=config.min_batch_size,
+                    max_wait=config.max_wait,
+                )
+            ),
+            breaker=health.breaker,
+            retry_budget=health.retry_budget,
+            quota=shared_quota(provider.scope, model),
+            rates=health.rates,
+            calibration=Calibration(),
+            call=build_call(
+                provider,
+                model,
+                now=self._clock.now,
+                classifiers=self._classifiers,
+                middleware=self._middleware,
+            ),
+            max_tokens=float("inf") if embedding is None else abilities.max_text_tokens,
+        )
+
+    def _new_health(self, provider: Provider, model: str) -> _Health:
+        config = self._config
+        return _Health(
+            CircuitBreaker(
+                threshold=config.breaker_threshold,
+                pause=config.breaker_pause,
+                max_pause=config.breaker_max_pause,
+                probes=config.breaker_probes,
+            ),
+            RetryBudget(),
+            self._rates(provider, model),
+        )
+
+    def _rates(self, provider: Provider, model: str) -> RateCard | None:
+        if not provider.capabilities.priced:
+            return None
+        rates = self._prices.rates(provider.name, model, self._clock.wall())
+        if rates is None and self._config.budget is not None and not self._config.allow_unknown_price:
+            raise ConfigError(
+                f"a budget is set, but the price of {provider.name}:{model} is unknown, so it could not be "
+                f"kept: give a price under prices, or set allow_unknown_price"
+            )
+        return rates
