@@ -16,41 +16,23 @@ import socket
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from attrs import frozen
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
 from urllib3.util import Url
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ProviderError
 from smartbatch.providers.connections import Connection, PlainSocket, build_pool, find_proxy, seconds_left
 from smartbatch.providers.failures import failure
+from smartbatch.providers.live import LiveReply
+from smartbatch.providers.replies import MAX_BODY, Reply, headers_of, inflate, read_body
 
-__all__ = ["MAX_BODY", "Reply", "Transport", "inflate"]
-
-MAX_BODY = 64 * 1024 * 1024
-"""Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
+__all__ = ["MAX_BODY", "LiveReply", "Reply", "Transport", "inflate"]
 
 DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
-
-
-@frozen
-class Reply:
-    """An HTTP answer as it came.
-
-    Attributes:
-        status: the HTTP status.
-        headers: by lower-case name.
-        body: decoded bytes.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Transport:
@@ -70,7 +52,7 @@ class Transport:
         self._url = base_url
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._connect_timeout = connect_timeout
-        self._max_body = max_body
+        self.max_body = max_body
         self._proxy, self._proxy_headers = find_proxy(base_url)
         self._heads: dict[str, bytes] = {}
         self._workers = DEFAULT_WORKERS
@@ -133,37 +115,91 @@ class Transport:
         Raises:
             ProviderError: where no whole answer came.
         """
-        deadline = time.monotonic() + timeout
-        head = self._heads.get(path) or self._prepare_head(path)
-        try:
-            pool = self._pool or self._make_pool()
-            connection = cast(Connection, pool._get_conn(timeout=timeout))
-        except (EmptyPoolError, ClosedPoolError) as error:
-            raise failure(error, "connect", self.place, late=False) from None
+        return self.send(self.head(path), body, timeout)
+
+    def send(self, head: bytes, body: bytes, timeout: float) -> Reply:
+        """The same with a head of the caller's: request line and headers, up to ``Content-Length: ``."""
+        pool, connection = self._lease(timeout)
         reusable = False
         try:
-            connection.deadline = deadline
-            connection.step = "connect"
-            self._live.add(connection)
-            if self._closed:
-                raise ConnectionAbortedError("closed before the call began")
             reply, reusable = self._exchange(pool, connection, head, body)
             return reply
         except ProviderError:
             raise
         except Exception as error:
-            late = time.monotonic() >= deadline
-            verdict = failure(error, connection.step, self.place, late=late, closed=self._closed)
             # Only the system's own errors are chained: the others hold pieces of what the server sent.
-            raise verdict from (error if isinstance(error, OSError) else None)
+            raise self.verdict(error, connection) from (error if isinstance(error, OSError) else None)
         finally:
-            if not reusable:
-                connection.close()
-            pool._put_conn(connection)
+            self.release(pool, connection, reusable=reusable)
+
+    def begin(self, head: bytes, body: bytes, timeout: float) -> LiveReply:
+        """Send a request and return once the answer's head is there; its body is read piece by piece.
+
+        Args:
+            head: as for :meth:`send`.
+            body: encoded JSON.
+            timeout: total seconds, from here to the last byte of the body.
+
+        Raises:
+            ProviderError: where no answer came.
+        """
+        pool, connection = self._lease(timeout)
+        try:
+            response, whole = self._ask(pool, connection, head, body)
+            return LiveReply(self, pool, connection, response, whole, self.max_body)
+        except ProviderError:
+            self.release(pool, connection, reusable=False)
+            raise
+        except Exception as error:
+            self.release(pool, connection, reusable=False)
+            raise self.verdict(error, connection) from (error if isinstance(error, OSError) else None)
+
+    def head(self, path: str) -> bytes:
+        """Return the head of a request to ``path`` with the headers every request has."""
+        return self._heads.get(path) or self._prepare_head(path)
+
+    def release(self, pool: HTTPConnectionPool, connection: Connection, *, reusable: bool) -> None:
+        """Give a connection back; one that is not ``reusable`` is closed first."""
+        if not reusable:
+            connection.close()
+        pool._put_conn(connection)
+
+    def verdict(self, error: Exception, connection: Connection) -> ProviderError:
+        """Return the meaning of an exception during a call on ``connection``."""
+        late = time.monotonic() >= connection.deadline
+        return failure(error, connection.step, self.place, late=late, closed=self._closed)
+
+    def _lease(self, timeout: float) -> tuple[HTTPConnectionPool, Connection]:
+        deadline = time.monotonic() + timeout
+        try:
+            pool = self._pool or self._make_pool()
+            connection = cast(Connection, pool._get_conn(timeout=timeout))
+        except (EmptyPoolError, ClosedPoolError) as error:
+            raise failure(error, "connect", self.place, late=False) from None
+        connection.deadline = deadline
+        connection.step = "connect"
+        self._live.add(connection)
+        return pool, connection
 
     def _exchange(
         self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes
     ) -> tuple[Reply, bool]:
+        response, whole = self._ask(pool, connection, head, body)
+        try:
+            data = read_body(response, self.max_body)
+        finally:
+            response.close()
+        headers = headers_of(response)
+        if encoding := headers.get("content-encoding"):
+            data = inflate(data, encoding, self.max_body)
+        return Reply(response.status, headers, data), whole and not response.will_close
+
+    def _ask(
+        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes
+    ) -> tuple[http.client.HTTPResponse, bool]:
+        """Send a request and read the head of its answer; False when not all of it could be sent."""
+        if self._closed:
+            raise ConnectionAbortedError("closed before the call began")
         if connection.sock is None:
             self._connect(pool, connection)
         sock = cast(PlainSocket, connection.sock)
@@ -179,17 +215,12 @@ class Transport:
         response = http.client.HTTPResponse(sock, method="POST")
         try:
             response.begin()
-            data = _read(response, self._max_body)
         except (OSError, http.client.HTTPException):
+            response.close()
             if unsent is not None:
                 raise unsent from None
             raise
-        finally:
-            response.close()
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        if encoding := headers.get("content-encoding"):
-            data = inflate(data, encoding, self._max_body)
-        return Reply(response.status, headers, data), unsent is None and not response.will_close
+        return response, unsent is None
 
     def _connect(self, pool: HTTPConnectionPool, connection: Connection) -> None:
         connection.connect_timeout = self._connect_timeout
@@ -219,66 +250,6 @@ class Transport:
         head = f"POST {target} HTTP/1.1\r\nHost: {self.place}\r\n{self._head}{proxied}Content-Length: "
         self._heads[path] = encoded = head.encode("latin-1")
         return encoded
-
-
-def _read(response: http.client.HTTPResponse, cap: int) -> bytes:
-    """Return the body. A cut body is an error, except that of a refusal, whose status says enough."""
-    try:
-        if response.length is not None and not response.chunked:
-            if response.length > cap:
-                raise _too_large(cap)
-            return response.read()
-        data = response.read(cap + 1)
-    except http.client.IncompleteRead:
-        if response.status < 400:
-            raise
-        response.will_close = True
-        return b""
-    if len(data) > cap:
-        raise _too_large(cap)
-    return data
-
-
-def inflate(data: bytes, encoding: str, cap: int) -> bytes:
-    """Decode a gzip or deflate body to at most ``cap`` bytes.
-
-    Raises:
-        ProviderError: for a broken, cut or too large body, or an unknown encoding.
-    """
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
-        return data
-    if name not in ("gzip", "x-gzip", "deflate"):
-        raise ProviderError(
-            "the answer has a content encoding that was not asked for",
-            kind=ErrorKind.INVALID_RESPONSE,
-            code="encoding",
-            maybe_billed=True,
-        )
-    decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
-    try:
-        plain = decoder.decompress(data, cap + 1)
-    except zlib.error:
-        plain = b""
-    if len(plain) > cap:
-        raise _too_large(cap)
-    if not decoder.eof:
-        raise ProviderError(
-            "the compressed answer is broken or did not arrive whole",
-            kind=ErrorKind.NETWORK_ERROR,
-            code="truncated",
-            maybe_billed=True,
-        )
-    return plain
-
-
-def _too_large(cap: int) -> ProviderError:
-    return ProviderError(
-        f"the answer is larger than max_body={cap} bytes; raise it if that is expected",
-        kind=ErrorKind.INVALID_RESPONSE,
-        code="too_large",
-        maybe_billed=True,
-    )
 
 
 _opened: weakref.WeakSet[Transport] = weakref.WeakSet()

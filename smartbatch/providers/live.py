@@ -1,0 +1,133 @@
+"""An answer that is read while it is still being made: piece by piece, within one deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from urllib3.connectionpool import HTTPConnectionPool
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.connections import Connection
+from smartbatch.providers.failures import failure
+from smartbatch.providers.replies import headers_of, too_large
+
+if TYPE_CHECKING:
+    from smartbatch.providers.transport import Transport
+
+__all__ = ["LiveReply"]
+
+_PIECE = 65536  # bytes asked for at once; what has arrived is handed on without waiting for more
+
+
+class LiveReply:
+    """The body of an answer as it arrives. One thread iterates it, once; any thread may close it.
+
+    It holds a connection of the transport until it is read to its end or closed.
+
+    Attributes:
+        status: the HTTP status.
+        headers: by lower-case name.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: HTTPConnectionPool,
+        connection: Connection,
+        response: http.client.HTTPResponse,
+        whole: bool,
+        cap: int,
+    ) -> None:
+        self.status = response.status
+        self.headers = headers_of(response)
+        self._transport = transport
+        self._pool = pool
+        self._connection = connection
+        self._response = response
+        self._reusable = whole and not response.will_close
+        self._cap = cap
+        self._lock = threading.Lock()
+        self._reading = False
+        self._closed = False
+        self._released = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes as they come.
+
+        Raises:
+            ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
+        """
+        if self.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            self.close()
+            raise ProviderError(
+                "the stream has a content encoding that was not asked for",
+                kind=ErrorKind.INVALID_RESPONSE,
+                code="encoding",
+                maybe_billed=True,
+            )
+        size = 0
+        while piece := self._next_piece():
+            size += len(piece)
+            if size > self._cap:
+                self.close()
+                raise too_large(self._cap)
+            yield piece
+
+    def close(self) -> None:
+        """Give the connection back; a read under way in another thread ends at once. May be called twice."""
+        with self._lock:
+            self._closed = True
+            if self._reading:
+                # The reader sees the end of its connection and gives it back itself.
+                sock = self._connection.sock
+                if sock is not None:
+                    with contextlib.suppress(OSError):
+                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                return
+        self._release(reusable=False)
+
+    def _next_piece(self) -> bytes:
+        with self._lock:
+            if self._released or self._closed:
+                if self._closed:
+                    raise self._verdict(ConnectionAbortedError())
+                return b""
+            self._reading = True
+        problem: ProviderError | None = None
+        piece = b""
+        try:
+            piece = self._response.read1(_PIECE)
+            if not piece and self._response.length:
+                raise http.client.IncompleteRead(b"", self._response.length)
+        except Exception as error:
+            problem = self._verdict(error)
+        with self._lock:
+            self._reading = False
+            closed = self._closed
+        if problem is None and closed:
+            problem = self._verdict(ConnectionAbortedError())
+        if problem is not None or not piece:
+            self._release(reusable=problem is None and self._reusable)
+        if problem is not None:
+            raise problem
+        return piece
+
+    def _verdict(self, error: Exception) -> ProviderError:
+        if self._closed:
+            place = self._transport.place
+            return failure(error, "receive", place, late=False, closed=True)
+        return self._transport.verdict(error, self._connection)
+
+    def _release(self, *, reusable: bool) -> None:
+        with self._lock:
+            if self._released:
+                return
+            self._released = True
+        with contextlib.suppress(OSError):
+            self._response.close()
+        self._transport.release(self._pool, self._connection, reusable=reusable)

@@ -1,0 +1,97 @@
+"""HTTP answers as they came, read whole up to a cap on their decoded size."""
+
+from __future__ import annotations
+
+import http.client
+import zlib
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from smartbatch.errors import ErrorKind, ProviderError
+
+__all__ = ["MAX_BODY", "Reply", "headers_of", "inflate", "read_body", "too_large"]
+
+MAX_BODY = 64 * 1024 * 1024
+"""Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
+
+
+@frozen
+class Reply:
+    """An HTTP answer as it came.
+
+    Attributes:
+        status: the HTTP status.
+        headers: by lower-case name.
+        body: decoded bytes.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def headers_of(response: http.client.HTTPResponse) -> dict[str, str]:
+    """Return an answer's headers by lower-case name."""
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+def read_body(response: http.client.HTTPResponse, cap: int) -> bytes:
+    """Return the undecoded body. A cut one is an error, except in a refusal, whose status says enough."""
+    try:
+        if response.length is not None and not response.chunked:
+            if response.length > cap:
+                raise too_large(cap)
+            return response.read()
+        data = response.read(cap + 1)
+    except http.client.IncompleteRead:
+        if response.status < 400:
+            raise
+        response.will_close = True
+        return b""
+    if len(data) > cap:
+        raise too_large(cap)
+    return data
+
+
+def inflate(data: bytes, encoding: str, cap: int) -> bytes:
+    """Decode a gzip or deflate body to at most ``cap`` bytes.
+
+    Raises:
+        ProviderError: for a broken, cut or too large body, or an unknown encoding.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return data
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise ProviderError(
+            "the answer has a content encoding that was not asked for",
+            kind=ErrorKind.INVALID_RESPONSE,
+            code="encoding",
+            maybe_billed=True,
+        )
+    decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
+    try:
+        plain = decoder.decompress(data, cap + 1)
+    except zlib.error:
+        plain = b""
+    if len(plain) > cap:
+        raise too_large(cap)
+    if not decoder.eof:
+        raise ProviderError(
+            "the compressed answer is broken or did not arrive whole",
+            kind=ErrorKind.NETWORK_ERROR,
+            code="truncated",
+            maybe_billed=True,
+        )
+    return plain
+
+
+def too_large(cap: int) -> ProviderError:
+    """Return the error for an answer above ``cap`` bytes."""
+    return ProviderError(
+        f"the answer is larger than max_body={cap} bytes; raise it if that is expected",
+        kind=ErrorKind.INVALID_RESPONSE,
+        code="too_large",
+        maybe_billed=True,
+    )
