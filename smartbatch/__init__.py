@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.lists import ResultList as ResultList
     from smartbatch.models import Answer as Answer
+    from smartbatch.models import Embedding as Embedding
     from smartbatch.models import Generation as Generation
     from smartbatch.models import Message as Message
     from smartbatch.models import Priority as Priority
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from smartbatch.models import Result as Result
     from smartbatch.models import Route as Route
     from smartbatch.models import Usage as Usage
+    from smartbatch.oneline import embed as embed
     from smartbatch.oneline import generate as generate
     from smartbatch.prices import Price as Price
 
@@ -57,8 +59,18 @@ _HOMES = {
         "WrongProcess",
     ],
     "lists": ["ResultList"],
-    "models": ["Answer", "Generation", "Message", "Priority", "Request", "Result", "Route", "Usage"],
-    "oneline": ["generate"],
+    "models": [
+        "Answer",
+        "Embedding",
+        "Generation",
+        "Message",
+        "Priority",
+        "Request",
+        "Result",
+        "Route",
+        "Usage",
+    ],
+    "oneline": ["embed", "generate"],
     "prices": ["Price"],
 }
 _home_of = {name: home for home, names in _HOMES.items() for name in names}

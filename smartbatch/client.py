@@ -22,7 +22,7 @@ from smartbatch.core.fingerprint import fingerprint
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event, Observer
 from smartbatch.lists import ResultList, Stream
-from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route, Usage
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
@@ -144,6 +144,45 @@ class BatchingClient:
     def submit_background(self, prompt: Prompt, **params: Any) -> ResultFuture:
         """As :meth:`submit`, after everything that is in more of a hurry."""
         return self.submit(prompt, **{"priority": "deferrable", **params})
+
+    def submit_embedding(
+        self, text: str, *, task_type: str | None = None, dimensions: int | None = None, **params: Any
+    ) -> ResultFuture:
+        """Queue one text for its vector and return the future of its :class:`Result`.
+
+        Requests from any threads that wait at the same time share a call, up to what the provider takes; one
+        that comes to an idle client goes at once.
+
+        Args:
+            text: what to embed.
+            task_type: what the vector is for, in the provider's words, such as ``RETRIEVAL_QUERY``.
+            dimensions: length of the vector; the model's own when ``None``.
+            params: fields of :class:`Request`, such as ``priority`` and ``context``.
+
+        Returns:
+            a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers that were sent.
+
+        Raises:
+            InvalidRequest: also when the provider has no embeddings.
+        """
+        return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
+
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        task_type: str | None = None,
+        dimensions: int | None = None,
+        on_error: Literal["result", "raise"] | None = None,
+        **params: Any,
+    ) -> ResultList:
+        """Return the vectors of all texts, in order: ``embed(texts).vectors``.
+
+        Raises:
+            AllRequestsFailed: as :meth:`generate`.
+        """
+        embedding = Embedding(task_type, dimensions)
+        return self.generate(texts, on_error=on_error, embedding=embedding, **params)
 
     def map(
         self,
@@ -292,8 +331,8 @@ class BatchingClient:
                 return self._local(request, verdict, sink)
             if verdict is not None:
                 request = admission.normalise(verdict, self._defaults)
+        self._check(request)
         lane = self._lanes.of(self._provider, self.model, request.embedding)
-        self._provider.check(request, model=self.model)
         if request.timeout is None and self.config.request_timeout is not None:
             request = evolve(request, timeout=self.config.request_timeout)
         estimated = tokens.estimate_request(request)
@@ -308,6 +347,12 @@ class BatchingClient:
             reserve=self._most_it_costs(lane, request, prompt_tokens, output_tokens),
             sink=sink,
         )
+
+    def _check(self, request: Request) -> None:
+        """Refuse what the provider cannot do, before the request is queued."""
+        if request.embedding is not None and not self._provider.capabilities.max_texts:
+            raise InvalidRequest(f"{self._provider.name} has no embeddings", field="embedding")
+        self._provider.check(request, model=self.model)
 
     def _next_id(self) -> str:
         """Return an id that no other client and process has. No generator: Ctrl-C inside one would end it."""
@@ -364,7 +409,7 @@ class BatchingClient:
         if isinstance(prompts, Sequence):
             requests = [check(row, prompt) for row, prompt in enumerate(prompts)]
             for request in requests:
-                self._provider.check(request, model=self.model)
+                self._check(request)
         else:
             requests = (check(row, prompt) for row, prompt in enumerate(prompts))
         return Stream(

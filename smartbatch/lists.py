@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from smartbatch.clock import Clock
 from smartbatch.errors import AllRequestsFailed
@@ -132,6 +133,19 @@ class ResultList(list[Result]):
     def texts(self) -> list[str | None]:
         """The answers' texts; ``None`` where a request failed."""
         return [result.text for result in self]
+
+    @property
+    def vectors(self) -> Any:
+        """The vectors, in order: a float32 matrix where NumPy is installed and every text has its vector,
+        else a list with ``None`` where a request failed."""
+        vectors = [result.embedding for result in self]
+        if not vectors or any(vector is None for vector in vectors):
+            return vectors
+        try:
+            import numpy
+        except ImportError:
+            return vectors
+        return numpy.array(vectors, dtype=numpy.float32)
 
     @property
     def usage(self) -> Usage:

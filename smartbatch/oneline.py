@@ -1,4 +1,4 @@
-"""The one-liner for scripts and notebooks."""
+"""The one-liners for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 from smartbatch.client import BatchingClient
+from smartbatch.clock import RealClock
 from smartbatch.lists import ResultList
-from smartbatch.models import Prompt
+from smartbatch.models import Embedding, Prompt
 from smartbatch.observe.progress import Mode, Progress, watched
 
-__all__ = ["generate"]
+__all__ = ["embed", "generate"]
 
 
 def generate(
@@ -36,15 +37,47 @@ def generate(
         AllRequestsFailed: when not one request was answered.
     """
     with BatchingClient(model, **params) as client:
-        total = len(prompts) if isinstance(prompts, Sized) else None
-        with Progress(total, mode=_mode(progress)) as display:
-            client.observe(display)
-            began = client._clock.now()
-            results = ResultList()
-            for result in client.map(prompts):
-                results.append(result)
-                display.advance(result)
-            results.wall = client._clock.now() - began
+        return _run(client, prompts, progress)
+
+
+def embed(
+    texts: Iterable[str],
+    *,
+    model: str,
+    task_type: str | None = None,
+    dimensions: int | None = None,
+    progress: bool | None = None,
+    **params: Any,
+) -> ResultList:
+    """Turn every text into its vector: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
+
+    Args:
+        texts: what to embed.
+        model: ``provider:model`` with embeddings.
+        task_type: what the vectors are for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
+        dimensions: length of the vectors; the model's own when ``None``.
+        progress, params: as in :func:`generate`.
+
+    Returns, Raises:
+        as :func:`generate`; each result has its ``embedding``.
+    """
+    embedding = Embedding(task_type, dimensions)
+    with BatchingClient(model, **params) as client:
+        return _run(client, texts, progress, embedding=embedding)
+
+
+def _run(
+    client: BatchingClient, prompts: Iterable[Prompt], progress: bool | None, **params: Any
+) -> ResultList:
+    total = len(prompts) if isinstance(prompts, Sized) else None
+    with Progress(total, mode=_mode(progress)) as display:
+        client.observe(display)
+        began = RealClock.now()
+        results = ResultList()
+        for result in client.map(prompts, **params):
+            results.append(result)
+            display.advance(result)
+        results.wall = RealClock.now() - began
     results.raise_if_all_failed()
     return results
 

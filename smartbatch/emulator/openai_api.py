@@ -13,6 +13,7 @@ from smartbatch.emulator.answers import Composed, compose
 from smartbatch.emulator.api import Api, Done, Parse, Reply, Task
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.limits import Limits, Refusal
+from smartbatch.emulator.openai_embeddings import parse_embeddings
 from smartbatch.emulator.requests import (
     Asked,
     Refused,
@@ -27,7 +28,7 @@ __all__ = ["OpenAIApi", "composed", "retry_after"]
 
 
 class OpenAIApi(Api):
-    """Chat completions, responses and models."""
+    """Chat completions, responses, embeddings and models."""
 
     def serves(self, head: Head) -> bool:  # noqa: ARG002
         return True
@@ -177,4 +178,8 @@ def _response(_head: Head, body: Mapping[str, Any]) -> Task:
     return _Generation(parse_responses(body), openai.response_body, streams.response_events)
 
 
-_TASKS: dict[str, Parse] = {"/v1/chat/completions": _chat, "/v1/responses": _response}
+_TASKS: dict[str, Parse] = {
+    "/v1/chat/completions": _chat,
+    "/v1/responses": _response,
+    "/v1/embeddings": parse_embeddings,
+}
