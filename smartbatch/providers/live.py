@@ -53,7 +53,7 @@ class LiveReply:
         self._cap = cap
         self._lock = threading.Lock()
         self._reading = False
-        self._closed = False
+        self._closed = threading.Event()  # set by any thread
         self._released = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ class LiveReply:
     def close(self) -> None:
         """Give the connection back; a read under way in another thread ends at once. May be called twice."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             if self._reading:
                 # The reader sees the end of its connection and gives it back itself.
                 sock = self._connection.sock
@@ -93,9 +93,9 @@ class LiveReply:
 
     def _next_piece(self) -> bytes:
         with self._lock:
-            if self._released or self._closed:
-                if self._closed:
-                    raise self._verdict(ConnectionAbortedError())
+            if self._closed.is_set():
+                raise self._verdict(ConnectionAbortedError())
+            if self._released:
                 return b""
             self._reading = True
         problem: ProviderError | None = None
@@ -108,7 +108,7 @@ class LiveReply:
             problem = self._verdict(error)
         with self._lock:
             self._reading = False
-            closed = self._closed
+            closed = self._closed.is_set()
         if problem is None and closed:
             problem = self._verdict(ConnectionAbortedError())
         if problem is not None or not piece:
@@ -118,7 +118,7 @@ class LiveReply:
         return piece
 
     def _verdict(self, error: Exception) -> ProviderError:
-        if self._closed:
+        if self._closed.is_set():
             place = self._transport.place
             return failure(error, "receive", place, late=False, closed=True)
         return self._transport.verdict(error, self._connection)

@@ -153,10 +153,34 @@ class Transport:
         except Exception as error:
             self.release(pool, connection, reusable=False)
             raise self.verdict(error, connection) from (error if isinstance(error, OSError) else None)
+        except BaseException:
+            self.release(pool, connection, reusable=False)
+            raise
 
     def head(self, path: str) -> bytes:
         """Return the head of a request to ``path`` with the headers every request has."""
         return self._heads.get(path) or self._prepare_head(path)
+
+    def head_of(self, method: str, target: str, lines: bytes) -> bytes:
+        """Return a head with other headers than the usual.
+
+        Args:
+            method: such as ``POST``.
+            target: path and query, the base URL's path included.
+            lines: encoded header lines, besides host, length and encoding, checked by the caller.
+        """
+        proxied = ""
+        if self._proxy and self._url.scheme == "http":
+            target = f"http://{self.place}{target}"
+            proxied = "".join(f"{name}: {value}\r\n" for name, value in self._proxy_headers.items())
+        first = f"{method} {target} HTTP/1.1\r\nHost: {self.place}\r\nAccept-Encoding: identity\r\n{proxied}"
+        return b"%b%bContent-Length: " % (first.encode("latin-1"), lines)
+
+    def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
+        """True when this transport's base URL has that origin."""
+        own, usual = self._url, {"http": 80, "https": 443}
+        mine = (own.scheme, (own.host or "").strip("[]"), own.port or usual.get(own.scheme or ""))
+        return mine == (scheme, host.strip("[]"), port or usual.get(scheme))
 
     def release(self, pool: HTTPConnectionPool, connection: Connection, *, reusable: bool) -> None:
         """Give a connection back; one that is not ``reusable`` is closed first."""
