@@ -59,7 +59,7 @@ class Collector:
         if len(lanes) > 1:
             lanes = [lane for _, _, lane in sorted(_by_head(lanes), key=itemgetter(0, 1))]
         for lane in lanes:
-            if lane.later:
+            if lane.later or lane.held:
                 wake = min(wake, lane.promote(now))
             while lane.waiting:
                 ready = lane.ready(now, flushed=queue.flushing)
@@ -72,13 +72,15 @@ class Collector:
                 if flight > now:
                     wake = min(wake, flight)
                     break
+            if lane.held:
+                wake = min(wake, lane.retry_budget.look(now))
         return wake
 
     def ready_calls_locked(self, now: float) -> int:
         """About how many calls could start now; an overestimate only costs a worker a look."""
         calls = 0
         for lane in self._queue.lanes:
-            if lane.later:
+            if lane.later or lane.held:
                 lane.promote(now)
             if lane.ready(now, flushed=self._queue.flushing) <= now:
                 calls += -(-lane.waiting // lane.accumulator.window.max_size)
@@ -102,6 +104,9 @@ class Collector:
         if head is None:
             return math.inf
         if self._clear_away_locked(lane, head, now, aftermath):
+            return now
+        if head.charged and lane.retry_budget.look(now) > now:
+            lane.hold(head)  # a first call may go all the same
             return now
         tickets = self._company_locked(lane, head)
         demand = Demand(

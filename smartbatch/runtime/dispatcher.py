@@ -106,7 +106,7 @@ class BatchDispatcher:
         self._clock.began()
         try:
             while True:
-                aftermath = Aftermath()
+                aftermath = Aftermath(self._queue)
                 with self._monitor:
                     if self._stopping:
                         return
@@ -178,7 +178,7 @@ class BatchDispatcher:
         return None
 
     def _without_thread_locked(self, flight: Flight, refusal: RuntimeError, aftermath: Aftermath) -> None:
-        """The system has no thread left: the workers there are do the work; where there are none, it fails."""
+        """The system has no thread left: the workers there are do the work; without any, it fails."""
         now = self._clock.now()
         if self._busy:
             self._router.return_locked(flight, now)
@@ -192,14 +192,14 @@ class BatchDispatcher:
 
     def _work(self, flight: Flight | None) -> None:
         self._clock.began()
-        aftermath = Aftermath()
+        aftermath = Aftermath(self._queue)
         try:
             if flight is None:
                 with self._monitor:
                     flight = self._next_locked(aftermath)
                 aftermath.perform(self._tell)
             while flight is not None:
-                aftermath = Aftermath()
+                aftermath = Aftermath(self._queue)
                 flight = self._carry(flight, aftermath)
                 aftermath.perform(self._tell)
         finally:
@@ -222,6 +222,8 @@ class BatchDispatcher:
         if not self._stopping:
             found = self._collector.take_locked(self._clock.now(), aftermath)
             if isinstance(found, Flight):
+                if self._busy < self._workers and self._queue.books.waiting:
+                    self._monitor.notify()  # a gate may just have opened for more than this one
                 return found
             if found < self._wakes_at:
                 self._monitor.notify()

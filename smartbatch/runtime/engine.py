@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
@@ -25,7 +25,7 @@ from smartbatch.runtime.gates import Gates
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import Books, RequestQueue
 from smartbatch.runtime.router import PostProcess, ResponseRouter
-from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket
+from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket, TicketState
 
 __all__ = ["Engine"]
 
@@ -130,18 +130,22 @@ class Engine:
         """
         now = self._clock.now()
         deadline = None if request.timeout is None else now + request.timeout
-        future = ResultFuture(self.callbacks.run_later, self._cancelled)
+        future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
         claim = Claim(request, request_id, future, now, deadline, sink)
         ticket = Ticket(request, lane, claim, fingerprint)
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim
-        with self.queue.monitor:
-            joined = self.queue.admit_locked(ticket, now)
-            if not joined or claim.deadline is not None:
-                self.dispatcher.wake_locked()
-            if claim.deadline is not None:
-                self.dispatcher.wake_before_locked(claim.deadline)
+        try:
+            with self.queue.monitor:
+                joined = self.queue.admit_locked(ticket, now)
+                if not joined or claim.deadline is not None:
+                    self.dispatcher.wake_locked()
+                if claim.deadline is not None:
+                    self.dispatcher.wake_before_locked(claim.deadline)
+        except KeyboardInterrupt:
+            future.cancel()  # it may be half taken in, and the caller will never see its future
+            raise
         self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
         return future
 
@@ -176,14 +180,15 @@ class Engine:
         with self.queue.monitor:
             if self.queue.closed is None:
                 self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
-            self.queue.room.notify_all()
+            self.queue.wake_blocked_locked()
             self.queue.flushing = True
             self.dispatcher.wake_locked()
         began = self._clock.now()
         failed = 0
         try:
             idle = self.queue.wait_idle(timeout)
-        except BaseException:  # a second Ctrl-C: no more patience, but nobody is left waiting for ever
+        except BaseException:  # Ctrl-C: no more patience, but nobody is left waiting for ever
+            self.cancel_pending()
             self._end(reason, release)
             raise
         if not idle:
@@ -206,15 +211,25 @@ class Engine:
             for claim in list(ticket.claims):
                 claim.future.abandon(error)
 
-    def cancel_waiting(self, futures: Sequence[ResultFuture]) -> int:
-        """Cancel those of ``futures`` whose calls have not started; return how many."""
+    def cancel_pending(self) -> int:
+        """Cancel every request whose call has not started, and make no further tries; return how many."""
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            now = self._clock.now()
+            futures = [claim.future for ticket in self.queue.live for claim in ticket.claims]
+            for ticket in list(self.queue.live):
+                if ticket.state is TicketState.IN_FLIGHT:
+                    ticket.final = True
+                elif ticket.last_error is not None:
+                    self.router.fail_locked(ticket, ticket.last_error, now, aftermath)
+        aftermath.perform(self._tell)
         return sum(future.cancel() for future in futures)
 
     def _cancelled(self, future: ResultFuture) -> None:
         claim = future.claim
         if claim is None:
             return
-        aftermath = Aftermath()
+        aftermath = Aftermath(self.queue)
         with self.queue.monitor:
             ticket = claim.ticket
             if ticket is not None and self.queue.cancelled_locked(ticket, claim):
@@ -222,7 +237,7 @@ class Engine:
         aftermath.perform(self._tell)
 
     def _fail_the_rest(self, error: SmartbatchError) -> int:
-        aftermath = Aftermath()
+        aftermath = Aftermath(self.queue)
         with self.queue.monitor:
             now = self._clock.now()
             for ticket in list(self.queue.live):

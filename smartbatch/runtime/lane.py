@@ -41,6 +41,8 @@ class Lane:
         call: the provider's call with its layers around it.
         answered: True once the provider gave any answer at all, an error included.
         open_since: since when the breaker has not been closed; ``None`` while it is.
+        later: tickets between two tries, by the end of their pause.
+        held: retries that the retry budget holds back, out of the way of first calls.
     """
 
     provider: Provider
@@ -59,6 +61,7 @@ class Lane:
     open_since: float | None = None
     waiting: int = 0
     later: list[tuple[float, int, Ticket]] = field(factory=list)
+    held: list[tuple[float, int, Ticket]] = field(factory=list)
     queue: PriorityQueue[tuple[float, int, Ticket]] = field(factory=PriorityQueue)
     _musts: list[tuple[float, int, Ticket]] = field(factory=list)
     _arrivals: list[tuple[float, int, Ticket]] = field(factory=list)
@@ -142,8 +145,25 @@ class Lane:
                     ticket.must_start = min(ticket.must_start, now)
                     heapq.heappush(self._musts, (ticket.must_start, entry, ticket))
 
+    def hold(self, ticket: Ticket) -> None:
+        """Take the head, a retry, out of the way until the retry budget has room for one."""
+        self.pop()
+        ticket.entry = -ticket.entry
+        ticket.paused = True
+        heapq.heappush(self.held, (ticket.key, ticket.entry, ticket))
+
+    def _release(self, now: float) -> None:
+        """Let a held retry wait for service again, or all of them when the whole lane is in doubt."""
+        while self.held and (self.open_since is not None or self.retry_budget.look(now) <= now):
+            _, entry, ticket = heapq.heappop(self.held)
+            if ticket.entry == entry:
+                self.put(ticket, ticket.due, now)
+                if self.open_since is None:
+                    return
+
     def promote(self, now: float) -> float:
         """Let retries whose pause is over wait for service; return when the next one is due."""
+        self._release(now)
         while self.later:
             due, entry, ticket = self.later[0]
             if ticket.entry != entry:

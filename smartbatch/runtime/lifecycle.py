@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import threading
 import weakref
+from types import FrameType
 from typing import Protocol
 
 from smartbatch.clock import RealClock
 
-__all__ = ["Living", "enrol"]
+__all__ = ["Living", "enrol", "reentered"]
 
 
 class Living(Protocol):
@@ -19,11 +22,12 @@ class Living(Protocol):
         """Called in a forked child: start empty, touch no inherited lock, socket or thread."""
         ...
 
-    def at_exit(self, waited: float) -> None:
+    def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """Called when the interpreter exits: finish within the grace, fail the rest.
 
         Args:
             waited: seconds the exit has already waited for others; they count against the grace.
+            interrupted: whether Ctrl-C ended the script, so that nothing more should start.
         """
         ...
 
@@ -52,8 +56,30 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     began = RealClock.now()
+    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
     for living in _everybody():
-        living.at_exit(RealClock.now() - began)
+        living.at_exit(RealClock.now() - began, interrupted=interrupted)
+
+
+def reentered() -> bool:
+    """Whether the main thread is inside this library already, beneath the code that calls it now.
+
+    So it is in a signal handler, which may have interrupted a thread that holds a lock, and in a hook or an
+    observer that runs on the main thread. Other threads are never interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith("smartbatch.") and not name.startswith("smartbatch.cli.")
 
 
 atexit.register(_at_exit)

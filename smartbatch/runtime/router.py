@@ -178,7 +178,7 @@ class ResponseRouter:
             return
         if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.lane.shares and ticket.tally.counted > 1
-        if outage:
+        if lane.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
