@@ -1,0 +1,84 @@
+"""Rewrites the generated parts of the reference: ``python docs/generate.py``. A test compares.
+
+A part lies between ``<!-- generated: name -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from smartbatch.cli.main import build_parser
+from smartbatch.config import BatchingConfig
+
+HERE = Path(__file__).parent
+
+
+def settings_table() -> str:
+    """Return the table of all settings."""
+    rows = ["| key | default | range | meaning |", "|---|---|---|---|"]
+    for setting in BatchingConfig().describe():
+        default = "none" if setting.default is None else str(setting.default).replace("True", "true")
+        default = {"False": "false", "{}": "empty"}.get(default, default)
+        rows.append(f"| `{setting.name}` | {default} | {setting.range} | {setting.help} |")
+    return "\n".join(rows)
+
+
+def options_tables(command: str) -> str:
+    """Return the options of a subcommand, group by group."""
+    subparsers = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parser = subparsers.choices[command]
+    parts: list[str] = []
+    for group in parser._action_groups:
+        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
+        if not actions:
+            continue
+        title = {"positional arguments": "arguments"}.get(str(group.title), str(group.title))
+        parts.append(f"### {command}: {title}\n\n| option | meaning |\n|---|---|")
+        parts[-1] += "".join(f"\n| {_spelling(action)} | {_meaning(action)} |" for action in actions)
+    return "\n\n".join(parts)
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = action.metavar or (
+        "{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper()
+    )
+    names = list(action.option_strings) or [str(value)]
+    if action.option_strings and action.nargs != 0:
+        names[-1] += f" {value}"
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = (action.help or "") % {"default": action.default}
+    return re.sub(r"\{+[^{}|]*\}+", r"`\g<0>`", text.replace("|", "\\|"))
+
+
+PARTS = {
+    "settings": settings_table,
+    "run": lambda: options_tables("run"),
+    "emulator": lambda: options_tables("emulator"),
+}
+
+
+def generated() -> dict[str, str]:
+    """Return the pages with generated parts, by path below the root, as they should be."""
+    found: dict[str, str] = {}
+    for path in sorted(HERE.rglob("*.md")):
+        text = path.read_text("utf-8")
+        wanted = re.sub(
+            r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)",
+            lambda m: f"{m.group(1)}{PARTS[m.group(2)]()}\n{m.group(3)}",
+            text,
+            flags=re.DOTALL,
+        )
+        if "<!-- generated:" in text:
+            found[f"docs/{path.relative_to(HERE).as_posix()}"] = wanted
+    return found
+
+
+if __name__ == "__main__":
+    for name, text in generated().items():
+        (HERE.parent / name).write_text(text, "utf-8")
+        print(name)

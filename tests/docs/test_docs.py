@@ -1,0 +1,325 @@
+"""The documentation does what it says: every example runs, every link resolves, no reference is stale."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
+
+import smartbatch
+from smartbatch import BatchingConfig, events, providers, testing
+from smartbatch.cli.main import build_parser
+from smartbatch.testing import Emulator, emulator
+
+PAGES = pages()
+NOT_RUN = 2
+"""Blocks that are marked as not run; each has its reason on the page."""
+
+_NAMED_FILE = re.compile(r"# ([\w.]+\.py)\n")
+_TIME = re.compile(r"\d+(?:\\\.\d+)?(?=(?:\\ s\b|\\ ms\b|×|/s\b))")
+
+
+def page(name: str) -> Page:
+    return next(page for page in PAGES if page.name == name)
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """Return what matches a shown line: times may differ, and ``…`` stands for anything."""
+    escaped = _TIME.sub(r"[\\d.]+", re.escape(line.rstrip()))
+    return re.compile(escaped.replace("…", ".*"))
+
+
+def check_shown(shown: list[str], printed: str, where: str) -> None:
+    """Find every shown line among the printed ones, in their order."""
+    lines = iter([line.rstrip() for line in re.split(r"[\r\n]", printed)])
+    for line in shown:
+        wanted = pattern(line)
+        assert any(wanted.fullmatch(real) for real in lines), f"{where}: {line!r} is not in:\n{printed}"
+
+
+class Reader:
+    """Somebody who works through one page from the top, in a folder with the examples."""
+
+    def __init__(self, page: Page, folder: Path, emu: Emulator) -> None:
+        self._page = page
+        self._folder = folder
+        self._namespace: dict[str, object] = {"__name__": "__page__"}
+        self._printed = ""
+        self._exports: list[str] = []
+        self._servers = contextlib.ExitStack()
+        self._ports: dict[str, str] = {}
+        self._env = {
+            "PATH": f"{folder / '.venv/bin'}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "OPENAI_BASE_URL": emu.base_url,
+            "OPENAI_API_KEY": "emulator",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def read(self) -> None:
+        """Do what every block says."""
+        with self._servers:
+            for block in self._page.blocks():
+                if block.not_run is None:
+                    getattr(self, f"_{block.language}")(block)
+                elif block.language == "python":
+                    compile(block.text, self._page.name, "exec")
+
+    def _python(self, block: Block) -> None:
+        if named := _NAMED_FILE.match(block.text):
+            (self._folder / named.group(1)).write_text(block.text)
+        source = "\n" * (block.line - 1) + block.text
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(source, str(self._page.path), "exec"), self._namespace)
+        self._printed = out.getvalue()
+
+    def _output(self, block: Block) -> None:
+        check_shown(block.text.splitlines(), self._printed, f"{self._page.name}:{block.line}")
+
+    def _bash(self, block: Block) -> None:
+        script, shown = shell_script(block)
+        where = f"{self._page.name}:{block.line}"
+        if not script:
+            return
+        if script.startswith("smartbatch emulator"):
+            self._serve(script)
+            return
+        for port, free in self._ports.items():
+            script = script.replace(port, free)
+        self._exports += [line for line in script.splitlines() if line.startswith("export ")]
+        ended = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "\n".join([*self._exports, script])],
+            cwd=self._folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, f"{where} ends with {ended.returncode}:\n{ended.stdout}"
+        self._printed = ended.stdout
+        check_shown(shown, ended.stdout, where)
+
+    _console = _bash
+
+    def _serve(self, command: str) -> None:
+        """Leave an emulator running until the page ends, on a free port instead of the page's."""
+        named = re.search(r"--port (\d+)", command)
+        command = re.sub(r" --port \d+", "", command) + " --port 0"
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=self._folder,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._servers.callback(server.wait)
+        self._servers.callback(server.terminate)
+        assert server.stdout is not None
+        self._servers.callback(server.stdout.close)
+        address = re.search(r"http://127.0.0.1:(\d+)/v1", server.stdout.readline())
+        assert address is not None
+        self._ports[named.group(1) if named else "8100"] = address.group(1)
+
+    def _toml(self, block: Block) -> None:
+        name = "pyproject.toml" if "[tool.smartbatch]" in block.text else "settings.toml"
+        file = self._folder / name
+        file.write_text(block.text)
+        BatchingConfig.load(file, environ={})
+
+    def _json(self, block: Block) -> None:
+        for line in block.text.splitlines():
+            json.loads(line)
+
+    def _text(self, block: Block) -> None:
+        """Text is for reading."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the examples and the command, and no settings of the machine's own."""
+    for variable in [name for name in os.environ if name.startswith(("SMARTBATCH_", "OPENAI_"))]:
+        monkeypatch.delenv(variable)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    commands = tmp_path / ".venv/bin"
+    commands.mkdir(parents=True)
+    main = "import sys; from smartbatch.cli.main import main; sys.exit(main())"
+    for name, arguments in {"smartbatch": f" -P -c '{main}'", "python": ""}.items():
+        (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up the name of another machine fails the example."""
+    look_up = socket.getaddrinfo
+
+    def guarded(host, *args, **kwargs):
+        assert host in ("127.0.0.1", "::1", "localhost", None), f"an example would call {host}"
+        return look_up(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", guarded)
+
+
+@pytest.fixture
+def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
+    """What stands in for the provider on every page."""
+    with emulator(latency=0.01) as running:
+        monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "emulator")
+        yield running
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("only_loopback")
+def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, emu: Emulator):
+    """Worked through from the top, every block of the page runs and prints what the page shows."""
+    before = set(sys.modules)
+    try:
+        Reader(page, folder, emu).read()
+    finally:
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if re.search(r"^def test_", page.text, re.MULTILINE)],
+    ids=lambda p: p.name,
+)
+def test_tests_shown_on_a_page_pass(page: Page, folder: Path):
+    """A page that shows tests shows tests that pass."""
+    blocks = [block for block in page.blocks() if block.language == "python" and block.not_run is None]
+    (folder / "test_page.py").write_text("".join(block.text for block in blocks))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_blocks_are_of_a_known_kind_and_few_are_not_run():
+    """No block is passed over in silence: its language says what is done, or a marker says why nothing is."""
+    blocks = [(page.name, block) for page in PAGES for block in page.blocks()]
+    assert [(name, b.line, b.language) for name, b in blocks if b.language not in LANGUAGES] == []
+    marked = [(name, b.line, b.not_run) for name, b in blocks if b.not_run is not None]
+    assert len(marked) == NOT_RUN, marked
+    markers = sum(page.text.count("<!-- not run:") for page in PAGES)
+    assert markers == NOT_RUN, "a marker stands before no block"
+
+
+def test_the_readme_opens_with_two_commands():
+    """One installs and runs the main job; one installs and passes the tests, word for word as the gate."""
+    first, second = [b.text for b in page("README.md").blocks() if b.language == "bash"][:2]
+    install = "python3 -m venv .venv && .venv/bin/pip install -q "
+    assert first.startswith(f"{install}. && .venv/bin/smartbatch run examples/questions.txt --model ")
+    assert second == f"{install}-e '.[test]' && .venv/bin/pytest\n"
+    assert second in (ROOT / ".ci/run").read_text()
+    assert all(INSTALLS.fullmatch(part) for part in second.strip().split(" && "))
+
+
+def test_the_readme_repeats_the_measured_figures():
+    """Every figure the README calls measured is on the page of the benchmarks."""
+    table = page("README.md").text.split("## Measured")[1].split("\n## ")[0]
+    measured = [row.split("|")[2] for row in table.splitlines() if row.startswith("|")][2:]
+    figures = re.findall(r"\d+(?:\.\d+)?", " ".join(measured))
+    benchmarks = page("docs/reference/benchmarks.md").text
+    assert len(figures) > len(measured)
+    assert [
+        figure for figure in figures if not re.search(rf"(?<![\d.]){figure}(?![\d.]*\d)", benchmarks)
+    ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_resolve(page: Page):
+    """Every link leads to a file that exists, and every fragment to a heading in it."""
+    for link in page.links():
+        target, _, fragment = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        assert path.is_relative_to(ROOT), f"{link} leaves the project"
+        assert path.exists(), f"{link} leads nowhere"
+        if fragment:
+            name = path.relative_to(ROOT).as_posix()
+            assert fragment in next(p for p in PAGES if p.name == name).anchors(), link
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    """Following links from the README leads to every page."""
+    reached, ahead = set(), ["README.md"]
+    while ahead:
+        name = ahead.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        here = page(name)
+        targets = [(here.path.parent / link.partition("#")[0]).resolve() for link in here.links()]
+        names = [t.relative_to(ROOT).as_posix() for t in targets if t.suffix == ".md"]
+        ahead += [target for target in names if any(p.name == target for p in PAGES)]
+    assert {p.name for p in PAGES} - reached == set()
+
+
+def test_generated_references_are_up_to_date():
+    """Settings and command-line options on the pages are those of the code."""
+    generate = runpy.run_path(str(ROOT / "docs/generate.py"))
+    for name, text in generate["generated"]().items():
+        assert text == (ROOT / name).read_text("utf-8"), f"{name} is stale: python docs/generate.py"
+
+
+@pytest.mark.parametrize("command", ["run", "emulator"])
+def test_every_option_of_the_help_is_in_the_reference(command: str):
+    """Whatever --help lists, the reference of the command line explains."""
+    subcommands = build_parser()._subparsers._group_actions[0].choices
+    section = page("docs/reference/cli.md").text.split(f"## smartbatch {command}")[1].split("\n## ")[0]
+    for option in set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", subcommands[command].format_help())):
+        assert option in ("-o", "-h", "-v", "--help") or f"`{option}" in section, option
+
+
+def public_events() -> list[str]:
+    kinds = [value for value in vars(events).values() if inspect.isclass(value)]
+    return [kind.__name__ for kind in kinds if issubclass(kind, events.Event) and kind is not events.Event]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("docs/reference/api.md", [*smartbatch.__all__, *providers.__all__, *testing.__all__]),
+        ("docs/reference/errors.md", [kind.value for kind in smartbatch.ErrorKind]),
+        ("docs/reference/errors.md", [n for n in smartbatch.errors.__dict__ if n.endswith("Error")]),
+        ("docs/reference/events.md", public_events()),
+    ],
+)
+def test_references_name_everything_public(name: str, words: list[str]):
+    """A public name, error kind or event that is not in its reference is not finished."""
+    text = page(name).text
+    assert [word for word in words if f"`{word}" not in text] == []
+
+
+def test_the_reference_of_the_client_names_its_methods():
+    """Every public method and property of the client is in the reference, but for the library's own hooks."""
+    text = page("docs/reference/api.md").text
+    own = {"after_fork", "at_exit"}
+    names = {name for name in vars(smartbatch.BatchingClient) if not name.startswith("_")} - own
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_speak_of_no_machine(page: Page):
+    """No page names a path of somebody's machine."""
+    assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []
