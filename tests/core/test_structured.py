@@ -1,0 +1,287 @@
+"""Structured answers: what is JSON, what fits the schema, and how to ask again (D7, E3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import subprocess
+import sys
+from typing import Annotated, Any, Literal
+
+import pytest
+from attrs import define, field, frozen, validators
+
+from smartbatch.core.structured import (
+    TEMPERATURES,
+    Check,
+    NoJson,
+    Parsed,
+    Problem,
+    check_schema,
+    recover_json,
+    repair_request,
+)
+from smartbatch.errors import InvalidRequest
+from smartbatch.models import Generation, Message, Request
+from smartbatch.schemas import BuiltSchema, schema_of
+
+OBJECT = '{"a": 1, "b": [true, null]}'
+VALUE = {"a": 1, "b": [True, None]}
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+@frozen
+class Author:
+    name: str
+    friend: Author | None = None
+
+
+@dataclasses.dataclass
+class Review:
+    author: Author
+    stars: int
+    mood: Mood
+    tags: list[str]
+    scores: dict[str, float]
+    kind: Literal["short", "long"]
+    note: Annotated[str | None, "what else"] = None
+
+
+REVIEW = {
+    "author": {"name": "Ann", "friend": {"name": "Bob", "friend": None}},
+    "stars": 4,
+    "mood": "good",
+    "tags": ["x", "y"],
+    "scores": {"speed": 0.5},
+    "kind": "long",
+    "note": None,
+}
+
+
+def verdict(kind: Any, answer: Any, finish_reason: str = "stop") -> Parsed | Problem:
+    """The verdict on an answer, given as a text or as JSON."""
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return Check(*schema_of(kind)).verdict(text, finish_reason)
+
+
+class TestRecovering:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            OBJECT,
+            f"\ufeff  {OBJECT}\n",
+            f"```json\n{OBJECT}\n```",
+            f"```\n{OBJECT}\n```",
+            f"Sure, here it is:\n```json\n{OBJECT}\n```\nAnything else?",
+            f"The answer is {OBJECT}. I hope [this] helps [1].",
+            '{"a": 1, "b": [true, null,],}',
+            "{'a': 1, 'b': [True, None]}",
+            "{a: 1, b: [true, null]}",
+            'Here: {"a": 1, // one\n "b": [true, null]}',
+        ],
+    )
+    def test_json_is_found_in_what_models_wrap_around_it(self, text: str) -> None:
+        """Fences, words and small slips do not cost another call."""
+        assert recover_json(text) == VALUE
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "I cannot answer that.",
+            "[1] says so, see [2]",
+            '{"a": , "b": 1}',
+            '{"a": 1} or rather {"a": 2}',
+            "```json\n" + '{"a": 1}\n```\nor\n```json\n{"a": 2}\n```',
+            '{"a": 1, "b": [true',
+            '{"items": [{"a": 1}, {"a": 2',
+            '{"items": [{"a": 1}, {"a": "2}]}',
+            "[" * 100_000,
+            '{"a":' * 50_000,
+            "[" * 500 + "]" * 500,
+            "9" * 5000,
+        ],
+    )
+    def test_what_is_missing_cut_or_ambiguous_is_not_made_up(self, text: str) -> None:
+        """Nothing is closed that was open, and of two answers none is chosen."""
+        with pytest.raises(NoJson):
+            recover_json(text)
+
+    def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
+        """Answers stay out of errors."""
+        with pytest.raises(NoJson) as caught:
+            recover_json("secret word {")
+        assert "secret" not in str(caught.value)
+
+
+class TestClasses:
+    def test_a_class_becomes_a_closed_schema_and_an_answer_becomes_its_object(self) -> None:
+        """Dataclass and attrs class, nested and recursive, enum, literal, list, dictionary, optional."""
+        schema, build = schema_of(Review)
+        check_schema(schema)
+        assert schema["additionalProperties"] is False
+        assert schema["required"] == list(REVIEW)
+        assert schema["$defs"]["Author"]["properties"]["friend"] == {
+            "anyOf": [{"$ref": "#/$defs/Author"}, {"type": "null"}]
+        }
+        expected = Review(
+            Author("Ann", Author("Bob")), 4, Mood.GOOD, ["x", "y"], {"speed": 0.5}, "long", None
+        )
+        assert verdict(Review, REVIEW) == Parsed(expected)
+        assert build(REVIEW) == expected
+
+    def test_a_class_that_contains_itself_refers_to_the_whole(self) -> None:
+        """A list of friends of friends."""
+        found = verdict(Author, {"name": "Ann", "friend": {"name": "Bob", "friend": None}})
+        assert found == Parsed(Author("Ann", Author("Bob")))
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [("stars", "4"), ("stars", 4.5), ("mood", "fair"), ("kind", "x"), ("tags", "x"), ("author", {})],
+    )
+    def test_a_wrong_value_is_a_problem_that_names_the_place_in_the_schema(
+        self, name: str, wrong: Any
+    ) -> None:
+        """The error tells where; only the model is told what."""
+        found = verdict(Review, {**REVIEW, name: wrong})
+        assert isinstance(found, Problem)
+        assert not found.final
+        assert f"properties/{name}" in found.message or "$ref" in found.message or "$defs" in found.message
+
+    def test_missing_and_foreign_properties_are_problems(self) -> None:
+        """Optional fields may be null, but not absent: that is what providers are told."""
+        for wrong in ({k: v for k, v in REVIEW.items() if k != "note"}, {**REVIEW, "canary": 1}):
+            found = verdict(Review, wrong)
+            assert isinstance(found, Problem)
+            assert "canary" not in found.message
+
+    def test_a_validator_of_the_class_has_the_last_word(self) -> None:
+        """What follows the schema may still be refused by the class; the error keeps the value to itself."""
+
+        @define
+        class Even:
+            number: int = field(validator=validators.in_([2, 4]))
+
+        assert isinstance(verdict(Even, {"number": 4}), Parsed)
+        found = verdict(Even, {"number": 31337})
+        assert isinstance(found, Problem)
+        assert "31337" not in found.message
+        assert "31337" in found.advice
+
+    def test_pydantic_models_are_taken_and_closed(self) -> None:
+        """Where pydantic is installed; optional fields are required in the schema, as strict mode wants."""
+        pydantic = pytest.importorskip("pydantic")
+        inner = pydantic.create_model("Inner", x=(int, ...))
+        model = pydantic.create_model("Model", name=(str, "none"), inner=(inner | None, None))
+        schema, _ = schema_of(model)
+        assert schema["required"] == ["name", "inner"]
+        assert schema["$defs"]["Inner"]["additionalProperties"] is False
+        assert verdict(model, {"name": "n", "inner": {"x": 1}}) == Parsed(model(name="n", inner=inner(x=1)))
+
+    def test_the_same_class_has_the_same_builder(self) -> None:
+        """Equal requests are told by it."""
+        assert schema_of(Review)[1] is schema_of(Review)[1]
+
+    @pytest.mark.parametrize(
+        "annotation", [complex, Any, bytes, set[int], list, dict, dict[int, str], Author | Review, object]
+    )
+    def test_an_annotation_without_a_schema_is_refused_by_name(self, annotation: Any) -> None:
+        """The text says which field."""
+        kind = dataclasses.make_dataclass("Odd", [("fine", int), ("strange", annotation)])
+        with pytest.raises(InvalidRequest, match=r"Odd\.strange"):
+            schema_of(kind)
+
+    @pytest.mark.parametrize("kind", [int, "text", 5, None, list[int], Mood])
+    def test_anything_else_is_refused(self, kind: Any) -> None:
+        """Only objects: what providers take at the top."""
+        with pytest.raises(InvalidRequest, match="schema"):
+            schema_of(kind)
+
+    def test_a_plain_schema_builds_what_came(self) -> None:
+        """A dictionary stays a dictionary."""
+        assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
+        built = BuiltSchema({"type": "object"}, list)
+        assert verdict(built, VALUE) == Parsed(["a", "b"])
+
+    def test_no_heavy_import_before_it_is_needed(self) -> None:
+        """Who wants no structured answers does not pay for them."""
+        code = (
+            "import sys, smartbatch.schemas, smartbatch.core.structured\n"
+            "print({'pydantic', 'jsonschema', 'cattrs', 'json_repair'} & set(sys.modules))"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == "set()"
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
+    def test_a_cut_or_refused_answer_is_final(self, reason: str) -> None:
+        """Even when what came looks whole: asking again for the form would not help."""
+        found = verdict({"type": "object"}, {}, reason)
+        assert isinstance(found, Problem)
+        assert found.final
+
+    @pytest.mark.parametrize("text", [None, "", "no", "{", "\ud800"])
+    def test_no_text_raises(self, text: str | None) -> None:
+        """Whatever the model wrote, the verdict is a verdict."""
+        assert isinstance(Check(*schema_of({"type": "object"})).verdict(text, "stop"), Problem)
+
+    def test_a_schema_that_cannot_be_applied_is_final(self) -> None:
+        """A reference into the void is the caller's to mend."""
+        found = verdict({"$ref": "#/$defs/Nowhere"}, {})
+        assert isinstance(found, Problem)
+        assert found.final
+
+    @pytest.mark.parametrize(
+        "schema",
+        [{"type": "objekt"}, {"properties": []}, {"$ref": "https://example.org/x.json"}, {"required": "a"}],
+    )
+    def test_a_broken_or_foreign_schema_is_refused(self, schema: dict[str, Any]) -> None:
+        """Before it is sent, and without fetching anything."""
+        with pytest.raises(ValueError, match=r"schema|refers"):
+            check_schema(schema)
+
+    def test_foreign_references_are_not_fetched(self) -> None:
+        """Even where one slipped through, validation does not open the network."""
+        found = verdict({"$ref": "http://127.0.0.1:9/schema.json"}, {})
+        assert isinstance(found, Problem)
+        assert found.final
+
+
+class TestAskingAgain:
+    def test_the_conversation_goes_on_with_the_answer_and_its_error(self) -> None:
+        """A text becomes a chat of three turns."""
+        request = Request("question", Generation(system="s"))
+        asked = repair_request(request, "bad", Problem("m", "at $.a: wrong."), 0)
+        assert isinstance(asked.prompt, tuple)
+        assert [message.role for message in asked.prompt] == ["user", "assistant", "user"]
+        assert asked.prompt[0] == Message("user", "question")
+        assert "at $.a: wrong." in str(asked.prompt[2].content)
+        assert asked.params == request.params
+
+    def test_a_chat_is_prolonged(self) -> None:
+        """Earlier turns stay as they are."""
+        chat = (Message("system", "s"), Message("user", "q"))
+        asked = repair_request(Request(chat), "bad", Problem("m", "a"), 0)
+        assert asked.prompt[:2] == chat
+
+    @pytest.mark.parametrize("answer", ["", "   ", "x" * 30_000])
+    def test_an_empty_or_endless_answer_is_not_repeated(self, answer: str) -> None:
+        """An API refuses an empty turn, and an endless one would be paid again."""
+        asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
+        assert [message.role for message in asked.prompt] == ["user", "user"]  # type: ignore[union-attr]
+
+    def test_temperatures_rise_where_the_provider_takes_them(self) -> None:
+        """0, a quarter, a half, and then a half for ever; elsewhere none is sent."""
+        problem = Problem("m", "a")
+        found = [
+            repair_request(Request("q"), "bad", problem, n, takes_temperature=True).params.temperature
+            for n in range(4)
+        ]
+        assert found == [*TEMPERATURES, 0.5] == [0.0, 0.25, 0.5, 0.5]
+        assert repair_request(Request("q"), "bad", problem, 1).params.temperature is None
