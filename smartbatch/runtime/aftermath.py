@@ -33,18 +33,25 @@ class Aftermath:
         return bool(self.settlements or self.events)
 
     def answer(self, ticket: Ticket, claims: list[Claim], result: Result, now: float) -> None:
-        """Settle ``claims`` with the result of ``ticket``; those who joined share it at no cost."""
-        for claim in claims:
-            if claim is ticket.claims[0]:
-                self._settle(ticket, claim, result, now)
-            else:
-                self._settle(ticket, claim, shared(result, claim), now)
+        """Settle ``claims`` with the result of ``ticket``; the first pays, the others share it at no cost."""
+        for position, claim in enumerate(claims):
+            if position:
+                result = shared(result, claim)
+            elif result.request_id != claim.request_id:  # the one it was made for ran out of time meanwhile
+                result = evolve(result, request_id=claim.request_id, context=claim.request.context)
+            self._settle(ticket, claim, result, now)
 
     def fail(self, ticket: Ticket, claims: list[Claim], error: SmartbatchError, now: float) -> None:
-        """Settle ``claims`` with an error that names each request."""
+        """Settle ``claims`` with an error that names each request.
+
+        The first pays for the tries so far, unless somebody is left who will pay for all of them.
+        """
+        left = [claim for claim in ticket.claims if claim not in claims and not claim.future.cancelled()]
         for position, claim in enumerate(claims):
-            first = position == 0 and not claim.joined
-            own = error if first and error.request_id is None else for_request(error, claim.request_id)
+            first = position == 0 and not left
+            own = (
+                error if position == 0 and error.request_id is None else for_request(error, claim.request_id)
+            )
             own.request_id = claim.request_id
             result = Result(
                 request_id=claim.request_id,
@@ -53,9 +60,10 @@ class Aftermath:
                 cost=ticket.cost if first else 0.0,
                 attempts=ticket.attempts,
                 queued=max(0.0, now - claim.submitted),
+                time_to_first_chunk=_first_chunk(ticket),
                 model=ticket.lane.label,
                 context=claim.request.context,
-                deduplicated=claim.joined,
+                deduplicated=claim.joined and not first,
             )
             self._settle(ticket, claim, result, now)
 
@@ -112,15 +120,16 @@ class Aftermath:
                 result.usage,
                 result.cost,
                 result.route,
-                claim.joined,
+                result.deduplicated,
             )
         )
 
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     """Return the result of the ticket's first claim."""
-    claim = ticket.claims[0] if ticket.claims else None
+    claim = next(iter(ticket.claims), None)  # one step: a time-out may empty the list at any moment
     submitted = claim.submitted if claim else ticket.started
+    whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
     return Result(
         request_id=ticket.request_id,
         text=answer.text,
@@ -131,6 +140,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         cost=ticket.cost,
         latency=seconds,
         queued=max(0.0, ticket.started - submitted),
+        time_to_first_chunk=seconds if whole else _first_chunk(ticket),
         attempts=ticket.attempts,
         route=route,
         finish_reason=answer.finish_reason,
@@ -138,6 +148,11 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         provider_request_id=answer.provider_request_id,
         context=claim.request.context if claim else None,
     )
+
+
+def _first_chunk(ticket: Ticket) -> float | None:
+    stream = ticket.stream
+    return stream.first_at - ticket.started if stream is not None and stream.begun else None
 
 
 def shared(result: Result, claim: Claim) -> Result:

@@ -23,6 +23,9 @@ from smartbatch.runtime.ticket import Ticket
 
 __all__ = ["Collector"]
 
+PASSED_OVER = 200
+"""Requests of other isolation keys passed over in search of company; beyond, a call goes less full."""
+
 
 class Collector:
     """Chooses the next batch among all lanes, most urgent head first, and fails what cannot go any more.
@@ -133,12 +136,13 @@ class Collector:
         return Flight(batch, permit, now)
 
     def _company_locked(self, lane: Lane, head: Ticket) -> list[Ticket]:
-        """Take out the head and, where calls are shared, who travels with it."""
+        """Take out the head and, where calls are shared, who travels with it and can be paid for."""
         lane.pop()
         tickets = [head]
-        tokens = head.input_estimate
+        tokens, cost = head.input_estimate, head.reserve
         passed: list[Ticket] = []
-        while not head.alone and len(tickets) < lane.accumulator.window.max_size:
+        most = 1 if head.alone else lane.accumulator.window.max_size
+        while len(tickets) < most and len(passed) < PASSED_OVER:
             ticket = lane.pop()
             if ticket is None:
                 break
@@ -146,7 +150,8 @@ class Collector:
                 passed.append(ticket)
                 continue
             tokens += ticket.input_estimate
-            if tokens > lane.max_tokens:
+            cost += ticket.reserve
+            if tokens > lane.max_tokens or not self._gates.budget.fits(cost):
                 passed.append(ticket)
                 break
             tickets.append(ticket)

@@ -14,6 +14,7 @@ from smartbatch.models import Priority, Request, Result, Usage
 
 if TYPE_CHECKING:
     from smartbatch.runtime.lane import Lane
+    from smartbatch.runtime.streaming import ChunkBox
 
 __all__ = ["PATIENCE", "Claim", "ResultFuture", "Ticket", "TicketState", "latest_start"]
 
@@ -198,12 +199,20 @@ class Ticket:
         "reserve",
         "started",
         "state",
+        "stream",
         "tally",
         "urgent",
         "usage",
     )
 
-    def __init__(self, request: Request, lane: Lane, claim: Claim, fingerprint: bytes | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        lane: Lane,
+        claim: Claim,
+        fingerprint: bytes | None,
+        stream: ChunkBox | None = None,
+    ) -> None:
         self.request = request
         self.lane = lane
         self.claims = [claim]
@@ -217,7 +226,8 @@ class Ticket:
         self.paused = False
         self.state = TicketState.WAITING
         self.urgent = request.priority is Priority.URGENT
-        self.alone = request.call is not None  # an own callable makes a call of its own
+        self.stream = stream
+        self.alone = request.call is not None or stream is not None  # these make calls of their own
         self.group: object | None = None
         self.final = False  # the call under way is the last, whatever comes of it
         self.attempts = 0
@@ -233,7 +243,8 @@ class Ticket:
 
     @property
     def request_id(self) -> str:
-        return self.claims[0].request_id if self.claims else "cancelled"
+        claim = next(iter(self.claims), None)
+        return "cancelled" if claim is None else claim.request_id
 
     @property
     def deadline(self) -> float | None:
