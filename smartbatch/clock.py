@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -85,7 +86,14 @@ class Clock(Protocol):
 
 
 class _RealMonitor(threading.Condition):
-    """A condition on a plain lock, so that holding it twice is an error one sees."""
+    """A condition on a plain lock, so that holding it twice is an error one sees.
+
+    ``with`` takes the lock's own methods, which are in C. Those of ``Condition`` are not, so a Ctrl-C could
+    land in them, after the lock was taken and before the block, and leave it locked for ever.
+    """
+
+    __enter__ = property(attrgetter("lock.__enter__"))
+    __exit__ = property(attrgetter("lock.__exit__"))
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__(lock)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from smartbatch.clock import RealClock
 
-__all__ = ["Living", "enrol", "reentered"]
+__all__ = ["Living", "enrol", "on_main_thread", "reentered"]
 
 
 class Living(Protocol):
@@ -61,13 +61,18 @@ def _at_exit() -> None:
         living.at_exit(RealClock.now() - began, interrupted=interrupted)
 
 
+def on_main_thread() -> bool:
+    """Whether this is the thread that signals interrupt."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def reentered() -> bool:
     """Whether the main thread is inside this library already, beneath the code that calls it now.
 
     So it is in a signal handler, which may have interrupted a thread that holds a lock, and in a hook or an
     observer that runs on the main thread. Other threads are never interrupted.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not on_main_thread():
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame):

@@ -69,10 +69,16 @@ class Interrupted:
                     self._open.set()
 
 
-def when_main_waits(then: Callable[[], object]) -> None:
-    """Call ``then`` once the main thread is inside a wait for another thread."""
+def when_main_waits(then: Callable[[], object], inside: str = "") -> None:
+    """Call ``then`` once the main thread waits for another thread; with ``inside``, in a call of that name."""
     main = threading.main_thread().ident
-    while sys._current_frames()[main].f_code.co_name != "wait":  # type: ignore[index]
+    while True:
+        frame: Any = sys._current_frames()[main]  # type: ignore[index]
+        if frame.f_code.co_name == "wait":
+            while frame is not None and inside and frame.f_code.co_name != inside:
+                frame = frame.f_back
+            if frame is not None:
+                break
         os.sched_yield()
     then()
 

@@ -1,0 +1,196 @@
+"""Ctrl-C cancels what has not started, wherever it lands, and leaves the client usable (A9, F7).
+
+Every script asks 200 times with 4 workers and is interrupted in the 24th call. The calls under way end only
+when all others are cancelled, so more than 24 lines say that the interrupt did not reach them.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from run_script import run_script
+
+SETTING = """
+from smartbatch import BatchingClient
+from scenes import Interrupted, say
+call = Interrupted(at=21, of=200, workers=4)
+prompts = [f"p{n}" for n in range(200)]
+def new_client(**settings):
+    return BatchingClient(call, exit_grace=20, observers=[call.observe], **settings)
+"""
+
+CAUGHT = {
+    "in the result of a future": """
+client = new_client()
+futures = [client.submit(prompt) for prompt in prompts]
+try:
+    for future in futures:
+        future.result()
+except KeyboardInterrupt:
+    say(str(client.submit("after").result().ok))
+""",
+    "in the exception of a future": """
+client = new_client()
+futures = [client.submit(prompt) for prompt in prompts]
+try:
+    for future in futures:
+        future.exception()
+except KeyboardInterrupt:
+    say(str(client.submit("after").result().ok))
+""",
+    "inside map": """
+client = new_client()
+try:
+    for result in client.map(prompts):
+        pass
+except KeyboardInterrupt:
+    say(str(client.submit("after").result().ok))
+""",
+    "inside as_completed": """
+client = new_client()
+try:
+    for result in client.as_completed(iter(prompts)):
+        pass
+except KeyboardInterrupt:
+    say(str(client.submit("after").result().ok))
+""",
+    "inside the client's generate": """
+client = new_client()
+try:
+    client.generate(prompts)
+except KeyboardInterrupt:
+    say(str(client.submit("after").result().ok))
+""",
+    "inside a with block": """
+try:
+    with new_client() as client:
+        for future in [client.submit(prompt) for prompt in prompts]:
+            future.result()
+except KeyboardInterrupt:
+    with client:
+        say(str(client.submit("after").result().ok))
+""",
+    "while a with block ends": """
+try:
+    with new_client() as client:
+        for prompt in prompts:
+            client.submit(prompt)
+except KeyboardInterrupt:
+    with client:
+        say(str(client.submit("after").result().ok))
+""",
+    "while stop waits": """
+client = new_client()
+for prompt in prompts:
+    client.submit(prompt)
+try:
+    client.stop()
+except KeyboardInterrupt:
+    with client:
+        say(str(client.submit("after").result().ok))
+""",
+}
+
+UNCAUGHT = {
+    "in the result of a future": """
+client = new_client()
+for future in [client.submit(prompt) for prompt in prompts]:
+    future.result()
+""",
+    "in the standard library's wait": """
+import concurrent.futures
+client = new_client()
+concurrent.futures.wait([client.submit(prompt) for prompt in prompts])
+""",
+    "in a wait of the user's own": """
+client = new_client()
+for prompt in prompts:
+    client.submit(prompt)
+threading.Event().wait()
+""",
+    "inside the one-liner": """
+import smartbatch
+smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe])
+""",
+}
+
+
+@pytest.mark.parametrize("place", CAUGHT)
+def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
+    """It cancels what has not started, and the same client answers the next prompt."""
+    ended = run_script(SETTING + CAUGHT[place])
+    assert ended.err == ""
+    assert ended.lines == ["call"] * 25 + ["True"]
+    assert ended.code == 0
+
+
+@pytest.mark.parametrize("place", UNCAUGHT)
+def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
+    """It ends as any interrupted script does, and nothing is called that had not started."""
+    ended = run_script(SETTING + UNCAUGHT[place])
+    assert ended.err.strip().endswith("KeyboardInterrupt")
+    assert "smartbatch-" not in ended.err
+    assert ended.lines == ["call"] * 24
+    assert ended.code == -signal.SIGINT
+
+
+def test_a_second_interrupt_ends_a_stop_at_once() -> None:
+    """The calls that never return are given up, and their futures say so."""
+    ended = run_script(
+        """
+        from smartbatch import BatchingClient
+        from scenes import Endless, say, when_main_waits
+        call = Endless()
+        client = BatchingClient(call, exit_grace=300)
+        future = client.submit("one")
+        call.began.wait()
+        def interrupt_twice():
+            when_main_waits(lambda: os.kill(os.getpid(), signal.SIGINT), inside="result")
+            when_main_waits(lambda: os.kill(os.getpid(), signal.SIGINT), inside="stop")
+        try:
+            with client:
+                threading.Thread(target=interrupt_twice, daemon=True).start()
+                future.result()
+        except KeyboardInterrupt:
+            say(type(future.exception(timeout=0)).__name__)
+        """
+    )
+    assert ended.err == ""
+    assert ended.lines == ["ClientClosed"]
+    assert ended.code == 0
+
+
+def test_a_storm_of_interrupts_never_leaves_a_lock_behind() -> None:
+    """Interrupts that land anywhere in a submit leave the client working, and it still stops."""
+    ended = run_script(
+        """
+        import random
+        from smartbatch import BatchingClient
+        from scenes import echo, say
+        dice = random.Random(7)
+        client = BatchingClient(echo, parallelism=4).start()
+        asked = 0
+        def storm():
+            global asked
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0002, 0.004))
+            while True:
+                asked += 1
+                client.submit(f"p{asked}")
+        def interrupt(*_):
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        for n in range(300):
+            try:
+                storm()
+            except KeyboardInterrupt:
+                client.cancel_pending()
+                assert client.submit(f"after {n}").result(timeout=15).ok
+        client.stop(timeout=15)
+        say("stopped")
+        """,
+        guard=60,
+    )
+    assert ended.err == ""
+    assert ended.lines == ["stopped"]
+    assert ended.code == 0
