@@ -55,7 +55,18 @@ def _meaning(action: argparse.Action) -> str:
     return re.sub(r"\{+[^{}|]*\}+", r"`\g<0>`", text.replace("|", "\\|"))
 
 
+def decisions_list() -> str:
+    """Return a link to every decision, by number."""
+    entries: list[str] = []
+    for path in sorted((HERE / "decisions").glob("[0-9]*.md")):
+        title = path.read_text("utf-8").splitlines()[0].removeprefix("# ").strip()
+        number = int(path.name.split("-")[0])
+        entries.append(f"{number}. [{re.sub(r'^[0-9]+[.:]? *', '', title)}]({path.name})")
+    return "\n".join(entries)
+
+
 PARTS = {
+    "decisions": decisions_list,
     "settings": settings_table,
     "run": lambda: options_tables("run"),
     "emulator": lambda: options_tables("emulator"),

@@ -162,6 +162,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, arguments in {"smartbatch": f" -P -c '{main}'", "python": ""}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
         (commands / name).chmod(0o755)
+    monkeypatch.setattr(providers, "_factories", dict(providers._factories))  # a page registers its own
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
