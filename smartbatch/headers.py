@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from datetime import UTC
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from smartbatch.models import LimitReport
 
-__all__ = ["RETRY_AFTER_CEILING", "parse_duration", "parse_retry_after", "read_limits"]
+__all__ = [
+    "RETRY_AFTER_CEILING",
+    "parse_duration",
+    "parse_retry_after",
+    "read_anthropic_limits",
+    "read_limits",
+]
 
 RETRY_AFTER_CEILING = 600.0
 """Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
@@ -81,7 +87,36 @@ def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
     return None if report == _NOTHING else report
 
 
+def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
+    """Return what Anthropic's ``anthropic-ratelimit-*`` headers say; ``None`` without any.
+
+    Args:
+        headers: the answer's headers, names in lower case. Resets are moments (RFC 3339), so the server's
+            own ``date`` is asked what time it is when its clock and ours are further apart than it is exact.
+        wall: Unix seconds now.
+    """
+    found: dict[str, int | float | None] = {}
+    now = _server_time(headers, wall)
+    for what, name in _ANTHROPIC:
+        prefix = f"anthropic-ratelimit-{name}-"
+        found[f"{what}_limit"] = _count(headers.get(f"{prefix}limit"))
+        found[f"{what}_remaining"] = _count(headers.get(f"{prefix}remaining"))
+        found[f"{what}_reset"] = _moment(headers.get(f"{prefix}reset"), now)
+    if found["tokens_limit"] in (found["input_limit"], found["output_limit"]):
+        # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
+        found |= dict.fromkeys(("tokens_limit", "tokens_remaining", "tokens_reset"))
+    report = LimitReport(**found)  # type: ignore[arg-type]
+    return None if report == _NOTHING else report
+
+
 _NOTHING = LimitReport()
+_ANTHROPIC = (
+    ("requests", "requests"),
+    ("tokens", "tokens"),
+    ("input", "input-tokens"),
+    ("output", "output-tokens"),
+)
+_DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
 
 
 def _number(text: str | None) -> float | None:
@@ -105,4 +140,20 @@ def _until(text: str | None, wall: float) -> float | None:
         # "-0000" and a missing zone come back without one; HTTP dates are UTC
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - wall
     except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def _server_time(headers: Mapping[str, str], wall: float) -> float:
+    ahead = _until(headers.get("date"), wall)
+    return wall if ahead is None or abs(ahead) <= _DATE_IS_EXACT_TO else wall + ahead
+
+
+def _moment(text: str | None, now: float) -> float | None:
+    """Seconds from now to a moment in RFC 3339, 0 for one in the past."""
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError):
         return None

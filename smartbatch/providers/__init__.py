@@ -10,12 +10,14 @@ from smartbatch.errors import ConfigError, scrub
 from smartbatch.providers.base import Capabilities, Provider
 
 if TYPE_CHECKING:
+    from smartbatch.providers.anthropic import AnthropicProvider
     from smartbatch.providers.callable import CallableProvider
     from smartbatch.providers.mock import MockProvider
     from smartbatch.providers.openai import OpenAIProvider
     from smartbatch.providers.sim import SimProvider
 
 __all__ = [
+    "AnthropicProvider",
     "CallableProvider",
     "Capabilities",
     "MockProvider",
@@ -29,12 +31,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AnthropicProvider": "anthropic",
     "CallableProvider": "callable",
     "MockProvider": "mock",
     "OpenAIProvider": "openai",
     "SimProvider": "sim",
 }
-_PLANNED = ("anthropic", "gemini")
+_PLANNED = ("gemini",)
 
 
 class Ticker(Protocol):
@@ -118,6 +121,12 @@ def register(prefix: str, factory: Factory) -> None:
     _factories[prefix] = factory
 
 
+def _anthropic(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.anthropic import AnthropicProvider
+
+    return AnthropicProvider(**options), name
+
+
 def _openai(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
     from smartbatch.providers.openai import OpenAIProvider
 
@@ -138,7 +147,7 @@ def _call(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provid
     return CallableProvider(load_callable(name), **options), name
 
 
-_factories: dict[str, Factory] = {"call": _call, "openai": _openai, "sim": _sim}
+_factories: dict[str, Factory] = {"anthropic": _anthropic, "call": _call, "openai": _openai, "sim": _sim}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,9 @@ import contextlib
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urllib3.connectionpool import HTTPConnectionPool
 
@@ -90,6 +91,20 @@ class LiveReply:
                         socket.socket.shutdown(sock, socket.SHUT_RDWR)
                 return
         self._release(reusable=False)
+
+    def drain(self, within: float = 0.25) -> None:
+        """Read what should be the last bytes, so that the connection can be used again.
+
+        Args:
+            within: most seconds; after them, or after an error, the connection is closed instead.
+        """
+        sock: Any = self._connection.sock
+        if sock is not None:
+            sock.deadline = min(sock.deadline, time.monotonic() + within)
+        with contextlib.suppress(ProviderError):
+            while self._next_piece():
+                pass
+        self.close()
 
     def _next_piece(self) -> bytes:
         with self._lock:

@@ -1,8 +1,8 @@
 """Server-sent events off the wire, as the three APIs send them.
 
-Source: the WHATWG's "Server-sent events", as far as these APIs use it: ``event`` and ``data`` fields. Lines end
-at a line feed, with or without a carriage return before it, and nowhere else: the JSON in them may hold U+2028,
-U+0085 and other characters that ``str.splitlines`` takes for ends.
+Source: the WHATWG's "Server-sent events", as far as these APIs use it: ``event`` and ``data`` fields. Lines
+end at a line feed, with or without a carriage return before it, and nowhere else: the JSON in them may hold
+U+2028, U+0085 and other characters that ``str.splitlines`` takes for ends.
 """
 
 from __future__ import annotations

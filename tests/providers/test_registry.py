@@ -11,6 +11,7 @@ from smartbatch import providers
 from smartbatch.clock import VirtualClock
 from smartbatch.errors import ConfigError
 from smartbatch.providers import (
+    AnthropicProvider,
     CallableProvider,
     MockProvider,
     OpenAIProvider,
@@ -29,12 +30,14 @@ def test_a_model_splits_at_its_first_colon():
 @pytest.mark.parametrize(
     ("model", "part"),
     [
-        ("gpt-5-mini", "does not name its provider; write provider:model with call:, openai:, sim:"),
+        (
+            "gpt-5-mini",
+            "does not name its provider; write provider:model with anthropic:, call:, openai:, sim:",
+        ),
         ("", "does not name its provider"),
         ("openai", "does not name its provider"),
         ("openai:", "has no name"),
-        ("mistral:x", "unknown provider; known are call:, openai:, sim:"),
-        ("anthropic:claude", "not in this version; it knows call:, openai:, sim:"),
+        ("mistral:x", "unknown provider; known are anthropic:, call:, openai:, sim:"),
         ("gemini:flash", "not in this version"),
     ],
 )
@@ -49,6 +52,10 @@ def test_each_prefix_makes_its_provider():
     clock = VirtualClock()
     provider, name = create("openai:gpt-5", clock=clock, options={"api_key": "sk-canary-12345678"})
     assert (type(provider), name) == (OpenAIProvider, "gpt-5")
+    provider, name = create(
+        "anthropic:claude-haiku-5-5", clock=clock, options={"api_key": "sk-canary-12345678"}
+    )
+    assert (type(provider), name) == (AnthropicProvider, "claude-haiku-5-5")
     provider, name = create("sim:demo?latency=0.2&seed=3", clock=clock)
     assert (type(provider), name, provider._latency) == (SimProvider, "demo", 0.2)
     provider, name = create("sim:?latency=0.2", clock=clock, options={"latency": 0.1})
