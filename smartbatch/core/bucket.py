@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Bucket", "paced_capacity", "told_bucket"]
+__all__ = ["Bucket", "paced_capacity", "told_bucket", "used_capacity", "used_rate"]
 
 _FULL = 0.99
 _REFILL = 0.995
@@ -72,11 +72,21 @@ def paced_capacity(rate: float) -> float:
     return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
 
 
+def used_capacity(limit: float) -> float:
+    """Return how much of a full bucket of ``limit`` units is used."""
+    return max(1.0, _FULL * limit)
+
+
+def used_rate(limit: float) -> float:
+    """Return how much of ``limit`` units a minute is used each second."""
+    return _REFILL * limit / 60.0
+
+
 def told_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
     """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit."""
     if limit is None:
         return None
-    capacity, rate = max(1.0, _FULL * limit), _REFILL * limit / 60.0
+    capacity, rate = used_capacity(limit), used_rate(limit)
     if bucket is None:
         return Bucket(capacity, rate, now)
     bucket.reshape(now, capacity, rate)

@@ -1,9 +1,11 @@
-"""The rate limit of everything that shares one quota: told, or found out from the provider's refusals.
+"""The rate limit of everything that shares one quota: told, reported by the provider, or found out.
 
-Four things hold a call back, and the latest of them counts:
+Five things hold a call back, and the latest of them counts:
 
 * the **told limits**, as token buckets that start full. A little is kept back because the server's clock
   starts when the first call arrives, not when it leaves;
+* the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
+  refusal that they explain proves nothing further;
 * the **cooldown** after a refusal, common to all;
 * the **window**, a limit on calls in flight that grows with success. It exists only while a told limit's
   burst is unproven and after a refusal, so that neither a wrong limit nor the end of a pause makes a storm;
@@ -22,6 +24,8 @@ from attrs import frozen
 
 from smartbatch.core.bucket import Bucket, paced_capacity, told_bucket
 from smartbatch.core.dice import Dice, spread
+from smartbatch.core.reported import ReportedLimits, Reservation, Traffic
+from smartbatch.models import LimitReport
 
 __all__ = ["Cooldown", "Quota", "Reservation"]
 
@@ -78,17 +82,6 @@ _COOLDOWN_MOST = 60.0
 """Seconds of the first cooldown when the server names none, and of the longest; consecutive ones double."""
 
 
-class Reservation:
-    """One call's share of the quota; ended once."""
-
-    __slots__ = ("ended", "started", "tokens")
-
-    def __init__(self, started: float, tokens: float) -> None:
-        self.started = started
-        self.tokens = tokens
-        self.ended = False
-
-
 @frozen
 class Cooldown:
     """The pause that follows a refusal.
@@ -108,7 +101,8 @@ class Quota:
     """What one provider scope and model may send. Permits out = calls in flight.
 
     Every call is booked by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`, :meth:`failed`
-    or :meth:`dropped`. Without a told limit and without a refusal it holds nothing back.
+    or :meth:`dropped`; what its answer said about limits goes to :meth:`learn` afterwards. Without a limit
+    told or reported and without a refusal it holds nothing back.
     """
 
     __slots__ = (
@@ -130,18 +124,20 @@ class Quota:
         "_kept",
         "_pace",
         "_peak",
+        "_reported",
         "_requests",
         "_searching",
         "_steady",
         "_threshold",
         "_tokens",
         "_told",
+        "_traffic",
         "_window",
-        "in_flight",
     )
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self._traffic = Traffic()
+        self._reported = ReportedLimits()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
@@ -183,6 +179,16 @@ class Quota:
         self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
 
     @property
+    def in_flight(self) -> int:
+        """Calls booked and not ended."""
+        return self._traffic.in_flight
+
+    @property
+    def reported(self) -> dict[str, float]:
+        """The limits a minute that answers reported: requests, tokens, input, output."""
+        return self._reported.minute()
+
+    @property
     def consecutive(self) -> int:
         """Cooldowns without a success between them."""
         return self._consecutive
@@ -192,14 +198,19 @@ class Quota:
         """Calls a second they are spaced to, when refusals made that necessary."""
         return None if self._pace is None else self._pace.rate
 
-    def look(self, now: float, tokens: float) -> float:
+    def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may go.
 
         ``now`` means go; infinity means not until a call in flight ends. An end may also make it sooner than
         the time returned, so ask again after each.
+
+        Args:
+            now: monotonic seconds.
+            tokens: expected input and output.
+            output: the part of ``tokens`` that is output, for providers that limit the two apart.
         """
         at = now
-        if self.in_flight >= self._window:
+        if self._traffic.in_flight >= self._window:
             at = self._window_opens(now)
             if self._steady is not None:
                 at = min(at, self._steady.look(now, 1.0))
@@ -211,12 +222,15 @@ class Quota:
             at = max(at, self._pace.look(now, 1.0))
         if self._tokens is not None:
             at = max(at, self._tokens.look(now, tokens))
+        if self._reported:
+            at = max(at, self._reported.look(now, tokens, output))
         return at
 
-    def take(self, now: float, tokens: float) -> Reservation:
-        """Book a call that :meth:`look` let go; ``tokens`` is its estimate, settled later."""
-        self.in_flight += 1
-        if self.in_flight >= self._window:
+    def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
+        """Book a call that :meth:`look` let go; its tokens are estimates, settled later."""
+        call = Reservation(now, tokens, output)
+        self._traffic.leave(call)
+        if self._traffic.in_flight >= self._window:
             self._filled_at = now
         if self._requests is not None:
             self._requests.take(now, 1.0)
@@ -227,12 +241,23 @@ class Quota:
             self._pace.take(now, 1.0)
         if self._tokens is not None:
             self._tokens.take(now, tokens)
-        return Reservation(now, tokens)
+        if self._reported:
+            self._reported.take(now, call)
+        return call
 
-    def succeeded(self, reservation: Reservation, now: float, actual_tokens: float | None) -> None:
-        """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say."""
+    def succeeded(
+        self,
+        reservation: Reservation,
+        now: float,
+        actual_tokens: float | None,
+        actual_output: float | None = None,
+    ) -> None:
+        """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say.
+
+        ``actual_output`` of them were output; ``None`` takes the share that was expected.
+        """
         self._end(reservation)
-        self._settle_tokens(reservation, now, actual_tokens)
+        self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._accepted += 1
         if self._evidence > 0.0:
             self._evidence -= _FORGET
@@ -244,15 +269,23 @@ class Quota:
         if self._pace is not None:
             self._quicken(self._pace, now)
 
-    def failed(self, reservation: Reservation, now: float, actual_tokens: float | None = None) -> None:
+    def failed(
+        self,
+        reservation: Reservation,
+        now: float,
+        actual_tokens: float | None = None,
+        actual_output: float | None = None,
+    ) -> None:
         """The call ended without an answer and without a refusal; servers count such requests too."""
         self._end(reservation)
-        self._settle_tokens(reservation, now, actual_tokens)
+        self._settle_tokens(reservation, now, actual_tokens, actual_output)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
         """The call was never sent: all it took is returned."""
         self._end(reservation)
-        self._settle_tokens(reservation, now, 0.0)
+        self._reported.drop(now, reservation)
+        if self._tokens is not None:
+            self._tokens.settle(now, reservation.tokens)
         if self._requests is not None:
             self._requests.settle(now, 1.0)
         if self._steady is not None:
@@ -260,7 +293,20 @@ class Quota:
         if self._pace is not None:
             self._pace.settle(now, 1.0)
 
-    def refused(self, reservation: Reservation, now: float, retry_after: float | None, rng: Dice) -> Cooldown:
+    def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
+        """Follow the limits that the answer to an ended call reported. Told limits stay upper bounds."""
+        self._reported.learn(report, reservation, self._traffic, now)
+        if self._growth == _PROVING and (report.requests_remaining is not None or self._told is None):
+            self._window = math.inf  # how much of the burst is there is known now
+
+    def refused(
+        self,
+        reservation: Reservation,
+        now: float,
+        retry_after: float | None,
+        rng: Dice,
+        report: LimitReport | None = None,
+    ) -> Cooldown:
         """The provider refused the call for its rate limit.
 
         Args:
@@ -268,10 +314,13 @@ class Quota:
             now: monotonic seconds.
             retry_after: seconds the provider asked to wait, already clamped.
             rng: dice for the jitter.
+            report: what the refusal said about limits; :meth:`learn` need not be called.
         """
         in_flight = self.in_flight
         self._end(reservation)
-        self._settle_tokens(reservation, now, 0.0)
+        self._settle_tokens(reservation, now, 0.0, 0.0)
+        self._traffic.refused_at = now
+        explained = self._reported.explain(report, reservation, self._traffic, now)
         fresh = reservation.started >= self._cool_began
         if fresh:
             # refusals come back sooner than answers: a call of the round that ended in the second cooldown
@@ -281,25 +330,41 @@ class Quota:
             self._cool_began = now
             self._peak = in_flight
             self._judged = False
-            self._restart(now)
+            if not explained:
+                self._restart(now)
         if fresh or retry_after is not None:
             seconds = self._pause(retry_after, rng)
             self._cool_until = max(self._cool_until, now + seconds)
-        self._evidence += 1.0
+        if not explained:
+            self._evidence += 1.0
         if not self._judged and self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak):
             self._judged = True
             self._proven(now)
         return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
 
+    @property
+    def _known(self) -> float | None:
+        """Requests a second that somebody said are allowed: the user, or the provider."""
+        reported = self._reported.pace
+        if self._told is None or reported is None:
+            return reported if self._told is None else self._told
+        return min(self._told, reported)
+
     def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
             raise RuntimeError("a reservation ends once")
         reservation.ended = True
-        self.in_flight -= 1
+        self._traffic.end(reservation)
 
-    def _settle_tokens(self, reservation: Reservation, now: float, actual: float | None) -> None:
-        if self._tokens is not None and actual is not None:
+    def _settle_tokens(
+        self, reservation: Reservation, now: float, actual: float | None, output: float | None
+    ) -> None:
+        if actual is None:
+            return
+        if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens - actual)
+        if self._reported:
+            self._reported.settle(now, reservation, actual, output)
 
     def _pause(self, retry_after: float | None, rng: Dice) -> float:
         if retry_after is not None:
@@ -317,7 +382,7 @@ class Quota:
             self._growth = _DOUBLING
             return
         soon = self._clean < _GROWTH_SCALE
-        if self._told is not None:
+        if self._known is not None:
             slower = 0.9 if soon else 0.97
         else:
             slower = _DECREASE if soon and not self._searching else 0.9
@@ -329,9 +394,10 @@ class Quota:
         """There is a limit below what was tried: space the calls, as told or as measured."""
         self._evidence = 0.0
         self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
-        if self._pace is None and self._told is not None:
-            self._base = self._told
-            self._space(self._told * _TOLD_PACE, now)
+        known = self._known
+        if self._pace is None and known is not None:
+            self._base = known
+            self._space(known * _TOLD_PACE, now)
             self._burst_at = now + self._burst_wait
             self._burst_wait *= 2.0
         elif self._accepted and now - self._baseline <= _BASELINE:
@@ -380,8 +446,9 @@ class Quota:
         faster = pace.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
         if self._searching:
             faster = pace.rate * _SEARCH
-        if self._told is not None:
-            faster = min(faster, self._told * _TOLD_PACE)
+        known = self._known
+        if known is not None:
+            faster = min(faster, known * _TOLD_PACE)
             if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
                 self._pace = None
                 self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf

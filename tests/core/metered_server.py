@@ -1,0 +1,286 @@
+"""A simulated provider that limits requests and tokens and reports it, and workers that never stop.
+
+Virtual time. The three styles charge and report as the three APIs do: OpenAI charges the larger of output cap
+and prompt at admission; Anthropic input at admission and output once it is made, and rounds to thousands;
+Gemini charges input and says nothing but the limit, and only when it refuses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from itertools import count
+
+from attrs import define, field, frozen
+from limit_server import UPLINK, Latency
+
+from smartbatch.core.ratelimit import Quota, Reservation
+from smartbatch.models import LimitReport
+
+
+@frozen
+class Work:
+    """One call: what it needs, what the client expects of it, and what an OpenAI server charges at once."""
+
+    input: int
+    output: int
+    expected_input: float
+    expected_output: float
+    cap: int
+
+
+def steady(rng: random.Random) -> Work:
+    """Some 200 tokens in, some 60 out; 95 % of outputs stay below the expected 150, the cap is 150."""
+    given = rng.randint(100, 300)
+    return Work(
+        given, min(150, int(60 * math.exp(rng.gauss(0, 0.5)))), given * rng.uniform(0.9, 1.1), 150, 150
+    )
+
+
+def capped_high(rng: random.Random) -> Work:
+    """The same calls, but the cap that the server charges is 1,000."""
+    work = steady(rng)
+    return Work(work.input, work.output, work.expected_input, work.expected_output, 1000)
+
+
+def capped_low(rng: random.Random) -> Work:
+    """Long answers without a cap: the server charges the prompt alone."""
+    work = steady(rng)
+    return Work(work.input, 4 * work.output, work.expected_input, 600, 1)
+
+
+@define
+class Meter:
+    """A token bucket, full at the start."""
+
+    limit: float
+    size: float = 0.0
+    level: float = 0.0
+    at: float = 0.0
+    spent: list[tuple[float, float]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.size = self.size or self.limit
+        self.level = self.size
+
+    def left(self, now: float) -> float:
+        if now > self.at:
+            self.level = min(self.size, self.level + (now - self.at) * self.limit / 60)
+            self.at = now
+        return self.level
+
+    def take(self, now: float, cost: float) -> None:
+        self.left(now)
+        self.level -= cost
+        self.spent.append((now, cost))
+
+    def wait(self, now: float, cost: float) -> float:
+        return max(0.0, cost - self.left(now)) / (self.limit / 60)
+
+    def reset(self, now: float) -> float:
+        return (self.size - self.left(now)) / (self.limit / 60)
+
+    def used(self, begin: float, end: float) -> float:
+        """The share of the refill between two moments that was spent."""
+        return sum(cost for at, cost in self.spent if begin < at <= end) / (self.limit / 60 * (end - begin))
+
+
+class Server:
+    """Enforces limits.
+
+    Args:
+        style: ``openai``, ``anthropic`` or ``gemini``.
+        limits: a minute, by name: requests, tokens, input, output.
+        hints: whether refusals say when to come back.
+        resets: whether reports say when a limit is full.
+        late: whether reports are read when the answer is sent and not when the call is admitted.
+    """
+
+    def __init__(
+        self,
+        style: str,
+        limits: dict[str, float],
+        *,
+        hints: bool = True,
+        resets: bool = True,
+        late: bool = False,
+    ) -> None:
+        self.style, self.hints, self.resets, self.late = style, hints, resets, late
+        self.meters = {name: Meter(limit) for name, limit in limits.items()}
+
+    def charge(self, name: str, work: Work) -> float:
+        if name == "requests":
+            return 1
+        if name == "tokens":
+            return max(work.input, work.cap)
+        return work.input if name == "input" else 0
+
+    def admit(self, now: float, work: Work) -> float | None:
+        """Take it, or return the seconds to wait."""
+        wait = 0.0
+        for name, meter in self.meters.items():
+            need = self.charge(name, work) or 1
+            if meter.left(now) + 1e-9 < need:
+                wait = max(wait, meter.wait(now, need))
+        if wait > 0.0:
+            return wait
+        for name, meter in self.meters.items():
+            meter.take(now, self.charge(name, work))
+        return None
+
+    def finish(self, now: float, work: Work) -> None:
+        if "output" in self.meters:
+            self.meters["output"].take(now, work.output)
+
+    def report(self, now: float, *, refused: str | None) -> LimitReport | None:
+        if self.style == "gemini":
+            if refused is None:
+                return None
+            return LimitReport(**{f"{refused}_limit": int(self.meters[refused].limit)})
+        said: dict[str, float] = {}
+        for name, meter in self.meters.items():
+            left = max(0.0, meter.left(now))
+            exact = self.style == "openai" or name == "requests"
+            said[f"{name}_limit"] = int(meter.limit)
+            said[f"{name}_remaining"] = math.floor(left + 1e-9) if exact else 1000 * round(left / 1000)
+            if self.resets:
+                said[f"{name}_reset"] = meter.reset(now) if exact else math.ceil(meter.reset(now))
+        return LimitReport(**said)  # type: ignore[arg-type]
+
+    def tightest(self, now: float, work: Work) -> str:
+        return max(self.meters, key=lambda name: self.meters[name].wait(now, self.charge(name, work) or 1))
+
+
+@define
+class Tally:
+    """What came of a run."""
+
+    calls: int = 0
+    refused: int = 0
+    answered: int = 0
+    refusals: list[float] = field(factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.refused / self.calls
+
+
+@define
+class Client:
+    """Workers with one quota between them."""
+
+    quota: Quota
+    latency: Latency
+    work: Callable[[random.Random], Work] = steady
+    workers: int = 64
+    begin: float = 0.0
+    end: float = math.inf
+    flying: int = 0
+    again: list[Work] = field(factory=list)
+    head: Work | None = None
+    tally: Tally = field(factory=Tally)
+
+    def next(self, rng: random.Random) -> Work:
+        if self.head is None:
+            self.head = self.again.pop() if self.again else self.work(rng)
+        return self.head
+
+
+@frozen(order=True)
+class _Return:
+    at: float
+    order: int
+    client: Client = field(order=False)
+    permit: Reservation = field(order=False)
+    work: Work = field(order=False)
+    wait: float | None = field(order=False)
+    report: LimitReport | None = field(order=False)
+
+
+def fill(
+    server: Server,
+    *clients: Client,
+    seconds: float,
+    seed: int = 0,
+    jitter: float = 0.0,
+    change: tuple[float, dict[str, float]] | None = None,
+) -> None:
+    """Let the clients send as much as their quotas allow for so long.
+
+    Args:
+        jitter: most seconds by which calls overtake each other on their way.
+        change: from when on the server has which other limits.
+    """
+    rng, order, now = random.Random(seed), count(), 0.0
+    returns: list[_Return] = []
+    while now < seconds:
+        if change is not None and now >= change[0]:
+            for name, limit in change[1].items():
+                meter = server.meters[name]
+                meter.left(now)
+                meter.level *= limit / meter.limit
+                meter.limit = meter.size = limit
+            change = None
+        due = seconds
+        for client in clients:
+            due = min(due, _send(server, client, now, rng, order, returns, jitter))
+        if returns:
+            due = min(due, returns[0].at)
+        assert due > now
+        now = due
+        while returns and returns[0].at <= now:
+            _land(server, heapq.heappop(returns), now, rng)
+    assert all(client.quota.in_flight == client.flying for client in clients)
+
+
+def _send(
+    server: Server,
+    client: Client,
+    now: float,
+    rng: random.Random,
+    order: count[int],
+    returns: list[_Return],
+    jitter: float,
+) -> float:
+    """Send what may go now; return when to ask again."""
+    if not client.begin <= now < client.end:
+        return client.begin if now < client.begin else math.inf
+    while client.flying < client.workers:
+        work = client.next(rng)
+        expected = work.expected_input + work.expected_output
+        at = client.quota.look(now, expected, work.expected_output)
+        if at > now:
+            return at
+        permit = client.quota.take(now, expected, work.expected_output)
+        client.head, client.flying = None, client.flying + 1
+        arrives = now + UPLINK + jitter * rng.random()
+        client.tally.calls += 1
+        refused = server.tightest(arrives, work)
+        wait = server.admit(arrives, work)
+        took = UPLINK + jitter + (client.latency(rng) if wait is None else 0.002)
+        read = now + took if server.late else arrives
+        report = server.report(arrives, refused=None if wait is None else refused)
+        if wait is None and server.late:
+            report = None
+        _ = read
+        heapq.heappush(returns, _Return(now + took, next(order), client, permit, work, wait, report))
+    return math.inf
+
+
+def _land(server: Server, back: _Return, now: float, rng: random.Random) -> None:
+    client, quota = back.client, back.client.quota
+    client.flying -= 1
+    if back.wait is not None:
+        client.tally.refused += 1
+        client.tally.refusals.append(now)
+        client.again.append(back.work)
+        quota.refused(back.permit, now, back.wait if server.hints else None, rng, back.report)
+        return
+    client.tally.answered += 1
+    server.finish(now, back.work)
+    quota.succeeded(back.permit, now, back.work.input + back.work.output, back.work.output)
+    report = server.report(now, refused=None) if server.late else back.report
+    if report is not None:
+        quota.learn(report, back.permit, now)
