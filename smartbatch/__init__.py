@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import ProviderError as ProviderError
     from smartbatch.errors import ProviderUnavailable as ProviderUnavailable
     from smartbatch.errors import QueueFull as QueueFull
+    from smartbatch.errors import RequestCancelled as RequestCancelled
     from smartbatch.errors import RequestTimeout as RequestTimeout
     from smartbatch.errors import SmartbatchError as SmartbatchError
     from smartbatch.errors import WrongProcess as WrongProcess
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from smartbatch.oneline import embed as embed
     from smartbatch.oneline import generate as generate
     from smartbatch.prices import Price as Price
+    from smartbatch.runtime.streaming import TextStream as TextStream
 
 _HOMES = {
     "client": ["BatchingClient"],
@@ -54,6 +56,7 @@ _HOMES = {
         "ProviderError",
         "ProviderUnavailable",
         "QueueFull",
+        "RequestCancelled",
         "RequestTimeout",
         "SmartbatchError",
         "WrongProcess",
@@ -72,6 +75,7 @@ _HOMES = {
     ],
     "oneline": ["embed", "generate"],
     "prices": ["Price"],
+    "runtime.streaming": ["TextStream"],
 }
 _home_of = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -33,6 +33,7 @@ from smartbatch.runtime.engine import Engine
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import Books
 from smartbatch.runtime.router import PostProcess
+from smartbatch.runtime.streaming import ChunkBox, TextStream
 from smartbatch.runtime.ticket import ResultFuture
 from smartbatch.wiring import Lanes
 
@@ -232,6 +233,32 @@ class BatchingClient:
         results.raise_if_all_failed()
         return results
 
+    def stream(self, prompt: Prompt, **params: Any) -> TextStream:
+        """Queue one request and return its answer as a stream of text chunks, as they are made.
+
+        It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
+        chunk; never after it. Where the provider cannot stream, the answer comes as one chunk. A reader that
+        is slow slows the call down; what has not been read when ``call_timeout`` is over is lost.
+
+        Args:
+            prompt: as in :meth:`submit`.
+            params: as in :meth:`submit`.
+
+        Returns:
+            an iterator of texts; its ``result`` has usage, cost and ``time_to_first_chunk`` afterwards.
+
+        Raises:
+            InvalidRequest: as :meth:`submit`; also for a request that asks for a vector.
+            QueueFull: as :meth:`submit`.
+            ClientClosed: as :meth:`submit`.
+        """
+        request = admission.normalise(prompt, self._defaults, **params)
+        if request.embedding is not None:
+            raise InvalidRequest("a vector does not come in pieces; use submit_embedding", field="embedding")
+        box = ChunkBox(self._clock)
+        self._submit(request, box.end, box)
+        return TextStream(box)
+
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
@@ -324,11 +351,13 @@ class BatchingClient:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _submit(self, request: Request, sink: Callable[[Result], None] | None) -> ResultFuture:
+    def _submit(
+        self, request: Request, sink: Callable[[Result], None] | None, stream: ChunkBox | None = None
+    ) -> ResultFuture:
         for hook in self._preprocess:
             verdict = hook(request)
             if isinstance(verdict, Answer | str):
-                return self._local(request, verdict, sink)
+                return self._local(request, verdict, sink, stream)
             if verdict is not None:
                 request = admission.normalise(verdict, self._defaults)
         self._check(request)
@@ -342,10 +371,11 @@ class BatchingClient:
             request,
             request.id if request.id is not None else self._next_id(),
             lane,
-            fingerprint=self._fingerprint(request),
+            fingerprint=None if stream is not None else self._fingerprint(request),
             tokens=(estimated, prompt_tokens + output_tokens),
             reserve=self._most_it_costs(lane, request, prompt_tokens, output_tokens),
             sink=sink,
+            stream=stream,
         )
 
     def _check(self, request: Request) -> None:
@@ -371,7 +401,11 @@ class BatchingClient:
         return lane.rates.cost(Usage(prompt_tokens, output))
 
     def _local(
-        self, request: Request, answer: Answer | str, sink: Callable[[Result], None] | None
+        self,
+        request: Request,
+        answer: Answer | str,
+        sink: Callable[[Result], None] | None,
+        stream: ChunkBox | None,
     ) -> ResultFuture:
         """Settle a request that a hook answered: no queue, no call, no cost."""
         if isinstance(answer, str):
@@ -383,6 +417,7 @@ class BatchingClient:
             cost=0.0,
             route=Route.LOCAL,
             finish_reason=answer.finish_reason,
+            time_to_first_chunk=None if stream is None else 0.0,
             model=f"{self._provider.name}:{self.model}",
             context=request.context,
         )

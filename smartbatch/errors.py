@@ -143,6 +143,28 @@ class ProviderUnavailable(ProviderError):
     """The circuit breaker is open, or the provider was stopped after a permanent error; nothing was sent."""
 
 
+class RequestCancelled(ProviderError):
+    """The request was cancelled: before its call started or, where it was streamed, before its end."""
+
+
+class ValidationFailed(SmartbatchError):
+    """The model answered, but not what the schema asks for; it was told and did no better, or would not.
+
+    Attributes:
+        kind: ``INVALID_RESPONSE``.
+        finish_reason: why the last answer ended.
+        tries: answers the model gave.
+        usage: tokens of all of them.
+    """
+
+    finish_reason: str = "stop"
+    tries: int = 1
+    usage: Any = None
+
+    def __init__(self, message: str, *, kind: ErrorKind = ErrorKind.INVALID_RESPONSE, **details: Any) -> None:
+        super().__init__(message, kind=kind, **details)
+
+
 class AllRequestsFailed(SmartbatchError):
     """Every request of a list failed.
 

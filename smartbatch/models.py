@@ -274,6 +274,7 @@ class Result:
         cost: USD over all attempts; ``None`` when the model's price is unknown.
         latency: seconds of the call that answered.
         queued: seconds between submission and that call's start.
+        time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
         attempts: calls made.
         route: the way it took; ``None`` when it never left.
         finish_reason: why the output ended; see :class:`Answer`.
@@ -293,6 +294,7 @@ class Result:
     cost: float | None = None
     latency: float = 0.0
     queued: float = 0.0
+    time_to_first_chunk: float | None = None
     attempts: int = 0
     route: Route | None = None
     finish_reason: str | None = None

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch.calls.streamed import Feed, cut, streamed
 from smartbatch.core.classify import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.models import Answer, Request, Usage
@@ -40,6 +41,7 @@ class CallSpec:
         model: ``provider:model``.
         attempt: 0 for the first call of these requests.
         deadline: monotonic seconds at which the call must have ended.
+        feed: takes the pieces of a streamed answer; ``None`` for all others.
     """
 
     batch_id: str
@@ -47,6 +49,7 @@ class CallSpec:
     model: str
     attempt: int
     deadline: float
+    feed: Feed | None = None
 
 
 Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
@@ -85,6 +88,18 @@ def _deadlined(provider: Provider, model: str, now: Callable[[], float]) -> Call
         request = spec.requests[0]
         if request.call is not None:
             return (normalise(request.call(request, spec.attempt)),)
+        if spec.feed is not None:
+            return (
+                streamed(
+                    provider,
+                    request,
+                    spec.feed,
+                    model=model,
+                    attempt=spec.attempt,
+                    timeout=timeout,
+                    end=spec.deadline,
+                ),
+            )
         return (provider.generate(request, model=model, attempt=spec.attempt, timeout=timeout),)
 
     return call
@@ -108,7 +123,10 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         try:
             outcomes = call(spec)
         except BaseException as error:
-            return _fitted(spec, (meaning(error, own=own),) * len(spec.requests))
+            verdict = meaning(error, own=own)
+            if spec.feed is not None:
+                verdict = cut(verdict, spec.requests[0], spec.feed)
+            return _fitted(spec, (verdict,) * len(spec.requests))
         return _fitted(spec, outcomes, partial(meaning, own=own))
 
     return classified

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -11,8 +11,9 @@ from attrs import evolve, frozen
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
-from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
+from smartbatch.providers.pieces import MadeStream, words_of
 from smartbatch.providers.sim import answer_text, count_tokens, prompt_text
 
 __all__ = ["MockCall", "MockProvider"]
@@ -53,11 +54,14 @@ class MockProvider(Provider):
         answers: a list used up one entry a request, a mapping from prompt texts, or a function of the
             request. An entry is a text, an ``Answer``, any other object, or an exception, which is raised.
             Without a script the answer is a sentence that carries a digest of the prompt.
-        latency: seconds of a call; needs ``sleep``.
+        latency: seconds of a call, or until the first word of a stream; needs ``sleep``.
+        pace: seconds between the words of a stream; needs ``sleep``.
         sleep: what waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
         rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
         retry_after: seconds such a refusal asks to wait; ``None`` for none.
         fail_on: call number → :class:`~smartbatch.errors.ErrorKind` or the exception to raise.
+        fail_after: words a stream of such a call hands out before it fails.
+        streams: whether answers can be streamed, word by word.
         max_shared: most requests one call takes; above 1 requests share calls.
         name: the prefix in ``provider:model``.
 
@@ -72,28 +76,33 @@ class MockProvider(Provider):
         answers: Script | None = None,
         *,
         latency: float = 0.0,
+        pace: float = 0.0,
         sleep: Callable[[float], None] | None = None,
         rate_limit_on: Collection[int] = (),
         retry_after: float | None = None,
         fail_on: Mapping[int, ErrorKind | Exception] | None = None,
+        fail_after: int = 0,
+        streams: bool = True,
         max_shared: int = 1,
         name: str = "mock",
     ) -> None:
-        if latency and sleep is None:
-            raise ConfigError("latency needs sleep=, such as time.sleep or the sleep of a VirtualClock")
+        if (latency or pace) and sleep is None:
+            raise ConfigError("latency and pace need sleep=, such as time.sleep or that of a VirtualClock")
         self.name = name
         self.scope = f"{name}:{id(self):x}"
-        self.capabilities = Capabilities(max_shared=max_shared, priced=False)
+        self.capabilities = Capabilities(max_shared=max_shared, streams=streams, priced=False)
         self.calls: list[MockCall] = []
         self.max_in_flight = 0
         self.opened = self.closed = 0
         self._script = answers
         self._next_answer = 0
         self._latency = latency
+        self._pace = pace
         self._sleep = sleep
         self._rate_limit_on = frozenset(rate_limit_on)
         self._retry_after = retry_after
         self._fail_on = dict(fail_on or {})
+        self._fail_after = fail_after
         self._in_flight = 0
         self._lock = threading.Lock()
 
@@ -103,17 +112,41 @@ class MockProvider(Provider):
         Raises:
             Exception: what the script or ``fail_on`` says.
         """
-        with self._call((request,), model, attempt, timeout):
-            answer = self._answer(request, model)
-        if isinstance(answer, Exception):
-            raise answer
+        with self._call((request,), model, attempt, timeout) as number:
+            self._fail(number)
+            return self._sure_answer(request, model)
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
+        """Answer from the script, word by word.
+
+        Reading it raises what the script or ``fail_on`` says.
+        """
+        return MadeStream(self._speak(request, model, attempt, timeout))
+
+    def _speak(
+        self, request: Request, model: str, attempt: int, timeout: float
+    ) -> Generator[str, None, Answer]:
+        with self._call((request,), model, attempt, timeout) as number:
+            if not self._fail_after:
+                self._fail(number)
+            answer = self._sure_answer(request, model)
+            words = words_of(answer.text or "")
+            for position, word in enumerate(words):
+                if position and self._sleep is not None and self._pace:
+                    self._sleep(self._pace)
+                if position and position == self._fail_after:
+                    self._fail(number)
+                yield word
+            if self._fail_after >= len(words):
+                self._fail(number)
         return answer
 
     def generate_many(
         self, requests: Sequence[Request], *, model: str, attempt: int, timeout: float
     ) -> Sequence[Answer | Exception | None]:
         """Answer several in one call; a scripted exception fails its own request only."""
-        with self._call(tuple(requests), model, attempt, timeout):
+        with self._call(tuple(requests), model, attempt, timeout) as number:
+            self._fail(number)
             return [self._answer(request, model) for request in requests]
 
     def open(self, workers: int) -> None:  # noqa: ARG002
@@ -136,9 +169,7 @@ class MockProvider(Provider):
         return [prompt_text(request) for call in self.calls for request in call.requests]
 
     @contextmanager
-    def _call(
-        self, requests: tuple[Request, ...], model: str, attempt: int, timeout: float
-    ) -> Iterator[None]:
+    def _call(self, requests: tuple[Request, ...], model: str, attempt: int, timeout: float) -> Iterator[int]:
         with self._lock:
             number = len(self.calls) + 1
             thread = threading.current_thread().name
@@ -148,8 +179,7 @@ class MockProvider(Provider):
         try:
             if self._sleep is not None and self._latency:
                 self._sleep(self._latency)
-            self._fail(number)
-            yield
+            yield number
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -176,6 +206,12 @@ class MockProvider(Provider):
         if answer.usage is None:
             asked, told = count_tokens(prompt_text(request)), count_tokens(answer.text or "")
             answer = evolve(answer, usage=Usage(asked, told))
+        return answer
+
+    def _sure_answer(self, request: Request, model: str) -> Answer:
+        answer = self._answer(request, model)
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def _scripted(self, request: Request, model: str) -> Any:

@@ -11,13 +11,14 @@ import json
 import math
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from statistics import NormalDist
 from typing import Any
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
-from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.pieces import MadeStream, words_of
 from smartbatch.providers.sim_schema import instance
 
 __all__ = ["FAULTS", "SimProvider", "answer_text", "count_tokens", "parse_options", "prompt_text"]
@@ -50,7 +51,7 @@ class SimProvider(Provider):
     """
 
     name = "sim"
-    capabilities = Capabilities(max_shared=1, priced=False)
+    capabilities = Capabilities(max_shared=1, streams=True, priced=False)
 
     def __init__(
         self,
@@ -90,22 +91,52 @@ class SimProvider(Provider):
         Raises:
             ProviderError: for a fault, a limit, or a latency above ``timeout``.
         """
+        answer, seconds, fault = self._accept(request, model, attempt)
+        assert answer.usage is not None
+        self._spend(seconds + self._per_token * answer.usage.output_tokens, timeout)
+        _strike(fault)
+        return answer
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
+        """Answer word by word: the first after the latency, the others at the pace of ``per_token``.
+
+        Faults of the connection strike half-way, others before the first word.
+
+        Reading it raises what :meth:`generate` raises.
+        """
+        return MadeStream(self._speak(request, model, attempt, timeout))
+
+    def _speak(
+        self, request: Request, model: str, attempt: int, timeout: float
+    ) -> Generator[str, None, Answer]:
+        answer, latency, fault = self._accept(request, model, attempt)
+        assert answer.usage is not None
+        words = words_of(answer.text or "")
+        pace = self._per_token * answer.usage.output_tokens / max(1, len(words))
+        strikes_at = len(words) // 2 if fault in ("network", "timeout") else 0
+        began = self._now()
+        self._spend(latency, timeout)
+        for position, word in enumerate(words):
+            if position == strikes_at:
+                _strike(fault)
+            self._spend(pace, timeout - (self._now() - began))
+            yield word
+        return answer
+
+    def _accept(self, request: Request, model: str, attempt: int) -> tuple[Answer, float, str | None]:
+        """Return the answer to come, the seconds until it begins, and its fault."""
         answer = self._compose(request, model)
         assert answer.usage is not None
         seconds, fault = self._throw_dice(prompt_text(request), attempt)
-        seconds += self._per_token * answer.usage.output_tokens
         wait = self._admit(answer.usage.total_tokens)
         if wait > 0 or fault == "429":
             raise _refused(wait or 1.0)
-        late = seconds > timeout
-        self._sleep(timeout if late else seconds)
-        if late or fault == "timeout":
-            raise ProviderError("simulated: no answer in time", kind=ErrorKind.TIMEOUT, maybe_billed=True)
-        if fault == "network":
-            raise ProviderError("simulated: reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
-        if fault is not None:
-            raise ProviderError(f"simulated: {fault}", kind=ErrorKind.SERVER_ERROR, status=int(fault))
-        return answer
+        return answer, seconds, fault
+
+    def _spend(self, seconds: float, left: float) -> None:
+        self._sleep(min(seconds, max(0.0, left)))
+        if seconds > left:
+            _strike("timeout")
 
     def abandon(self) -> None:
         """Replace the lock, which a thread of the parent may hold."""
@@ -250,6 +281,15 @@ def _schema_of(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     inner = form.get("json_schema")
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     return schema if isinstance(schema, Mapping) else {}
+
+
+def _strike(fault: str | None) -> None:
+    if fault == "timeout":
+        raise ProviderError("simulated: no answer in time", kind=ErrorKind.TIMEOUT, maybe_billed=True)
+    if fault == "network":
+        raise ProviderError("simulated: reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+    if fault is not None:
+        raise ProviderError(f"simulated: {fault}", kind=ErrorKind.SERVER_ERROR, status=int(fault))
 
 
 def _refused(wait: float) -> ProviderError:

@@ -245,6 +245,7 @@ class BatchDispatcher:
             lane.label,
             batch.items[0].attempts,
             deadline,
+            batch.items[0].stream,
         )
         size = len(batch)
         self._tell(CallStarted(now, batch.id, lane.label, size, spec.attempt, self._busy, now - batch.opened))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.budget import Budget
 from smartbatch.core.retry import RetryPolicy
-from smartbatch.errors import ClientClosed, SmartbatchError, WrongProcess
+from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.models import Request, Result
 from smartbatch.runtime.aftermath import Aftermath
@@ -25,6 +26,7 @@ from smartbatch.runtime.gates import Gates
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import Books, RequestQueue
 from smartbatch.runtime.router import PostProcess, ResponseRouter
+from smartbatch.runtime.streaming import ChunkBox
 from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket, TicketState
 
 __all__ = ["Engine"]
@@ -115,6 +117,7 @@ class Engine:
         tokens: tuple[int, int],
         reserve: float,
         sink: Callable[[Result], None] | None = None,
+        stream: ChunkBox | None = None,
     ) -> ResultFuture:
         """Put a checked request into the queue and return its future.
 
@@ -123,6 +126,7 @@ class Engine:
             tokens: estimated input tokens, and input and output together.
             reserve: most it can cost, USD.
             sink: gets the result as well, before anybody who waits for the future runs on.
+            stream: takes the answer piece by piece.
 
         Raises:
             QueueFull: see :class:`~smartbatch.runtime.queue.RequestQueue`.
@@ -132,10 +136,13 @@ class Engine:
         deadline = None if request.timeout is None else now + request.timeout
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
         claim = Claim(request, request_id, future, now, deadline, sink)
-        ticket = Ticket(request, lane, claim, fingerprint)
+        ticket = Ticket(request, lane, claim, fingerprint, stream)
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim
+        if stream is not None:
+            stream.request_id = request_id
+            stream.drop = partial(self.drop, future)
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
@@ -232,8 +239,25 @@ class Engine:
         aftermath = Aftermath(self.queue)
         with self.queue.monitor:
             ticket = claim.ticket
-            if ticket is not None and self.queue.cancelled_locked(ticket, claim):
+            first = ticket is not None and self.queue.cancelled_locked(ticket, claim)
+            if ticket is not None and first:
                 aftermath.cancelled(ticket, claim, self._clock.now())
+        aftermath.perform(self._tell)
+        if first and claim.sink is not None:
+            claim.sink(_cancelled_result(claim))
+
+    def drop(self, future: ResultFuture) -> None:
+        """Cancel a request whose call has not started, one that waits for a further try included."""
+        claim = future.claim
+        if future.cancel() or claim is None:
+            return
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            ticket = claim.ticket
+            if ticket is not None and ticket.state is TicketState.WAITING:
+                error = _cancelled_result(claim).error
+                assert error is not None
+                self.router.fail_locked(ticket, error, self._clock.now(), aftermath)
         aftermath.perform(self._tell)
 
     def _fail_the_rest(self, error: SmartbatchError) -> int:
@@ -244,3 +268,9 @@ class Engine:
                 self.router.fail_locked(ticket, error, now, aftermath)
         aftermath.perform(self._tell)
         return len(aftermath.settlements)
+
+
+def _cancelled_result(claim: Claim) -> Result:
+    """What whoever waits without a future gets for a cancelled request."""
+    error = RequestCancelled("the request was cancelled before its call", request_id=claim.request_id)
+    return Result(claim.request_id, error=error, context=claim.request.context)

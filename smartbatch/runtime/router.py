@@ -170,14 +170,15 @@ class ResponseRouter:
             self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
         )
         too_long = outage and lane.open_since is not None and now - lane.open_since > self._patience
-        if retry is None or too_long or ticket.final:
+        last = ticket.final or (ticket.stream is not None and ticket.stream.final)
+        if retry is None or too_long or last:
             self.fail_locked(ticket, outcome, now, aftermath)
             if outcome.kind is ErrorKind.NETWORK_ERROR and not lane.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
                 self._stop(lane, outcome, now, aftermath)
             return
         if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
-            ticket.alone = ticket.lane.shares and ticket.tally.counted > 1
+            ticket.alone = ticket.alone or (ticket.lane.shares and ticket.tally.counted > 1)
         if lane.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
