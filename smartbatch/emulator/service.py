@@ -15,6 +15,7 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.api import Api, Reply, Task
 from smartbatch.emulator.faults import FaultPlan
+from smartbatch.emulator.gemini import GeminiApi
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.emulator.limits import Limits, Refusal
@@ -27,7 +28,10 @@ __all__ = ["Service"]
 
 _log = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
-_APIS: tuple[Api, ...] = (OpenAIApi(),)  # the first that serves a request; OpenAI's serves what is left
+_APIS: tuple[Api, ...] = (
+    GeminiApi(),
+    OpenAIApi(),
+)  # the first that serves a request; OpenAI's serves what is left
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
 
 

@@ -12,6 +12,7 @@ from smartbatch.providers.base import Capabilities, Provider
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic import AnthropicProvider
     from smartbatch.providers.callable import CallableProvider
+    from smartbatch.providers.gemini import GeminiProvider
     from smartbatch.providers.mock import MockProvider
     from smartbatch.providers.openai import OpenAIProvider
     from smartbatch.providers.sim import SimProvider
@@ -20,6 +21,7 @@ __all__ = [
     "AnthropicProvider",
     "CallableProvider",
     "Capabilities",
+    "GeminiProvider",
     "MockProvider",
     "OpenAIProvider",
     "Provider",
@@ -33,11 +35,11 @@ __all__ = [
 _LAZY = {
     "AnthropicProvider": "anthropic",
     "CallableProvider": "callable",
+    "GeminiProvider": "gemini",
     "MockProvider": "mock",
     "OpenAIProvider": "openai",
     "SimProvider": "sim",
 }
-_PLANNED = ("gemini",)
 
 
 class Ticker(Protocol):
@@ -90,8 +92,6 @@ def parse_model(model: str) -> tuple[str, str]:
             raise ConfigError(f"the model {prefix}: has no name; write {prefix}:NAME")
         return prefix, name
     known = ", ".join(f"{known}:" for known in prefixes())
-    if prefix in _PLANNED and colon:
-        raise ConfigError(f"the provider {prefix}: is not in this version; it knows {known}")
     shown = scrub(model, limit=80)
     if not colon:
         raise ConfigError(
@@ -127,6 +127,12 @@ def _anthropic(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[P
     return AnthropicProvider(**options), name
 
 
+def _gemini(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.gemini import GeminiProvider
+
+    return GeminiProvider(**options), name
+
+
 def _openai(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
     from smartbatch.providers.openai import OpenAIProvider
 
@@ -147,7 +153,13 @@ def _call(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provid
     return CallableProvider(load_callable(name), **options), name
 
 
-_factories: dict[str, Factory] = {"anthropic": _anthropic, "call": _call, "openai": _openai, "sim": _sim}
+_factories: dict[str, Factory] = {
+    "anthropic": _anthropic,
+    "call": _call,
+    "gemini": _gemini,
+    "openai": _openai,
+    "sim": _sim,
+}
 
 
 def __getattr__(name: str) -> Any:
