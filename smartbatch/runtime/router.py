@@ -170,7 +170,9 @@ class ResponseRouter:
             self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
         )
         too_long = outage and lane.open_since is not None and now - lane.open_since > self._patience
-        last = ticket.final or (ticket.stream is not None and ticket.stream.final)
+        stream = ticket.stream
+        last = ticket.final or (stream is not None and stream.final)
+        lane.answered = lane.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, outcome, now, aftermath)
             if outcome.kind is ErrorKind.NETWORK_ERROR and not lane.answered:
