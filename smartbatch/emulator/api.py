@@ -135,6 +135,11 @@ class Api(ABC):
     def used_up(self, model: str) -> Reply:
         """Return the reply when credit, or the quota of the day, is used up."""
 
+    def error_event(self) -> bytes:
+        """Return the event that ends a stream when the service is overloaded meanwhile."""
+        body = self.overloaded().body
+        return b"data: %b\n\n" % (body if isinstance(body, bytes) else b"{}")
+
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the headers every reply has; ``seconds`` is the time the work took."""
         return []

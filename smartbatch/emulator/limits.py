@@ -201,7 +201,7 @@ class Limits:
         """
         if self._first is None:
             self._first = now
-        # Output is counted as it is made: a request needs room for one token, spend() takes what it really was.
+        # Output is counted as it is made: room for one token is asked for here, spend() takes what it was.
         costs = {"requests": 1, "tokens": tokens, "output": 1}
         for what, (meter, limit) in self._meters.items():
             left, cost = meter.left(now), costs[what]

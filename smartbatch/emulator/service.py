@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from smartbatch.emulator.anthropic import AnthropicApi
 from smartbatch.emulator.api import Api, Reply, Task
 from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.gemini import GeminiApi
@@ -28,10 +29,8 @@ __all__ = ["Service"]
 
 _log = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
-_APIS: tuple[Api, ...] = (
-    GeminiApi(),
-    OpenAIApi(),
-)  # the first that serves a request; OpenAI's serves what is left
+# The first that serves a request; OpenAI's serves what is left.
+_APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
 
 
@@ -194,6 +193,12 @@ def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
             return evolve(reply, body=b"", pace=0.0)
         case "html_200":
             return evolve(reply, body=_HTML, content_type="text/html", pace=0.0)
+        case "stream_end" | "stream_error" if isinstance(done.body, list):
+            begun = done.body[: max(1, len(done.body) // 2)]
+            error = [api.error_event()] if fault == "stream_error" else []
+            return evolve(reply, body=begun + error)
+        case "stream_end" | "stream_error":
+            return evolve(reply, damage="truncated")
         case None | "refusal":
             return reply
     return evolve(reply, damage=fault)

@@ -34,6 +34,8 @@ FAULTS = {
     "html": "status 502 and a gateway's HTML page",
     "html_200": "status 200 and an HTML page, as captive portals send",
     "slow_body": "the body trickles in over hang_seconds",
+    "stream_end": "half of a stream's events, then its orderly end; half of the body of what is no stream",
+    "stream_error": "half of a stream's events, then an error among them; else as stream_end",
 }
 """The faults by name, and what a client sees."""
 

@@ -1,0 +1,43 @@
+"""A message as named server-sent events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["message_events"]
+
+_PIECES = re.compile(r"\s*\S+|\s+")
+
+
+def message_events(message: Mapping[str, Any]) -> list[bytes]:
+    """Return a whole message in the events that build it up, a ping among them."""
+    usage = message["usage"]
+    start = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**usage, "output_tokens": min(1, usage["output_tokens"])},
+    }
+    steps: list[tuple[str, dict[str, Any]]] = [("message_start", {"message": start}), ("ping", {})]
+    for index, block in enumerate(message["content"]):
+        steps.append(("content_block_start", {"index": index, "content_block": {"type": "text", "text": ""}}))
+        steps += [
+            ("content_block_delta", {"index": index, "delta": {"type": "text_delta", "text": piece}})
+            for piece in _PIECES.findall(block["text"])
+        ]
+        steps.append(("content_block_stop", {"index": index}))
+    end = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details")}
+    steps += [
+        ("message_delta", {"delta": end, "usage": {"output_tokens": usage["output_tokens"]}}),
+        ("message_stop", {}),
+    ]
+    # Raw characters, as the service sends them: U+2028 among them ends no line.
+    return [
+        f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n".encode(
+            errors="replace"
+        )
+        for name, fields in steps
+    ]
