@@ -32,13 +32,12 @@ def test_a_model_splits_at_its_first_colon():
     [
         (
             "gpt-5-mini",
-            "does not name its provider; write provider:model with anthropic:, call:, openai:, sim:",
+            "does not name its provider; write provider:model with anthropic:, call:, gemini:, openai:, sim:",
         ),
         ("", "does not name its provider"),
         ("openai", "does not name its provider"),
         ("openai:", "has no name"),
-        ("mistral:x", "unknown provider; known are anthropic:, call:, openai:, sim:"),
-        ("gemini:flash", "not in this version"),
+        ("mistral:x", "unknown provider; known are anthropic:, call:, gemini:, openai:, sim:"),
     ],
 )
 def test_models_that_are_refused(model, part):
@@ -56,6 +55,10 @@ def test_each_prefix_makes_its_provider():
         "anthropic:claude-haiku-5-5", clock=clock, options={"api_key": "sk-canary-12345678"}
     )
     assert (type(provider), name) == (AnthropicProvider, "claude-haiku-5-5")
+    provider, name = create(
+        "gemini:gemini-3.8-flash", clock=clock, options={"api_key": "AIzaCanary-12345678"}
+    )
+    assert (type(provider), name) == (GeminiProvider, "gemini-3.8-flash")
     provider, name = create("sim:demo?latency=0.2&seed=3", clock=clock)
     assert (type(provider), name, provider._latency) == (SimProvider, "demo", 0.2)
     provider, name = create("sim:?latency=0.2", clock=clock, options={"latency": 0.1})

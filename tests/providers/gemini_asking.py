@@ -1,0 +1,87 @@
+"""What the Gemini tests say and hear: bodies as the service sends them, calls with the usual arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from raw_server import http
+
+from smartbatch.models import Answer, Embedding, Generation, Request
+from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini_streams import GeminiStream
+
+GEMINI_KEY = "AIzaCanary-1234567890abcdefghij"
+MODEL = "gemini-3.8-flash"
+RPC = "type.googleapis.com/google.rpc."
+
+
+def ask(
+    provider: GeminiProvider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any
+) -> Answer:
+    """Make one call."""
+    request = Request(prompt=prompt, params=Generation(**params))
+    return provider.generate(request, model=MODEL, attempt=0, timeout=timeout)
+
+
+def begin(provider: GeminiProvider, prompt: Any = "Capital of Peru?", timeout: float = 20.0) -> GeminiStream:
+    """Begin a stream."""
+    return provider.stream(Request(prompt=prompt), model=MODEL, attempt=0, timeout=timeout)
+
+
+def embed(provider: GeminiProvider, texts: Sequence[str], **embedding: Any) -> list[Answer]:
+    """Make one call for vectors."""
+    requests = [Request(prompt=text, embedding=Embedding(**embedding)) for text in texts]
+    return provider.embed(requests, model="gemini-embedding-001", attempt=0, timeout=20.0)
+
+
+def says_gemini(*texts: str, finish: str | None = "STOP", **changes: Any) -> dict[str, Any]:
+    """An answer with these parts."""
+    candidate: dict[str, Any] = {
+        "index": 0,
+        "content": {"role": "model", "parts": [{"text": t} for t in texts]},
+    }
+    if finish:
+        candidate["finishReason"] = finish
+    return {
+        "candidates": [candidate],
+        "usageMetadata": {
+            "promptTokenCount": 31,
+            "cachedContentTokenCount": 5,
+            "candidatesTokenCount": 14,
+            "thoughtsTokenCount": 64,
+            "totalTokenCount": 109,
+            "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 31}],
+        },
+        "modelVersion": "gemini-3.8-flash-001",
+        "responseId": "r-1",
+        **changes,
+    }
+
+
+def gemini_error(code: int, status: str, message: str = "no", *details: dict[str, Any]) -> dict[str, Any]:
+    """An error body."""
+    return {"error": {"code": code, "status": status, "message": message, "details": list(details)}}
+
+
+def violation(quota: str, value: str | None = None) -> dict[str, Any]:
+    """The detail of a refusal that names a quota."""
+    found = {"quotaMetric": "generativelanguage.googleapis.com/some", "quotaId": quota}
+    if value is not None:
+        found["quotaValue"] = value
+    return {"@type": f"{RPC}QuotaFailure", "violations": [found]}
+
+
+def retry_in(delay: Any) -> dict[str, Any]:
+    """The detail that says how long to wait."""
+    return {"@type": f"{RPC}RetryInfo", "retryDelay": delay}
+
+
+def sse(*chunks: Any, end: bytes = b"\r\n\r\n") -> bytes:
+    """A whole answer of server-sent events, as it goes over the wire."""
+    body = b"".join(
+        b"data: " + (chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()) + end
+        for chunk in chunks
+    )
+    return http(body, content_type="text/event-stream")
