@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import RequestCancelled as RequestCancelled
     from smartbatch.errors import RequestTimeout as RequestTimeout
     from smartbatch.errors import SmartbatchError as SmartbatchError
+    from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.lists import ResultList as ResultList
     from smartbatch.models import Answer as Answer
@@ -59,6 +60,7 @@ _HOMES = {
         "RequestCancelled",
         "RequestTimeout",
         "SmartbatchError",
+        "ValidationFailed",
         "WrongProcess",
     ],
     "lists": ["ResultList"],

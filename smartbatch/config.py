@@ -87,6 +87,10 @@ class BatchingConfig:
     retry_multiplier: float = setting(2.0, "float", "Growth of the delay from try to try.", 1, 10)
     retry_max_delay: float = setting(10.0, "float", "Longest delay of a retry.", 0.01, 3600, unit="s")
 
+    validation_retries: int = setting(
+        2, "int", "Further tries of an answer that does not fit its schema; each is paid.", 0, 10
+    )
+
     breaker_threshold: int = setting(
         5, "int", "Provider failures in a row that open the circuit breaker.", 1, 1000
     )

@@ -126,6 +126,12 @@ class Usage:
         )
 
 
+def _schema(value: Any) -> Mapping[str, Any] | None:
+    """Take classes as well; admission turns them into schemas."""
+    schema: Mapping[str, Any] | None = value
+    return schema
+
+
 @frozen
 class Generation:
     """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
@@ -138,7 +144,9 @@ class Generation:
         stop: up to 4 texts that end the output.
         seed: integer that asks for repeatable sampling, where the provider knows it.
         response_format: the provider's own ``response_format`` value.
-        schema: a JSON schema the answer must follow; excludes ``response_format``.
+        schema: a JSON schema the answer must follow, or a class to make objects of (see
+            :func:`smartbatch.schemas.schema_of`), which becomes one when the request is taken; excludes
+            ``response_format``.
         extra: further fields of the request body, passed through untouched.
     """
 
@@ -149,7 +157,7 @@ class Generation:
     stop: tuple[str, ...] | None = None
     seed: int | None = None
     response_format: Mapping[str, Any] | None = None
-    schema: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | None = field(default=None, converter=_schema)
     extra: Mapping[str, Any] | None = None
 
 

@@ -16,8 +16,10 @@ from attrs import evolve
 
 from smartbatch.core.fingerprint import fingerprint, remember
 from smartbatch.core.snapshot import NotJson, snapshot, surrogate_at
+from smartbatch.core.structured import check_schema
 from smartbatch.errors import InvalidRequest
 from smartbatch.models import Embedding, Generation, Message, Priority, Request
+from smartbatch.schemas import BuiltSchema, schema_of
 
 __all__ = ["admit_defaults", "fingerprint", "normalise"]
 
@@ -222,6 +224,24 @@ def _object(value: Any, field: str, row: int | None) -> dict[str, Any]:
     return copied
 
 
+def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
+    """Return a checked copy of a JSON schema, or the schema of a class; it remembers what to build of it."""
+    try:
+        if isinstance(value, type):
+            return BuiltSchema(*schema_of(value))
+        build = schema_of(value)[1] if isinstance(value, Mapping) else None
+        schema = _object(value, field, row)
+        check_schema(schema)
+    except InvalidRequest as error:
+        if error.row == row:
+            raise
+        _refuse(field, error.message.removeprefix("schema "), row)
+    except ValueError as error:
+        _refuse(field, str(error), row)
+    assert build is not None
+    return BuiltSchema(schema, build)
+
+
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> Check:
     """Make the check of a real number from ``low`` (or ``above`` it) to ``high``."""
 
@@ -284,7 +304,9 @@ def _embedding(value: Any, field: str, row: int | None) -> Embedding:
         _refuse(field, f"must be an Embedding, not {type(value).__name__}", row)
     return Embedding(
         None if value.task_type is None else _text(value.task_type, "task_type", row),
-        None if value.dimensions is None else _integer(1, MAX_DIMENSIONS)(value.dimensions, "dimensions", row),
+        None
+        if value.dimensions is None
+        else _integer(1, MAX_DIMENSIONS)(value.dimensions, "dimensions", row),
     )
 
 
@@ -302,7 +324,7 @@ _GENERATION: dict[str, Check] = {
     "stop": _stop,
     "seed": _integer(-SEEDS, SEEDS - 1),
     "response_format": _object,
-    "schema": _object,
+    "schema": _schema,
     "extra": _object,
 }
 """The checks of :class:`Generation`, field by field."""

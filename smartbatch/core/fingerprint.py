@@ -11,6 +11,7 @@ from typing import Any
 from attrs import asdict
 
 from smartbatch.models import Generation, Request
+from smartbatch.schemas import BuiltSchema
 
 __all__ = ["fingerprint", "remember"]
 
@@ -52,7 +53,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 def remember(params: Generation) -> None:
     """Write ``params`` once for all requests that carry this very object."""
     number = id(params)
-    written = _json(asdict(params))
+    written = _write(params)
     forget = _written.pop  # bound here: at the end of the interpreter the name may be gone before the object
     _written[number] = (weakref.ref(params, lambda _: forget(number, None)), written)
 
@@ -61,7 +62,14 @@ def _canonical(params: Generation) -> bytes:
     known = _written.get(id(params))
     if known is not None and known[0]() is params:
         return known[1]
-    return _json(asdict(params))
+    return _write(params)
+
+
+def _write(params: Generation) -> bytes:
+    """Return the canonical form; of two equal schemas made of different classes the answers differ."""
+    written = _json(asdict(params))
+    schema = params.schema
+    return written + b"build:%d:" % id(schema.build) if isinstance(schema, BuiltSchema) else written
 
 
 @lru_cache(maxsize=256)

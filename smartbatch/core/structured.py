@@ -196,16 +196,21 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
     References must be local: none is ever fetched.
     """
+    _check_schema(json.dumps(schema))
+
+
+@lru_cache(maxsize=128)
+def _check_schema(schema: str) -> None:
     from jsonschema.exceptions import SchemaError
 
+    decoded = json.loads(schema)
     try:
-        _validator(json.dumps(schema)).check_schema(schema)
+        _validator(schema).check_schema(decoded)
     except SchemaError as error:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
-        raise ValueError(
-            f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
-        ) from None
-    for reference in _references(schema):
+        problem = f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
+        raise ValueError(problem) from None
+    for reference in _references(decoded):
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
 

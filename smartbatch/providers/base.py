@@ -27,6 +27,7 @@ class Capabilities:
         max_texts: most texts one embeddings call can carry; 0 when there are no embeddings.
         max_text_tokens: most tokens of all texts of an embeddings call, as our estimate counts them.
         streams: whether answers can be streamed.
+        schemas: whether the provider itself makes answers follow a JSON schema.
         priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
     """
 
@@ -34,6 +35,7 @@ class Capabilities:
     max_texts: int = 0
     max_text_tokens: int = 0
     streams: bool = False
+    schemas: bool = False
     priced: bool = True
 
 
@@ -121,6 +123,10 @@ class Provider(ABC):
 
     def check(self, request: Request, *, model: str) -> None:
         """Raise ``InvalidRequest`` for what this provider cannot send; called before a request is queued."""
+
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        """Whether ``model`` surely takes a temperature; asked before one is set that nobody asked for."""
+        return False
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception that :meth:`generate` raised."""

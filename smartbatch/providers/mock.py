@@ -149,6 +149,10 @@ class MockProvider(Provider):
             self._fail(number)
             return [self._answer(request, model) for request in requests]
 
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        """It takes everything."""
+        return True
+
     def open(self, workers: int) -> None:  # noqa: ARG002
         """Count the opening."""
         self.opened += 1

@@ -39,6 +39,9 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
 _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
+_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")
+"""Names of models that refuse a temperature."""
+
 
 class OpenAIProvider(Provider):
     """Chat completions or responses, at OpenAI or at any compatible server.
@@ -63,7 +66,7 @@ class OpenAIProvider(Provider):
     """
 
     name = "openai"
-    capabilities = Capabilities(max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS)
+    capabilities = Capabilities(schemas=True, max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS)
 
     def __init__(
         self,
@@ -159,6 +162,10 @@ class OpenAIProvider(Provider):
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params
+
+    def takes_temperature(self, model: str) -> bool:
+        """All models do but those that reason, which refuse any but their own."""
+        return _REASONS.match(model) is None
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the network have their own table."""

@@ -91,6 +91,7 @@ class Engine:
             clock,
             config,
             self.queue,
+            validation_retries=config.validation_retries,
             self.gates,
             self.router,
             new_id=lambda: f"batch-{next(batch_ids)}",

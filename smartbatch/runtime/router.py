@@ -5,7 +5,6 @@ The router loops over the questions, never over the answers: what has no answer 
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 
@@ -16,14 +15,15 @@ from smartbatch.core.accumulator import Batch, BatchState
 from smartbatch.core.breaker import BreakerState, Transition
 from smartbatch.core.ratelimit import Cooldown
 from smartbatch.core.retry import RetryPolicy, decide
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, RetryScheduled
-from smartbatch.models import Answer, Result, Route, Usage
+from smartbatch.models import Answer, Result, Route, Usage, evolve
 from smartbatch.runtime.aftermath import Aftermath, answered
 from smartbatch.runtime.gates import Change, Ending, Gates, Permit
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import RequestQueue
 from smartbatch.runtime.ticket import Ticket, TicketState, latest_start
+from smartbatch.runtime.validation import Repair, Validation, resize
 
 __all__ = ["Flight", "PostProcess", "ResponseRouter"]
 
@@ -63,12 +63,14 @@ class ResponseRouter:
         patience: float,
         post_process: PostProcess | None,
         rng: random.Random,
+        validation_retries: int = 0,
     ) -> None:
         self._queue = queue
         self._gates = gates
         self._policy = policy
         self._patience = patience
         self._post_process = post_process
+        self._validation = Validation(validation_retries)
         self._rng = rng
 
     def prepare(self, flight: Flight, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
@@ -83,8 +85,16 @@ class ResponseRouter:
             if not isinstance(outcome, Answer):
                 results.append(None)
                 continue
-            parsed = outcome.value if outcome.value is not None else _parsed(ticket, outcome)
-            result = answered(ticket, outcome, seconds=seconds, parsed=parsed, route=route)
+            verdict = self._validation.read(ticket, outcome)
+            if isinstance(verdict, Repair):
+                ticket.repair = verdict
+                results.append(None)
+                continue
+            if isinstance(verdict, ValidationFailed):
+                result = answered(ticket, outcome, seconds=seconds, parsed=None, route=route)
+                results.append(evolve(result, error=verdict))
+                continue
+            result = answered(ticket, outcome, seconds=seconds, parsed=verdict.value, route=route)
             results.append(result if self._post_process is None else self._processed(result))
         return results
 
@@ -114,6 +124,8 @@ class ResponseRouter:
             elif result is not None:
                 assert result.error is not None
                 self.fail_locked(ticket, result.error, now, aftermath)
+            elif isinstance(outcome, Answer):
+                self._repair_or_fail(ticket, now, aftermath)
             else:
                 self._again_or_fail(lane, ticket, outcome, now, aftermath)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
@@ -133,6 +145,25 @@ class ResponseRouter:
                     ticket.group = group
                     ticket.alone = len(half) == 1
                     self._reschedule(ticket, error, 0.0, False, now, aftermath)
+
+    def _repair_or_fail(self, ticket: Ticket, now: float, aftermath: Aftermath) -> None:
+        """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
+        repair, ticket.repair = ticket.repair, None
+        assert repair is not None
+        if ticket.final:
+            self.fail_locked(ticket, repair.error, now, aftermath)
+            return
+        ticket.repairs += 1
+        resize(ticket, repair.request)
+        ticket.alone = ticket.lane.shares
+        ticket.last_error = repair.error
+        ticket.charged = False  # the provider did nothing wrong
+        self._queue.again_locked(ticket, now, now)
+        aftermath.events.append(
+            RetryScheduled(
+                now, ticket.request_id, ticket.lane.label, "validation", ticket.attempts, 0.0, False
+            )
+        )
 
     def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End a flight that never took off."""
@@ -288,8 +319,6 @@ class ResponseRouter:
                 request_id=result.request_id,
             )
             failure.__cause__ = error
-            from smartbatch.models import evolve
-
             return evolve(result, error=failure)
 
 
@@ -335,17 +364,6 @@ def _sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
         if outcome is not None and outcome.usage is not None:
             total = outcome.usage if total is None else total + outcome.usage
     return total
-
-
-def _parsed(ticket: Ticket, answer: Answer) -> object:
-    """Decode the answer when JSON was asked for; ``None`` when it is not JSON."""
-    params = ticket.request.params
-    if (params.schema is None and params.response_format is None) or not answer.text:
-        return None
-    try:
-        return json.loads(answer.text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _is_own_call(batch: Batch[Ticket]) -> bool:

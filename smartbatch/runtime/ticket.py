@@ -15,6 +15,7 @@ from smartbatch.models import Priority, Request, Result, Usage
 if TYPE_CHECKING:
     from smartbatch.runtime.lane import Lane
     from smartbatch.runtime.streaming import ChunkBox
+    from smartbatch.runtime.validation import Repair
 
 __all__ = ["PATIENCE", "Claim", "ResultFuture", "Ticket", "TicketState", "latest_start"]
 
@@ -194,7 +195,10 @@ class Ticket:
         "lane",
         "last_error",
         "must_start",
+        "original",
         "paused",
+        "repair",
+        "repairs",
         "request",
         "reserve",
         "started",
@@ -217,6 +221,9 @@ class Ticket:
         self.lane = lane
         self.claims = [claim]
         self.fingerprint = fingerprint
+        self.original = request
+        self.repair: Repair | None = None
+        self.repairs = 0  # times the request was sent again for an answer that did not fit its schema
         self.key = latest_start(claim.submitted, request.priority, claim.deadline)
         self.due = claim.submitted
         self.must_start = claim.submitted + (
