@@ -35,7 +35,11 @@ class Reservation:
         self.ended = False
         self.order = 0
         self.sent = (0.0, 0.0)  # tokens, output: all that had left by then, this call included
-        self.held = (0, 0.0, 0.0)  # calls, tokens, output: unanswered then, this call included
+        self.held: tuple[int, float, float] = (
+            0,
+            0.0,
+            0.0,
+        )  # calls, tokens, output: unanswered then, this call included
 
 
 class Traffic:
@@ -72,7 +76,12 @@ class Traffic:
     def trace(self, what: int, call: Reservation) -> Trace:
         """Return what was sent around ``call``, in units of the limit ``what``."""
         if what == _REQUESTS:
-            mark, sent, then, held = float(call.order), float(self.calls), call.held[0], float(self.in_flight)
+            mark, sent, then, held = (
+                float(call.order),
+                float(self.calls),
+                float(call.held[0]),
+                float(self.in_flight),
+            )
         else:
             mark = _share(what, *call.sent)
             sent = _share(what, self.tokens, self.output)

@@ -112,8 +112,10 @@ class Collector:
             lane.hold(head)  # a first call may go all the same
             return now
         tickets = self._company_locked(lane, head)
+        given, made = _expected(lane, tickets)
         demand = Demand(
-            tokens=float(sum(ticket.estimate for ticket in tickets)),
+            tokens=given + made,
+            output=made,
             cost=sum(ticket.reserve for ticket in tickets),
             first=head.attempts == 0,
             retry=head.charged,
@@ -193,6 +195,19 @@ class Collector:
         if lane.open_since is None:
             return at
         return min(at, lane.open_since + self._config.outage_patience + 0.001)
+
+
+def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
+    """Return the input and the output tokens to reserve for a call, by what was learned until now."""
+    calibration = lane.calibration
+    given = made = 0
+    for ticket in tickets:
+        prompt = calibration.input(ticket.input_estimate)
+        given += prompt
+        if ticket.estimate > prompt:
+            learned = calibration.output(ticket.request.params.max_tokens)
+            made += min(ticket.estimate - prompt, learned)
+    return float(given), float(made)
 
 
 def _may_travel_together(head: Ticket, other: Ticket) -> bool:

@@ -16,7 +16,9 @@ from attrs import define, frozen
 from smartbatch.core.breaker import Outcome, Transition
 from smartbatch.core.breaker import Permit as Pass
 from smartbatch.core.budget import Budget, SpendReservation
-from smartbatch.core.ratelimit import Cooldown, Reservation
+from smartbatch.core.ratelimit import Cooldown
+from smartbatch.core.reported import Reservation
+from smartbatch.models import LimitReport
 from smartbatch.runtime.lane import Lane
 
 __all__ = ["Demand", "Ending", "Gates", "Permit"]
@@ -45,12 +47,14 @@ class Demand:
         cost: most it can cost, USD.
         first: True for the first call of its requests.
         retry: True when it repeats a call that failed by itself, and not for the provider's state.
+        output: the part of ``tokens`` that is output.
     """
 
     tokens: float
     cost: float
     first: bool
     retry: bool
+    output: float = 0.0
 
 
 Change: TypeAlias = "Transition | Cooldown"
@@ -91,10 +95,10 @@ class Gates:
         if not self.budget.fits(demand.cost):
             return float("inf")
         with lane.quota.lock:
-            at = max(at, lane.quota.quota.look(now, demand.tokens))
+            at = max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
             if at > now:
                 return at
-            reservation = lane.quota.quota.take(now, demand.tokens)
+            reservation = lane.quota.quota.take(now, demand.tokens, demand.output)
         if demand.retry:
             lane.retry_budget.take(now)
         elif demand.first:
@@ -115,15 +119,19 @@ class Gates:
         now: float,
         *,
         tokens: float | None = None,
+        output: float | None = None,
         cost: float | None = None,
         retry_after: float | None = None,
+        limits: LimitReport | None = None,
     ) -> list[Change]:
         """End ``permit`` and return what changed for everybody.
 
         Args:
             tokens: what was really used; ``None`` keeps the estimate of a success and gives back others.
+            output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
             cost: what was really paid, USD; ``None`` as with ``tokens``.
             retry_after: seconds the provider asked to wait.
+            limits: what the answer said about limits, whether it was a success or a failure.
         """
         if permit.ended:
             raise AssertionError("a permit ended twice")
@@ -135,13 +143,16 @@ class Gates:
         with lane.quota.lock:
             quota, reservation = lane.quota.quota, permit.reservation
             if ending is Ending.SUCCESS:
-                quota.succeeded(reservation, now, demand.tokens if tokens is None else tokens)
+                used = demand.tokens if tokens is None else tokens
+                quota.succeeded(reservation, now, used, demand.output if tokens is None else output)
             elif ending is Ending.REFUSED:
-                changes.append(quota.refused(reservation, now, retry_after, self._rng))
+                changes.append(quota.refused(reservation, now, retry_after, self._rng, limits))
             elif ending is Ending.DROPPED:
                 quota.dropped(reservation, now)
             else:
-                quota.failed(reservation, now, tokens)
+                quota.failed(reservation, now, tokens, output)
+            if limits is not None and ending is not Ending.REFUSED:
+                quota.learn(limits, reservation, now)
         if ending is Ending.SUCCESS:
             self.budget.settle(permit.hold, demand.cost if cost is None else cost)
             if demand.retry:

@@ -266,8 +266,10 @@ class ResponseRouter:
             ending,
             now,
             tokens=usage.total_tokens if usage is not None else None,
+            output=usage.output_tokens if usage is not None else None,
             cost=cost if known or ending is Ending.SUCCESS else None,
             retry_after=worst.retry_after if worst is not None else None,
+            limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
             self._stop(lane, worst, now, aftermath)
@@ -287,7 +289,7 @@ class ResponseRouter:
     def note_change(self, lane: Lane, change: Change, now: float, aftermath: Aftermath) -> None:
         """Book a change of the breaker or a new cooldown, and tell about it."""
         if isinstance(change, Cooldown):
-            if change.seconds > 0:
+            if change.fresh and change.seconds > 0:  # others are news of the same pause
                 aftermath.events.append(
                     CooldownStarted(now, lane.provider.scope, lane.label, change.seconds, change.consecutive)
                 )
