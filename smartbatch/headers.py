@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
 from smartbatch.models import LimitReport
 
@@ -76,15 +77,47 @@ def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
     Args:
         headers: the answer's headers, names in lower case.
     """
+    requests, tokens = _figures(headers, "requests"), _figures(headers, "tokens")
+    project = _figures(headers, "project-tokens")
+    if project.limit is not None or project.remaining is not None:
+        tokens = _tighter(tokens, project)
     report = LimitReport(
-        requests_limit=_count(headers.get("x-ratelimit-limit-requests")),
-        requests_remaining=_count(headers.get("x-ratelimit-remaining-requests")),
-        requests_reset=parse_duration(headers.get("x-ratelimit-reset-requests")),
-        tokens_limit=_count(headers.get("x-ratelimit-limit-tokens")),
-        tokens_remaining=_count(headers.get("x-ratelimit-remaining-tokens")),
-        tokens_reset=parse_duration(headers.get("x-ratelimit-reset-tokens")),
+        requests_limit=requests.limit,
+        requests_remaining=requests.remaining,
+        requests_reset=requests.reset,
+        tokens_limit=tokens.limit,
+        tokens_remaining=tokens.remaining,
+        tokens_reset=tokens.reset,
     )
     return None if report == _NOTHING else report
+
+
+class _Figures(NamedTuple):
+    limit: int | None
+    remaining: int | None
+    reset: float | None
+
+
+def _figures(headers: Mapping[str, str], what: str) -> _Figures:
+    """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
+    for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
+        limit = _count(headers.get(f"{prefix}limit-{what}"))
+        remaining = _count(headers.get(f"{prefix}remaining-{what}"))
+        reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
+        if limit is not None or remaining is not None or reset is not None:
+            return _Figures(limit, remaining, reset)
+    return _Figures(None, None, None)
+
+
+def _tighter(one: _Figures, other: _Figures) -> _Figures:
+    """Return what holds under both: the organisation's limit and the project's."""
+    limits = [figure.limit for figure in (one, other) if figure.limit is not None]
+    left = [figure.remaining for figure in (one, other) if figure.remaining is not None]
+    limit, remaining = min(limits, default=None), min(left, default=None)
+    for figure in (one, other):
+        if (figure.limit, figure.remaining) == (limit, remaining):
+            return figure
+    return _Figures(limit, remaining, None)  # a reset belongs to one limit and would mislead about another
 
 
 def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:

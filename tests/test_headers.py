@@ -109,6 +109,40 @@ def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
     assert read_limits({"content-type": "application/json", "x-ratelimit-limit-tokens": "-5"}) is None
 
 
+PROJECT = {
+    "x-ratelimit-limit-project-tokens": "1000",
+    "x-ratelimit-remaining-project-tokens": "400",
+    "x-ratelimit-reset-project-tokens": "36s",
+}
+
+
+@pytest.mark.parametrize(
+    ("organisation", "tokens"),
+    [
+        ({}, (1000, 400, 36.0)),
+        ({"limit": "5000", "remaining": "4000", "reset": "12s"}, (1000, 400, 36.0)),
+        ({"limit": "5000", "remaining": "300", "reset": "56s"}, (1000, 300, None)),
+        ({"limit": "800", "remaining": "100", "reset": "52s"}, (800, 100, 52.0)),
+    ],
+)
+def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
+    organisation: dict[str, str], tokens: tuple[int, int, float | None]
+) -> None:
+    """In limit and in what is left; a reset is only told of the limit it belongs to."""
+    own = {f"x-ratelimit-{name}-tokens": value for name, value in organisation.items()}
+    report = read_limits(PROJECT | own)
+    assert report is not None
+    assert (report.tokens_limit, report.tokens_remaining, report.tokens_reset) == tokens
+
+
+def test_limits_passed_on_by_a_gateway_are_read() -> None:
+    """They carry its prefix; its own limits come first where it has some."""
+    passed = {"llm_provider-x-ratelimit-limit-requests": "60", "llm_provider-x-ratelimit-limit-tokens": "9"}
+    assert read_limits(passed) == LimitReport(requests_limit=60, tokens_limit=9)
+    own = read_limits(passed | {"x-ratelimit-limit-requests": "30"})
+    assert own == LimitReport(requests_limit=30, tokens_limit=9)
+
+
 @given(st.dictionaries(st.sampled_from(["x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"]), st.text()))
 def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
     """Whatever is written there, a report is numbers or nothing."""
