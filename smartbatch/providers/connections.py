@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import ssl
@@ -77,6 +78,16 @@ class Connection(HTTPConnection):
     connect_timeout = 10.0
     step: Step = "connect"
     dialling: socket.socket | None = None
+    is_cut = False
+
+    def cut(self) -> None:
+        """End what another thread does with this connection: it fails soon."""
+        self.is_cut = True
+        for sock in (self.sock, self.dialling):
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    # Not SSLSocket.shutdown, which takes the TLS object from under the reader.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _new_conn(self) -> socket.socket:
         error: OSError = OSError("the name has no address")

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -16,8 +17,8 @@ from urllib3.util import Url, parse_url
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.models import Answer, Generation, Request
-from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.providers.connections import is_loopback
+from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.connections import is_loopback, seconds_left
 from smartbatch.providers.failures import failure
 from smartbatch.providers.openai_answers import decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
@@ -27,6 +28,7 @@ from smartbatch.providers.openai_embeddings import (
     embeddings_body,
     read_embeddings,
 )
+from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader
 from smartbatch.providers.transport import MAX_BODY, Reply, Transport
 
 __all__ = ["OpenAIProvider"]
@@ -59,6 +61,7 @@ class OpenAIProvider(Provider):
         max_body: most bytes of a decoded answer.
         max_tokens_field: what ``max_tokens`` is called in a chat body; by default
             ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere.
+        stream_usage: ask for the usage of streamed chats, which some older servers refuse to hear.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
@@ -66,7 +69,9 @@ class OpenAIProvider(Provider):
     """
 
     name = "openai"
-    capabilities = Capabilities(schemas=True, max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS)
+    capabilities = Capabilities(
+        streams=True, schemas=True, max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS
+    )
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class OpenAIProvider(Provider):
         connect_timeout: float = 10.0,
         max_body: int = MAX_BODY,
         max_tokens_field: str | None = None,
+        stream_usage: bool = True,
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
@@ -110,6 +116,7 @@ class OpenAIProvider(Provider):
             connect_timeout=connect_timeout,
             max_body=max_body,
         )
+        self._stream_usage = stream_usage
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
@@ -118,10 +125,29 @@ class OpenAIProvider(Provider):
         Raises:
             ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
         """
-        chat = self._api == "chat"
-        body = chat_body(request, model, self._max_tokens_field) if chat else response_body(request, model)
-        data, reply = self._ask(self._path, body, (request,), timeout)
-        return read_chat(data, reply) if chat else read_response(data, reply)
+        data, reply = self._ask(self._path, self._body(request, model), (request,), timeout)
+        return read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
+        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
+        body = {**self._body(request, model), "stream": True}
+        if self._api == "chat" and self._stream_usage:
+            body["stream_options"] = {"include_usage": True}
+        transport, encoded = self._transport, _encode(body).encode("ascii")
+        deadline = time.monotonic() + timeout
+        return OpenAIStream(
+            lambda cutoff: transport.begin(
+                transport.head(self._path), encoded, seconds_left(deadline), cutoff
+            ),
+            ChatReader() if self._api == "chat" else ResponseReader(),
+            request,
+            *self._secrets,
+        )
+
+    def _body(self, request: Request, model: str) -> dict[str, Any]:
+        if self._api == "chat":
+            return chat_body(request, model, self._max_tokens_field)
+        return response_body(request, model)
 
     def embed(
         self,

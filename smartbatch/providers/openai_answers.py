@@ -19,7 +19,7 @@ from smartbatch.providers.classify import kind_of_status
 from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, count, short, sound, told
 from smartbatch.providers.transport import Reply
 
-__all__ = ["decode", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
+__all__ = ["chat_usage", "decode", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
@@ -203,6 +203,11 @@ def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) ->
         usage=usage,
         limits=limits_of(reply),
     )
+
+
+def chat_usage(usage: Any) -> Usage | None:
+    """Return the ``usage`` of a chat completion; ``None`` when it is missing or absurd."""
+    return _usage(usage, "prompt", "completion")
 
 
 def _usage(usage: Any, inward: str, outward: str) -> Usage | None:

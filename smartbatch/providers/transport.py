@@ -8,16 +8,14 @@ hold a worker for ever; the sockets below know when the whole call has to be ove
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import queue
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
@@ -26,7 +24,7 @@ from urllib3.util import Url
 from smartbatch.errors import ProviderError
 from smartbatch.providers.connections import Connection, PlainSocket, build_pool, find_proxy, seconds_left
 from smartbatch.providers.failures import failure
-from smartbatch.providers.live import LiveReply
+from smartbatch.providers.live import Cutoff, LiveReply
 from smartbatch.providers.replies import MAX_BODY, Reply, headers_of, inflate, read_body
 
 __all__ = ["MAX_BODY", "LiveReply", "Reply", "Transport", "inflate"]
@@ -79,11 +77,7 @@ class Transport:
             pool, self._pool = self._pool, None
             live, self._live = self._live, set()
         for connection in list(live):  # a call may just be adding itself
-            for sock in (connection.sock, connection.dialling):
-                if sock is not None:
-                    with contextlib.suppress(OSError):
-                        # Not SSLSocket.shutdown, which takes the TLS object from under the reader.
-                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            connection.cut()
         if pool is not None:
             pool.close()
 
@@ -132,30 +126,32 @@ class Transport:
         finally:
             self.release(pool, connection, reusable=reusable)
 
-    def begin(self, head: bytes, body: bytes, timeout: float) -> LiveReply:
+    def begin(self, head: bytes, body: bytes, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
         """Send a request and return once the answer's head is there; its body is read piece by piece.
 
         Args:
             head: as for :meth:`send`.
             body: encoded JSON.
             timeout: total seconds, from here to the last byte of the body.
+            cutoff: lets another thread end the wait.
 
         Raises:
             ProviderError: where no answer came.
         """
+        cutoff = cutoff or Cutoff()
         pool, connection = self._lease(timeout)
         try:
+            cutoff.watch(connection)
             response, whole = self._ask(pool, connection, head, body)
-            return LiveReply(self, pool, connection, response, whole, self.max_body)
-        except ProviderError:
+        except BaseException as error:
+            cutoff.let_go()
+            verdict = self.verdict(error, connection, ended=cutoff.used) if _is_plain(error) else None
             self.release(pool, connection, reusable=False)
-            raise
-        except Exception as error:
-            self.release(pool, connection, reusable=False)
-            raise self.verdict(error, connection) from (error if isinstance(error, OSError) else None)
-        except BaseException:
-            self.release(pool, connection, reusable=False)
-            raise
+            if verdict is None:
+                raise
+            raise verdict from (error if isinstance(error, OSError) else None)
+        cutoff.let_go()
+        return LiveReply(self, pool, connection, response, whole, self.max_body)
 
     def head(self, path: str) -> bytes:
         """Return the head of a request to ``path`` with the headers every request has."""
@@ -188,10 +184,10 @@ class Transport:
             connection.close()
         pool._put_conn(connection)
 
-    def verdict(self, error: Exception, connection: Connection) -> ProviderError:
-        """Return the meaning of an exception during a call on ``connection``."""
+    def verdict(self, error: Exception, connection: Connection, *, ended: bool = False) -> ProviderError:
+        """Return the meaning of an exception on ``connection``; ``ended`` says that its caller cut it."""
         late = time.monotonic() >= connection.deadline
-        return failure(error, connection.step, self.place, late=late, closed=self._closed)
+        return failure(error, connection.step, self.place, late=late, closed=self._closed or ended)
 
     def _lease(self, timeout: float) -> tuple[HTTPConnectionPool, Connection]:
         deadline = time.monotonic() + timeout
@@ -253,7 +249,7 @@ class Transport:
             pool._prepare_proxy(connection)
         else:
             connection.connect()
-        if self._closed:
+        if self._closed or connection.is_cut:
             raise ConnectionAbortedError("closed while connecting")
 
     def _make_pool(self) -> HTTPConnectionPool:
@@ -274,6 +270,11 @@ class Transport:
         head = f"POST {target} HTTP/1.1\r\nHost: {self.place}\r\n{self._head}{proxied}Content-Length: "
         self._heads[path] = encoded = head.encode("latin-1")
         return encoded
+
+
+def _is_plain(error: BaseException) -> TypeGuard[Exception]:
+    """True for what the network raises; our own errors and Ctrl-C go on as they are."""
+    return isinstance(error, Exception) and not isinstance(error, ProviderError)
 
 
 _opened: weakref.WeakSet[Transport] = weakref.WeakSet()
