@@ -13,6 +13,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.providers import (
     AnthropicProvider,
     CallableProvider,
+    GeminiProvider,
     MockProvider,
     OpenAIProvider,
     SimProvider,
