@@ -28,6 +28,7 @@ class CallbackThread:
         self._todo: deque[Callable[[], Any]] = deque()
         self._thread: threading.Thread | None = None
         self._busy = False
+        self._closing = False
 
     def run_later(self, fn: Callable[[], Any]) -> None:
         """Have ``fn`` run soon."""
@@ -63,18 +64,35 @@ class CallbackThread:
                 self._idle.wait(remaining)
         return True
 
+    def close(self) -> None:
+        """Let the thread end once nothing is left to do; what comes later is run all the same."""
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify()
+
     def _run(self) -> None:
         self._clock.began()
-        while True:
-            with self._monitor:
-                self._busy = False
-                while not self._todo:
-                    self._idle.notify_all()
-                    self._monitor.wait()
-                fn = self._todo.popleft()
-                self._busy = True
-            self._call(fn)
-            del fn
+        try:
+            while True:
+                fn = self._next()
+                if fn is None:
+                    return
+                self._call(fn)
+                del fn
+        finally:
+            self._clock.ended()
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._monitor:
+            self._busy = False
+            while not self._todo:
+                self._idle.notify_all()
+                if self._closing:
+                    self._thread = None
+                    return None
+                self._monitor.wait()
+            self._busy = True
+            return self._todo.popleft()
 
     def _call(self, fn: Callable[[], Any]) -> None:
         try:

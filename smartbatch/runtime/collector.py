@@ -79,16 +79,6 @@ class Collector:
                 wake = min(wake, lane.retry_budget.look(now))
         return wake
 
-    def ready_calls_locked(self, now: float) -> int:
-        """About how many calls could start now; an overestimate only costs a worker a look."""
-        calls = 0
-        for lane in self._queue.lanes:
-            if lane.later or lane.held:
-                lane.promote(now)
-            if lane.ready(now, flushed=self._queue.flushing) <= now:
-                calls += -(-lane.waiting // lane.accumulator.window.max_size)
-        return calls
-
     def expire_locked(self, now: float, aftermath: Aftermath) -> float:
         """Fail what has run out of its own time; return when the next one does."""
         for ticket, claim in self._queue.expired_locked(now):
@@ -135,6 +125,7 @@ class Collector:
         batch: Batch[Ticket] = Batch(self._new_id(), min(ticket.due for ticket in starting))
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
+        lane.took_off(len(batch))
         return Flight(batch, permit, now)
 
     def _company_locked(self, lane: Lane, head: Ticket) -> list[Ticket]:

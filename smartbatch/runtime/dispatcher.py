@@ -33,7 +33,7 @@ __all__ = ["BatchDispatcher"]
 class _Errand:
     """What a thread is started for; ``void`` once another thread was started for it."""
 
-    flight: Flight | None
+    flight: Flight
     void: bool = False
 
 
@@ -68,6 +68,7 @@ class BatchDispatcher:
         self._busy = 0
         self._wakes_at = -math.inf
         self._stopping = False
+        self._mine = threading.local()
         self._pool: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
 
@@ -85,6 +86,10 @@ class BatchDispatcher:
             self._monitor.notify_all()
         if self._pool is not None:
             self._pool.shutdown(wait=False)
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on the collector's thread or a worker's, in a hook of the user's."""
+        return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
         """Have the collector look, if a worker's look will not do."""
@@ -104,6 +109,7 @@ class BatchDispatcher:
 
     def _watch(self) -> None:
         self._clock.began()
+        self._mine.here = True
         try:
             while True:
                 aftermath = Aftermath(self._queue)
@@ -125,39 +131,32 @@ class BatchDispatcher:
         """Expire what is late, start workers for what is ready; return when to look again."""
         now = self._clock.now()
         deadline = self._collector.expire_locked(now, aftermath)
-        wake = math.inf
-        free = self._workers - self._busy
-        if free > 0:
+        while self._busy < self._workers:
             found = self._collector.take_locked(now, aftermath)
-            if isinstance(found, Flight):
-                ready = 1 + min(self._collector.ready_calls_locked(now), free - 1)
-                self._spawn_locked(found, ready, aftermath)
-            else:
-                wake = found
-        return min(wake, deadline)
+            if not isinstance(found, Flight):
+                return min(found, deadline)
+            if not self._spawn_locked(found, aftermath):
+                break
+        return deadline  # a worker that ends looks for itself
 
-    def _spawn_locked(self, flight: Flight, workers: int, aftermath: Aftermath) -> None:
-        """Start a worker with ``flight`` and further ones that look for themselves.
+    def _spawn_locked(self, flight: Flight, aftermath: Aftermath) -> bool:
+        """Start a worker with ``flight``; False when no thread could be had.
 
         Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
         never returns cannot keep the interpreter from exiting.
         """
         assert self._pool is not None
-        handed: Flight | None = flight
-        for _ in range(workers):
-            self._busy += 1
-            self._clock.spawned()
-            refusal = self._start_worker(self._pool, handed)
-            if refusal is not None:
-                self._busy -= 1
-                self._clock.unspawned()
-                if handed is not None:
-                    self._without_thread_locked(handed, refusal, aftermath)
-                break
-            handed = None
+        self._busy += 1
+        self._clock.spawned()
+        refusal = self._start_worker(self._pool, flight)
+        if refusal is not None:
+            self._busy -= 1
+            self._clock.unspawned()
+            self._without_thread_locked(flight, refusal, aftermath)
         _leave_exit_alone(self._pool)
+        return refusal is None
 
-    def _start_worker(self, pool: ThreadPoolExecutor, flight: Flight | None) -> RuntimeError | None:
+    def _start_worker(self, pool: ThreadPoolExecutor, flight: Flight) -> RuntimeError | None:
         """Have a thread of the pool work, or a thread of its own; return why neither could be had.
 
         The pool takes nothing any more once the main thread has ended, although threads of the user and exit
@@ -190,17 +189,14 @@ class BatchDispatcher:
         if not errand.void:
             self._work(errand.flight)
 
-    def _work(self, flight: Flight | None) -> None:
+    def _work(self, flight: Flight) -> None:
         self._clock.began()
-        aftermath = Aftermath(self._queue)
+        self._mine.here = True
+        carried: Flight | None = flight
         try:
-            if flight is None:
-                with self._monitor:
-                    flight = self._next_locked(aftermath)
-                aftermath.perform(self._tell)
-            while flight is not None:
+            while carried is not None:
                 aftermath = Aftermath(self._queue)
-                flight = self._carry(flight, aftermath)
+                carried = self._carry(carried, aftermath)
                 aftermath.perform(self._tell)
         finally:
             self._clock.ended()

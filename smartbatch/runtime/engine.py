@@ -17,7 +17,8 @@ from smartbatch.core.budget import Budget
 from smartbatch.core.retry import RetryPolicy
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.models import Request, Result
+from smartbatch.models import Embedding, Request, Result
+from smartbatch.providers.base import Provider
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.callbacks import CallbackThread
 from smartbatch.runtime.collector import Collector
@@ -38,6 +39,9 @@ LAST_CALLBACKS = 0.25
 class Engine:
     """The threads of one client, from its start to its stop.
 
+    Attributes:
+        lane_of: returns the lane for a provider, a model and a kind of vector, if any; set by its owner.
+
     Args:
         config: checked settings.
         clock: time and waiting.
@@ -48,6 +52,8 @@ class Engine:
         fallback: see :class:`~smartbatch.runtime.collector.Collector`.
         post_process: see :class:`~smartbatch.runtime.router.ResponseRouter`.
     """
+
+    lane_of: Callable[[Provider, str, Embedding | None], Lane]
 
     def __init__(
         self,
@@ -85,13 +91,13 @@ class Engine:
             patience=config.outage_patience,
             post_process=post_process,
             rng=rng,
+            validation_retries=config.validation_retries,
         )
         batch_ids = itertools.count(1)
         self.collector = Collector(
             clock,
             config,
             self.queue,
-            validation_retries=config.validation_retries,
             self.gates,
             self.router,
             new_id=lambda: f"batch-{next(batch_ids)}",
@@ -205,6 +211,7 @@ class Engine:
         if timeout is not None:
             timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
         self.callbacks.drain(timeout)
+        self.callbacks.close()
         return failed
 
     def _end(self, reason: str, release: Callable[[], None]) -> int:

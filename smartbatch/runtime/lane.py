@@ -22,11 +22,15 @@ from smartbatch.runtime.ticket import Ticket, TicketState
 __all__ = ["Lane"]
 
 _sequence = itertools.count(1)
+_FADES = 0.2
+"""Weight of the latest call in what a call takes: some five calls are remembered."""
 
 
 @define(eq=False)
 class Lane:
     """Waiting tickets of one provider and model, in order of their latest start. Guarded by the monitor.
+
+    So the heap inside the queue is used, and not the queue's own lock, which Ctrl-C could leave locked.
 
     Attributes:
         provider: the adapter that makes the calls.
@@ -66,7 +70,9 @@ class Lane:
     _musts: list[tuple[float, int, Ticket]] = field(factory=list)
     _arrivals: list[tuple[float, int, Ticket]] = field(factory=list)
     _urgent: int = 0
+    _flying: int = 0
     _last_size: int = 0
+    _latency: float = 0.0
     _latest: float = -math.inf
     _landed: float = -math.inf
 
@@ -78,20 +84,21 @@ class Lane:
     def put(self, ticket: Ticket, due: float, now: float) -> None:
         """Let ``ticket`` wait, from the moment ``due`` on."""
         ticket.state = TicketState.WAITING
-        ticket.entry = entry = next(_sequence)
         ticket.due = due
-        ticket.paused = due > now
-        if ticket.paused:
+        entry = next(_sequence)
+        if due > now:
             heapq.heappush(self.later, (due, entry, ticket))
+            ticket.paused = True
+            ticket.entry = entry
             return
-        self._push(ticket)
+        self._push(ticket, entry)
 
     def remove(self, ticket: Ticket) -> None:
         """Take a waiting ticket out; its entries in the heaps are passed over when they come up."""
+        urgent = self.shares and self._skips_window(ticket)
         if ticket.entry > 0 and not ticket.paused:
             self.waiting -= 1
-            if self.shares:
-                self._urgent -= self._skips_window(ticket)
+            self._urgent -= urgent
         ticket.entry = 0
 
     def head(self) -> Ticket | None:
@@ -101,14 +108,14 @@ class Lane:
             _, entry, ticket = entries[0]
             if ticket.entry == entry:
                 return ticket
-            self.queue.get_nowait()
+            heapq.heappop(self.queue.queue)
         return None
 
     def pop(self) -> Ticket | None:
         """Take the head out; :meth:`unpop` can put it back at the same place."""
         ticket = self.head()
         if ticket is not None:
-            self.queue.get_nowait()
+            heapq.heappop(self.queue.queue)
             self.waiting -= 1
             if self.shares:
                 self._urgent -= self._skips_window(ticket)
@@ -119,23 +126,35 @@ class Lane:
         """Put back a ticket that was popped a moment ago."""
         ticket.entry = -ticket.entry
         self.waiting += 1
-        self.queue.put_nowait((ticket.key, ticket.entry, ticket))
+        heapq.heappush(self.queue.queue, (ticket.key, ticket.entry, ticket))
         if self.shares:  # its entries in the other heaps are still there
             self._urgent += self._skips_window(ticket)
 
-    def landed(self, size: int, now: float) -> None:
-        """Note that a call of ``size`` requests has ended."""
+    def took_off(self, size: int) -> None:
+        """Note that a call of ``size`` requests begins."""
+        self._flying += size
+
+    def landed(self, size: int, seconds: float, now: float) -> None:
+        """Note that a call of ``size`` requests has ended, after ``seconds``."""
+        self._flying -= size
         self._last_size = size
         self._landed = self._latest = now
+        self._latency += (seconds - self._latency) * (_FADES if self._latency else 1.0)
 
-    def _push(self, ticket: Ticket) -> None:
-        self.waiting += 1
-        self.queue.put_nowait((ticket.key, ticket.entry, ticket))
+    def _push(self, ticket: Ticket, entry: int) -> None:
+        """Let ``ticket`` be served. It counts last and with no call, so Ctrl-C leaves all or nothing."""
+        urgent = False
         if self.shares:
-            self._latest = max(self._latest, ticket.due)
-            heapq.heappush(self._musts, (ticket.must_start, ticket.entry, ticket))
-            heapq.heappush(self._arrivals, (ticket.due, ticket.entry, ticket))
-            self._urgent += self._skips_window(ticket)
+            urgent = self._skips_window(ticket)
+            heapq.heappush(self._musts, (ticket.must_start, entry, ticket))
+            heapq.heappush(self._arrivals, (ticket.due, entry, ticket))
+        heapq.heappush(self.queue.queue, (ticket.key, entry, ticket))
+        if ticket.due > self._latest:
+            self._latest = ticket.due
+        ticket.paused = False
+        ticket.entry = entry
+        self.waiting += 1
+        self._urgent += urgent
 
     def flush(self, now: float) -> None:
         """Let what waits in the window now wait no longer; what comes later gathers as ever."""
@@ -184,11 +203,12 @@ class Lane:
             opened=self._earliest(self._arrivals),
             must_start=self._earliest(self._musts),
             urgent=self._urgent > 0,
-            in_flight=self.in_flight,
+            flying=self._flying,
             flushed=flushed,
             expected=self._last_size,
             latest=self._latest,
             landed=self._landed,
+            latency=self._latency,
         )
         return self.accumulator.ready(now, view)
 

@@ -110,7 +110,7 @@ class ResponseRouter:
         batch = flight.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
         lane = flight.permit.lane
-        lane.landed(len(batch), now)
+        lane.landed(len(batch), now - flight.started, now)
         self._end_permit(flight, outcomes, now, aftermath)
         poisoned = _poison(outcomes)
         if poisoned is not None:
@@ -168,6 +168,7 @@ class ResponseRouter:
     def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End a flight that never took off."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
+        flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self.fail_locked(ticket, error, now, aftermath)
@@ -175,6 +176,7 @@ class ResponseRouter:
     def return_locked(self, flight: Flight, now: float) -> None:
         """Let a flight that never took off wait again: somebody else will carry it."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
+        flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self._queue.again_locked(ticket, now, now)

@@ -74,24 +74,24 @@ def test_the_window_is_as_long_as_configured(busy: Callable[..., Busy]) -> None:
     assert scene.later_calls() == [(0.5, 3)]
 
 
-def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Busy]) -> None:
-    """Below min_batch_size it waits on, but not past the end of the call under way."""
-    scene = busy()
-    with scene.clock.held():
-        scene.first()
-        future = scene.client.submit("alone")
-    future.result(PATIENCE)
-    assert scene.later_calls() == [(1.0, 1)]
-
-
-def test_nobody_waits_longer_than_max_wait(busy: Callable[..., Busy]) -> None:
-    """A single request goes after max_wait although the lane is busy for an hour."""
-    scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0, max_wait=2.0)
+def test_one_request_alone_goes_when_its_window_is_over(busy: Callable[..., Busy]) -> None:
+    """Nobody joins it, and the call under way takes an hour: it waits for the window and no longer."""
+    scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
         future = scene.client.submit("alone", priority="deferrable")
     future.result(PATIENCE)
-    assert scene.later_calls() == [(2.0, 1)]
+    assert scene.later_calls() == [(pytest.approx(0.1), 1)]
+
+
+def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Busy]) -> None:
+    """When the call under way ends before the window, there is nobody left to wait for."""
+    scene = busy(latency=0.03)
+    with scene.clock.held():
+        scene.first()
+        future = scene.client.submit("alone")
+    future.result(PATIENCE)
+    assert scene.later_calls() == [(pytest.approx(0.03), 1)]
 
 
 def test_a_request_may_carry_its_own_max_wait(busy: Callable[..., Busy]) -> None:
@@ -337,3 +337,15 @@ def test_the_mock_provider_shares_calls_as_well(clock: VirtualClock, client_of: 
         assert future.result(PATIENCE).ok
     assert sum(len(call.requests) for call in provider.calls) == 11
     assert len(provider.calls) <= 4
+
+
+def test_a_window_ends_in_time_although_every_busy_worker_is_busy_for_long(busy: Callable[..., Busy]) -> None:
+    """A call of an hour starts in one lane; what gathers for another call still goes when its window is over."""
+    scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
+    with scene.clock.held():
+        scene.first()
+        alone = scene.client.submit("alone", call=lambda request, attempt: scene.clock.sleep(3600.0))
+        future = scene.client.submit("gathering")
+    assert future.result(PATIENCE).ok
+    assert scene.provider.starts[-1].at == pytest.approx(0.1)
+    assert alone.result(PATIENCE).ok

@@ -1,0 +1,132 @@
+"""What coalescing is worth: single embeddings from many threads, against one call a text and fixed windows.
+
+    python -m benchmarks.embeddings
+
+Every thread asks for one vector, waits for it, and asks for the next, as web workers do. The server takes
+50 ms a call and runs in a process of its own. Every vector is checked against its text.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from urllib.request import urlopen
+
+from benchmarks.server import emulator
+from smartbatch import BatchingClient
+from smartbatch.core.accumulator import BatchAccumulator, Waiting
+from smartbatch.emulator.answers import vector_for
+from smartbatch.providers.openai import OpenAIProvider
+
+MODEL = "text-embedding-3-small"
+DIMENSIONS = 64
+THREADS, TEXTS, LATENCY = 64, 2_000, 0.05
+FIXED_WINDOWS = (0.002, 0.005, 0.01, 0.02, 0.05)
+
+
+class FixedWindow(BatchAccumulator):
+    """The usual way: whatever came within a fixed time goes, busy or idle."""
+
+    def ready(self, now: float, waiting: Waiting) -> float:
+        if waiting.count == 0:
+            return float("inf")
+        full = waiting.count >= self.window.max_size or waiting.flushed
+        return now if full else waiting.opened + self.window.seconds
+
+
+def calls(base_url: str) -> int:
+    with urlopen(base_url.removesuffix("/v1") + "/_ledger") as answer:
+        received: int = json.load(answer)["received"]
+    return received
+
+
+def ask_all(client: BatchingClient) -> tuple[float, float]:
+    """Have all threads ask; return CPU seconds of this process and wall seconds."""
+    wrong: list[int] = []
+
+    def ask(first: int) -> None:
+        for number in range(first, TEXTS, THREADS):
+            text = f"text number {number}"
+            vector = client.submit_embedding(text, dimensions=DIMENSIONS).result().embedding
+            if vector != vector_for(text, MODEL, DIMENSIONS):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(THREADS)]
+    cpu, wall = time.process_time(), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = time.process_time() - cpu, time.perf_counter() - wall
+    if wrong:
+        raise AssertionError(f"{len(wrong)} texts got another text's vector")
+    return spent
+
+
+def run(title: str, prepare: Callable[[BatchingClient], None], **settings: object) -> tuple[float, float]:
+    with emulator("--latency", str(LATENCY)) as base_url:
+        provider = OpenAIProvider("benchmark", base_url)
+        with BatchingClient(MODEL, provider=provider, parallelism=THREADS, **settings) as client:
+            client.submit_embedding("warm", dimensions=DIMENSIONS).result()
+            prepare(client)
+            before = calls(base_url)
+            cpu, wall = ask_all(client)
+            made = calls(base_url) - before
+    print(
+        f"{title:<24} {made:5} calls, {TEXTS / made:5.1f} texts a call, {TEXTS / wall:6.0f} texts/s, "
+        f"CPU {1000 * cpu / TEXTS:.2f} ms a text"
+    )
+    return cpu, wall
+
+
+def lone(count: int) -> tuple[float, float]:
+    """Median seconds of a lone request on an idle client, and of a direct call of the adapter."""
+    with emulator("--latency", str(LATENCY)) as base_url:
+        provider = OpenAIProvider("benchmark", base_url)
+        with BatchingClient(MODEL, provider=provider) as client:
+            request = client.submit_embedding("warm", dimensions=DIMENSIONS)
+            request.result()
+            ours, direct = [], []
+            from smartbatch.models import Embedding, Request
+
+            for number in range(count):
+                began = time.perf_counter()
+                client.submit_embedding(f"alone {number}", dimensions=DIMENSIONS).result()
+                ours.append(time.perf_counter() - began)
+                began = time.perf_counter()
+                lonely = Request(f"direct {number}", embedding=Embedding(dimensions=DIMENSIONS))
+                provider.embed([lonely], model=MODEL, attempt=0, timeout=10)
+                direct.append(time.perf_counter() - began)
+    return statistics.median(ours), statistics.median(direct)
+
+
+def set_window(seconds: float) -> Callable[[BatchingClient], None]:
+    def prepare(client: BatchingClient) -> None:
+        from attrs import evolve
+
+        for lane in client._engine.queue.lanes:
+            if lane.accumulator.window.max_size > 1:
+                lane.accumulator = FixedWindow(evolve(lane.accumulator.window, seconds=seconds))
+
+    return prepare
+
+
+def main() -> None:
+    cpu, wall = run("coalesced", lambda _: None)
+    single_cpu, single_wall = run("one call a text", lambda _: None, batching_strategy="individual")
+    best = min(run(f"window of {1000 * s:.0f} ms", set_window(s))[1] for s in FIXED_WINDOWS)
+    print(f"against one call a text  wall {wall / single_wall:.2f}, CPU {cpu / single_cpu:.2f}")
+    print(
+        f"against the best window  throughput {best / wall:.2f}   (target: about 1 or more, in at most 80 calls)"
+    )
+    ours, direct = lone(100)
+    print(
+        f"a lone request, p50      {1000 * (ours - direct):+.2f} ms against a direct call   (target: at most 3)"
+    )
+
+
+if __name__ == "__main__":
+    main()
