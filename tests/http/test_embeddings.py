@@ -1,0 +1,129 @@
+"""Embeddings over real HTTP, from many threads, each vector exactly its text's (C3, C7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import smartbatch
+from smartbatch import BatchingClient, InvalidRequest
+from smartbatch.emulator.answers import vector_for
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.testing import Emulator, emulator
+
+MODEL = "text-embedding-3-small"
+
+
+@pytest.fixture
+def emu() -> Iterator[Emulator]:
+    with emulator(latency=0.02) as emu:
+        yield emu
+
+
+@pytest.fixture
+def client(emu: Emulator) -> Iterator[BatchingClient]:
+    provider = OpenAIProvider("sk-of-the-test", emu.base_url)
+    with BatchingClient(MODEL, provider=provider, parallelism=16) as client:
+        yield client
+
+
+def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client: BatchingClient) -> None:
+    """640 single requests of 32 threads share calls; base64, shuffled indices and threads mix nothing up."""
+    wrong: list[str] = []
+
+    def ask(thread: int) -> None:
+        for number in range(20):
+            text = f"text {number} of thread {thread}"
+            vector = client.submit_embedding(text, dimensions=32).result(60).embedding
+            if vector != vector_for(text, MODEL, 32):
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert client.books.succeeded == 640
+    assert emu.ledger.received < 640 / 4, "requests of many threads should share calls"
+
+
+def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingClient) -> None:
+    """On an idle client there is nobody to wait for."""
+    result = client.submit_embedding("alone", dimensions=8).result(30)
+    assert result.embedding == vector_for("alone", MODEL, 8)
+    assert result.queued < client.config.batch_window
+    assert emu.ledger.received == 1
+
+
+def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulator) -> None:
+    """5,000 texts need three calls of at most 2,048."""
+    texts = [f"number {number}" for number in range(5_000)]
+    options = {"api_key": "sk-of-the-test", "base_url": emu.base_url}
+    results = smartbatch.embed(
+        texts, model=f"openai:{MODEL}", dimensions=16, provider_options=options, queue_capacity=10_000
+    )
+    assert all(
+        result.embedding == vector_for(text, MODEL, 16) for text, result in zip(texts, results, strict=True)
+    )
+    assert len(results.vectors) == 5_000
+    assert emu.ledger.received <= 12
+
+
+def test_what_a_call_costs_is_split_over_its_texts_exactly(emu: Emulator, client: BatchingClient) -> None:
+    """The sum of the results' tokens is what the server billed."""
+    results = client.embed([f"{'word ' * number}end" for number in range(50)], dimensions=8)
+    assert results.usage.input_tokens == sum(call.billed for call in emu.ledger.calls)
+    assert results.cost is not None
+    assert results.cost > 0
+
+
+def test_a_poison_text_is_found_by_halves_and_hurts_nobody_else(
+    emu: Emulator, client: BatchingClient
+) -> None:
+    """One text of a hundred is longer than the model takes; the other 99 get their vectors in few calls."""
+    texts = [f"text {number}" for number in range(100)]
+    texts[37] = "too long " * 8_000
+    with client:
+        results = client.embed(texts, dimensions=8)
+    assert [number for number, result in enumerate(results) if not result.ok] == [37]
+    assert results[37].error is not None
+    assert results[37].error.kind is smartbatch.ErrorKind.CONTEXT_TOO_LONG
+    assert all(
+        result.embedding == vector_for(text, MODEL, 8)
+        for number, (text, result) in enumerate(zip(texts, results, strict=True))
+        if number != 37
+    )
+    assert emu.ledger.received <= 2 * 7 + 4
+
+
+def test_a_task_type_openai_does_not_know_is_left_out_and_said(client: BatchingClient) -> None:
+    """The result records what was dropped, and why."""
+    result = client.submit_embedding("a text", task_type="RETRIEVAL_QUERY").result(30)
+    assert [field for field, _ in result.dropped] == ["task_type"]
+
+
+def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> None:
+    """The embedded provider only generates."""
+    with BatchingClient("sim:demo") as client, pytest.raises(InvalidRequest, match="no embeddings"):
+        client.submit_embedding("a text")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 2.5}, "dimensions"),
+        ({"task_type": ""}, "task_type"),
+    ],
+)
+def test_bad_wishes_are_refused_before_anything_is_sent(
+    emu: Emulator, client: BatchingClient, arguments: dict[str, object], field: str
+) -> None:
+    """The error names the field."""
+    with pytest.raises(InvalidRequest) as caught:
+        client.submit_embedding("a text", **arguments)  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert emu.ledger.received == 0
