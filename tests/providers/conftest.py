@@ -17,6 +17,8 @@ from smartbatch.providers.openai import OpenAIProvider
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("API_KEY", "BASE_URL", "ORG_ID", "PROJECT_ID"):
         monkeypatch.delenv(f"OPENAI_{name}", raising=False)
+    for name in ("API_KEY", "AUTH_TOKEN", "BASE_URL", "CUSTOM_HEADERS", "LOG"):
+        monkeypatch.delenv(f"ANTHROPIC_{name}", raising=False)
     for name in ("API_KEY", "GEMINI_BASE_URL", "GENAI_API_VERSION", "GENAI_HTTP_CLIENT"):
         monkeypatch.delenv(f"GOOGLE_{name}", raising=False)
     monkeypatch.delenv("GEMINI_API_KEY", raising=False)

@@ -1,0 +1,123 @@
+"""What the tests of the Anthropic adapter share: its answers, its streams, and one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from asking import KEY
+from raw_server import Exchange, RawServer, Script
+
+from smartbatch.models import Answer, Generation, Request
+from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.base import AnswerStream
+
+MODEL = "claude-haiku-5-5"
+
+
+def url_of(server: RawServer) -> str:
+    """The server's address as Anthropic's SDK wants it: without a version."""
+    return server.base_url.removesuffix("/v1")
+
+
+@contextmanager
+def opened(server: RawServer, **options: object) -> Iterator[AnthropicProvider]:
+    options.setdefault("api_key", KEY)
+    provider = AnthropicProvider(base_url=url_of(server), **options)
+    provider.open(4)
+    try:
+        yield provider
+    finally:
+        provider.close()
+
+
+def request_of(prompt: object = "Capital of Peru?", **params: object) -> Request:
+    return Request(prompt=prompt, params=Generation(**params))
+
+
+def ask(
+    provider: AnthropicProvider, prompt: object = "Capital of Peru?", timeout: float = 20.0, **params: object
+) -> Answer:
+    """Make one call."""
+    return provider.generate(request_of(prompt, **params), model=MODEL, attempt=0, timeout=timeout)
+
+
+def begin(
+    provider: AnthropicProvider, prompt: object = "Capital of Peru?", timeout: float = 20.0, **params: object
+) -> AnswerStream:
+    """Begin a stream."""
+    return provider.stream(request_of(prompt, **params), model=MODEL, attempt=0, timeout=timeout)
+
+
+def message(text: str | None = "Lima", **changes: object) -> dict:
+    """A message as Anthropic sends it."""
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": [] if text is None else [{"type": "text", "text": text}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": {
+            "input_tokens": 31,
+            "cache_creation_input_tokens": 7,
+            "cache_read_input_tokens": 100,
+            "cache_creation": {"ephemeral_5m_input_tokens": 7, "ephemeral_1h_input_tokens": 0},
+            "output_tokens": 14,
+            "output_tokens_details": {"thinking_tokens": 5},
+            "service_tier": "standard",
+        },
+        **changes,
+    }
+
+
+def error(type_: str, text: str = "no", code: str | None = None) -> dict:
+    """An error body as Anthropic sends it."""
+    details = {"details": {"error_code": code}} if code else {}
+    return {
+        "type": "error",
+        "error": {"type": type_, "message": text, **details},
+        "request_id": "req_body",
+    }
+
+
+def event(name: str, **fields: object) -> bytes:
+    """One event of a stream."""
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n".encode()
+
+
+def delta(text: str) -> bytes:
+    return event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+
+
+START = event(
+    "message_start",
+    message={**message(None), "stop_reason": None, "usage": {"input_tokens": 31, "output_tokens": 1}},
+)
+BLOCK = event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+PING = event("ping")
+END = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 14})
+STOP = event("message_stop")
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nrequest-id: req_s\r\n"
+
+
+def streams(*pieces: bytes, end: str = "clean") -> Script:
+    """A script that sends pieces as chunks, then an orderly end, or cuts the connection (``dirty``)."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        if end == "clean":
+            exchange.send(b"0\r\n\r\n")
+        elif end == "dirty":
+            exchange.send(b"50\r\nevent: content_b")
+            exchange.close()
+        else:
+            exchange.server.done.wait(30)
+            exchange.close()
+
+    return script

@@ -1,0 +1,226 @@
+"""Errors of the Anthropic adapter over real HTTP: what they mean, when to come back, what they never say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import traceback
+
+import pytest
+from asking import KEY
+from claude import ask, error, message, opened
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_server import http, says, vanishes
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.anthropic_errors import kind_of
+
+K = ErrorKind
+PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
+
+
+def fails(serve, script, prompt=PROMPT, options=None, **params) -> ProviderError:
+    server = serve(script)
+    with opened(server, **(options or {})) as provider, pytest.raises(ProviderError) as caught:
+        ask(provider, prompt, **params)
+    assert len(server.requests) == 1, "the SDK must not retry by itself"
+    return caught.value
+
+
+TOO_LONG = "prompt is too long: 213462 tokens > 200000 maximum"
+TABLE = [
+    (400, "invalid_request_error", "max_tokens: Field required", None, K.CLIENT_ERROR),
+    (400, "invalid_request_error", TOO_LONG, None, K.CONTEXT_TOO_LONG),
+    (
+        400,
+        "invalid_request_error",
+        "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000",
+        None,
+        K.CONTEXT_TOO_LONG,
+    ),
+    (400, "invalid_request_error", "Your credit balance is too low to access the API.", None, K.NO_MONEY),
+    (400, "invalid_request_error", "You have reached your specified API usage limits.", None, K.NO_MONEY),
+    (401, "authentication_error", "invalid x-api-key", None, K.AUTH_ERROR),
+    (402, "billing_error", "There's an issue with your billing", None, K.NO_MONEY),
+    (403, "permission_error", "not allowed", None, K.AUTH_ERROR),
+    (404, "not_found_error", "model: nope", None, K.CLIENT_ERROR),
+    (408, "timeout_error", "slow", None, K.SERVER_ERROR),
+    (409, "conflict_error", "again", None, K.SERVER_ERROR),
+    (412, "invalid_request_error", "no", None, K.CLIENT_ERROR),
+    (413, "request_too_large", "Request exceeds the maximum size", None, K.CLIENT_ERROR),
+    (422, "invalid_request_error", "no", None, K.CLIENT_ERROR),
+    (429, "rate_limit_error", "slow down", None, K.RATE_LIMIT),
+    (429, "rate_limit_error", "spent", "enforced_spend_limit_reached", K.NO_MONEY),
+    (429, "rate_limit_error", "spent", "contract_spend_limit_reached", K.NO_MONEY),
+    (429, "rate_limit_error", "spent", "linked_organization_spend_limit_reached", K.NO_MONEY),
+    (429, "rate_limit_error", "too fast a rise in usage", "ramp_limit_exceeded", K.RATE_LIMIT),
+    (431, "invalid_request_error", "headers", None, K.CLIENT_ERROR),
+    (499, None, "", None, K.SERVER_ERROR),
+    (500, "api_error", "Internal server error", None, K.SERVER_ERROR),
+    (501, "api_error", "no", None, K.CLIENT_ERROR),
+    (503, "api_error", "unavailable", None, K.SERVER_ERROR),
+    (504, "timeout_error", "too slow", None, K.SERVER_ERROR),
+    (529, "overloaded_error", "Overloaded", None, K.SERVER_ERROR),
+]
+
+
+@pytest.mark.parametrize(("status", "type_", "text", "code", "kind"), TABLE)
+def test_each_error_of_the_reference_has_its_kind(serve, status, type_, text, code, kind):
+    """Type, code and text before the status; each arrives through the real SDK, over HTTP, once."""
+    found = fails(serve, says(error(type_, text, code), f"{status} X", request_id="req_h"))
+    assert found.kind is kind
+    assert (found.status, found.code) == (status, code or type_)
+    assert found.provider_request_id == "req_h"
+    assert found.maybe_billed == (status == 504)
+
+
+def test_the_id_may_stand_in_the_body_only(serve):
+    """The header is missing behind some gateways."""
+    assert fails(serve, says(error("api_error"), "500 X")).provider_request_id == "req_body"
+
+
+def test_a_rate_limit_says_when_to_come_back_and_what_is_left(serve):
+    """Waiting time and limits of a refusal are attributes of the error."""
+    headers = {
+        "retry_after": "7",
+        "anthropic-ratelimit-requests-limit": "50",
+        "anthropic-ratelimit-requests-remaining": "0",
+        "anthropic-ratelimit-requests-reset": "2026-11-20T10:00:12Z",
+        "anthropic-ratelimit-input-tokens-limit": "50000",
+        "anthropic-ratelimit-output-tokens-limit": "10000",
+        "date": "Fri, 20 Nov 2026 10:00:00 GMT",
+    }
+    found = fails(serve, says(error("rate_limit_error"), "429 X", **headers))
+    limits = found.limits
+    assert (found.kind, found.retry_after) == (K.RATE_LIMIT, 7.0)
+    assert (limits.requests_limit, limits.requests_remaining) == (50, 0)
+    assert limits.requests_reset == 12.0, "the server's own clock counts"
+    assert (limits.input_limit, limits.output_limit, limits.tokens_limit) == (50_000, 10_000, None)
+
+
+def test_a_server_that_asks_to_wait_for_days_is_not_believed(serve):
+    """The SDK would sleep as long as it is told; here the wait is clamped, and nobody sleeps."""
+    found = fails(serve, says(error("rate_limit_error"), "429 X", retry_after="864000"))
+    assert found.retry_after == 600.0
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"error": "busy"}, "busy"),
+        ({"error": {"type": 7, "message": None}}, "answered 529"),
+        ({"type": "error"}, "answered 529"),
+        ([1], "answered 529"),
+        ("<html>Bad gateway</html>", "answered 529"),
+        ("", "answered 529"),
+        ("[" * 100_000, "answered 529"),
+    ],
+)
+def test_error_bodies_come_in_many_shapes(serve, body, part):
+    """Objects, texts, lists, pages, nothing: the status decides, the text is shown if there is one."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    found = fails(serve, says(text, "529 Overloaded"))
+    assert found.kind is K.SERVER_ERROR
+    assert part in found.message
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code"),
+    [
+        ('{"a":1}', K.INVALID_RESPONSE, "shape"),
+        ("[]", K.INVALID_RESPONSE, "shape"),
+        ('"hi"', K.INVALID_RESPONSE, "shape"),
+        ('{"type":"message"}', K.INVALID_RESPONSE, "shape"),
+        ('{"type":"message","content":"hi"}', K.INVALID_RESPONSE, "shape"),
+        ('{"type":"completion","content":[]}', K.INVALID_RESPONSE, "shape"),
+        ("<!doctype html><p>Sign in", K.INVALID_RESPONSE, "html"),
+        ("[" * 100_000, K.INVALID_RESPONSE, "shape"),
+        ("", K.NETWORK_ERROR, "truncated"),
+        ('{"type":"mess', K.NETWORK_ERROR, "truncated"),
+        ("nonsense", K.NETWORK_ERROR, "truncated"),
+    ],
+)
+def test_a_success_that_is_no_message_is_an_error(serve, body, kind, code):
+    """The SDK checks nothing of a 200: every shape is looked at here, and the call may have been billed."""
+    found = fails(serve, says(body, request_id="req_1"))
+    assert (found.kind, found.code, found.maybe_billed) == (kind, code, True)
+    assert found.provider_request_id == "req_1"
+
+
+def test_an_error_in_a_success_is_judged_by_its_type(serve):
+    """A gateway may have begun its 200 before the error."""
+    found = fails(serve, says(error("overloaded_error", "Overloaded")))
+    assert (found.kind, found.code, found.maybe_billed) == (K.SERVER_ERROR, "overloaded_error", True)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(serve, status):
+    """The key never goes to where a redirect points, though the SDK would take it there."""
+    other = serve(says(message()))
+    target = f"http://127.0.0.1:{other.port}/v1/messages"
+    found = fails(serve, says("", f"{status} Moved", location=target))
+    assert (found.kind, found.code) == (K.INVALID_RESPONSE, "redirect")
+    assert other.connections == 0
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        f"invalid key: {KEY}",
+        f"Authorization: Bearer {KEY}",
+        f"messages.0: {PROMPT}",
+        f"near '{PROMPT[10:35]}'",
+        "You said: be a pirate, matey, at all times",
+        "seen the header canary-of-a-header",
+    ],
+)
+def test_errors_never_repeat_key_or_prompt(serve, echo):
+    """Whatever the provider echoes, neither key nor prompt is in any form of the error."""
+    found = fails(
+        serve,
+        says(error("invalid_request_error", echo, f"x {PROMPT}"), "400 Bad"),
+        options={"headers": {"x-secret": "canary-of-a-header"}},
+        system="be a pirate, matey, at all times",
+    )
+    forms = [
+        str(found),
+        repr(found),
+        repr(found.__dict__),
+        "".join(traceback.format_exception(found)),
+        str(pickle.loads(pickle.dumps(found)).__dict__),
+        repr(copy.copy(found)),
+    ]
+    assert found.__context__ is None, "the SDK's error holds the whole request"
+    for form in forms:
+        for secret in (KEY, PROMPT[10:35], "pirate", "canary-of-a-header"):
+            assert secret not in form
+
+
+def test_network_errors_never_carry_the_key(serve):
+    """The traceback of a broken connection holds no key and no prompt."""
+    text = "".join(traceback.format_exception(fails(serve, vanishes)))
+    assert KEY not in text
+    assert PROMPT not in text
+
+
+def test_a_refusals_cut_body_does_not_hide_its_status(serve):
+    """The status of a refusal says enough, even if the text behind it was cut."""
+    whole = http(json.dumps(error("overloaded_error")).encode(), "529 Overloaded")
+
+    def cut(exchange) -> None:
+        exchange.send(whole[:-5])
+        exchange.close()
+
+    found = fails(serve, cut)
+    assert (found.kind, found.status) == (K.SERVER_ERROR, 529)
+
+
+_anything = st.none() | st.integers() | st.text(max_size=30) | st.lists(st.integers(), max_size=2)
+
+
+@given(st.integers(200, 599), _anything, _anything, st.text(max_size=80))
+def test_any_error_has_some_kind(status, type_, code, text):
+    """Whatever a server sends for type and code, there is an answer."""
+    assert isinstance(kind_of(status, type_, code, text), ErrorKind)

@@ -1,0 +1,288 @@
+"""What the Anthropic adapter sends, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+from asking import KEY
+from claude import MODEL, ask, message, opened, request_of, url_of
+from raw_server import says
+
+from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.models import Message, Usage
+from smartbatch.providers.anthropic import AnthropicProvider
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def sent(serve, prompt="Hi", answer=None, options=None, **params):
+    """Make one call and return the body, the headers and the answer."""
+    server = serve(says(answer or message()))
+    with opened(server, **(options or {})) as provider:
+        found = ask(provider, prompt, **params)
+    [exchange] = server.requests
+    assert exchange.target == "/v1/messages"
+    return exchange.json(), exchange.headers, found
+
+
+def test_a_prompt_becomes_a_message_with_a_cap_on_the_output(serve):
+    """max_tokens is required: requests without one get the provider's default."""
+    body, headers, answer = sent(serve)
+    assert body == {"model": MODEL, "max_tokens": 4096, "messages": [{"role": "user", "content": "Hi"}]}
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert headers["anthropic-version"] == "2026-10-21"
+    assert headers["x-stainless-retry-count"] == "0"
+    assert (answer.text, answer.finish_reason, answer.model) == ("Lima", "stop", MODEL)
+    body, _, _ = sent(serve, options={"default_max_tokens": 99})
+    assert body["max_tokens"] == 99
+    body, _, _ = sent(serve, options={"default_max_tokens": 99}, max_tokens=50_000)
+    assert body["max_tokens"] == 50_000  # above what the SDK takes without streaming
+
+
+def test_instructions_stand_beside_the_messages(serve):
+    """System and developer messages are folded into one system text, in order."""
+    prompt = (
+        Message("system", "Be brief."),
+        Message("user", "Hi"),
+        Message("assistant", "Hello"),
+        Message("developer", "Be kind."),
+        Message("user", ({"type": "text", "text": "Bye"},)),
+    )
+    body, _, _ = sent(serve, prompt, system="Speak English.")
+    assert body["system"] == "Speak English.\n\nBe brief.\n\nBe kind."
+    assert body["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": [{"type": "text", "text": "Bye"}]},
+    ]
+    marked = {"type": "text", "text": "Long.", "cache_control": {"type": "ephemeral"}}
+    body, _, _ = sent(serve, (Message("system", (marked,)), Message("user", "Hi")), system="First.")
+    assert body["system"] == [{"type": "text", "text": "First."}, marked]
+
+
+def test_sampling_parameters_are_dropped_and_the_answer_says_so(serve):
+    """The current version refuses them even at their defaults; the caller learns what was left out."""
+    body, _, answer = sent(serve, temperature=0.2, top_p=0.9, seed=3)
+    assert not {"temperature", "top_p", "seed"} & body.keys()
+    assert [name for name, _ in answer.dropped] == ["temperature", "top_p", "seed"]
+    assert "2023-06-01" in dict(answer.dropped)["temperature"]
+
+
+def test_the_old_version_sends_sampling_parameters(serve):
+    """Pinned by option, for models that still take them; a seed is known to none."""
+    body, headers, answer = sent(
+        serve, options={"api_version": "2023-06-01"}, temperature=0.2, top_p=0.9, seed=3
+    )
+    assert (body["temperature"], body["top_p"]) == (0.2, 0.9)
+    assert headers["anthropic-version"] == "2023-06-01"
+    assert [name for name, _ in answer.dropped] == ["seed"]
+
+
+def test_stop_schema_and_further_fields_are_sent(serve):
+    """A schema goes beside what extra says of the output; extra itself is passed through."""
+    body, _, _ = sent(
+        serve,
+        stop=("END",),
+        schema=SCHEMA,
+        extra={"output_config": {"effort": "low"}, "metadata": {"user_id": "u"}, "max_tokens": 7},
+    )
+    assert body["stop_sequences"] == ["END"]
+    assert body["output_config"] == {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}}
+    assert (body["metadata"], body["max_tokens"]) == ({"user_id": "u"}, 7)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field", "part"),
+    [
+        ("Hi", {"response_format": {"type": "json_object"}}, "response_format", "use schema"),
+        ("Hi", {"extra": {"model": "x"}}, "extra", "'model'"),
+        ("Hi", {"extra": {"stream": True}}, "extra", "'stream'"),
+        ("Hi", {"system": "a", "extra": {"system": "b"}}, "extra", "twice"),
+        ("Hi", {"schema": SCHEMA, "extra": {"output_config": {"format": {}}}}, "extra", "twice"),
+        ("Hi", {"schema": SCHEMA, "extra": {"output_config": "low"}}, "extra", "mapping"),
+        ((Message("tool", "42"),), {}, "prompt", "role 'tool'"),
+        ((Message("system", "Be brief."),), {}, "prompt", "needs a user message"),
+    ],
+)
+def test_what_the_api_cannot_take_is_refused_before_it_is_queued(prompt, params, field, part):
+    """The error names the field and what to do instead."""
+    with pytest.raises(InvalidRequest, match=part) as caught:
+        AnthropicProvider(KEY).check(request_of(prompt, **params), model=MODEL)
+    assert caught.value.field == field
+
+
+def test_a_wrong_model_name_and_a_hot_temperature_are_refused():
+    """Names with blanks are none; temperatures end at 1 where they are sent at all."""
+    provider = AnthropicProvider(KEY, api_version="2023-06-01")
+    for model in ("", "a b", "x" * 300):
+        with pytest.raises(InvalidRequest, match="model"):
+            provider.check(request_of(), model=model)
+    with pytest.raises(InvalidRequest, match="from 0 to 1"):
+        provider.check(request_of(temperature=1.5), model=MODEL)
+    AnthropicProvider(KEY).check(request_of(temperature=1.5), model=MODEL)  # dropped anyway
+
+
+def test_three_counters_of_input_add_up(serve):
+    """Fresh, written to the cache and read from it; thinking is part of the output."""
+    assert sent(serve)[2].usage == Usage(138, 14, cached_tokens=100, reasoning_tokens=5)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [None, 7, {}, {"input_tokens": 3}, {"input_tokens": -1, "output_tokens": 2}, {"input_tokens": "3"}],
+)
+def test_usage_that_makes_no_sense_is_none(serve, usage):
+    """Then an estimate takes its place."""
+    assert sent(serve, answer=message(usage=usage))[2].usage is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("stop_sequence", "stop"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("tool_use", "tool_calls"),
+        ("pause_turn", "pause_turn"),
+        ("refusal", "refusal"),
+        ("brand_new", "brand_new"),
+        (None, "stop"),
+        ({"a": 1}, "unknown"),
+    ],
+)
+def test_the_reason_of_the_end_is_told(serve, reason, finish):
+    """Known reasons in our words, others in the provider's."""
+    assert sent(serve, answer=message(stop_reason=reason))[2].finish_reason == finish
+
+
+def test_a_refusal_may_have_no_content_at_all(serve):
+    """It is an answer: billed, empty, and marked."""
+    details = {"type": "refusal", "category": "cyber", "explanation": None}
+    answer = sent(serve, answer=message(None, stop_reason="refusal", stop_details=details))[2]
+    assert (answer.text, answer.finish_reason, answer.usage.output_tokens) == ("", "refusal", 14)
+
+
+def test_only_text_blocks_are_text(serve):
+    """Thinking and tool blocks are left out, the rest is joined; half a surrogate pair is replaced."""
+    blocks = [
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "text", "text": "Li"},
+        {"type": "tool_use", "id": "t", "name": "n", "input": {}},
+        "odd",
+        {"type": "text", "text": 5},
+        {"type": "text", "text": "ma\ud800"},
+    ]
+    assert sent(serve, answer=message(content=blocks))[2].text == "Lima\ufffd"
+
+
+def test_limits_and_id_come_from_the_headers_of_a_success(serve):
+    """Every answer tells the limits, not only the refusals."""
+    headers = {"request-id": "req_7", "anthropic-ratelimit-requests-limit": "50"}
+    server = serve(says(message(), **headers))
+    with opened(server) as provider:
+        answer = ask(provider)
+    assert answer.provider_request_id == "req_7"
+    assert answer.limits.requests_limit == 50
+
+
+def test_the_environment_of_the_sdk_is_honoured(serve, monkeypatch):
+    """Key, token, base URL and further headers; the key goes before the token."""
+    server = serve(says(message()))
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", url_of(server))
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "token-of-the-environment")
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "x-team: blue")
+    for key, bearer in ((None, "token-of-the-environment"), ("key-of-the-environment",) * 2):
+        if key:
+            monkeypatch.setenv("ANTHROPIC_API_KEY", key)
+        provider = AnthropicProvider()
+        ask(provider)
+        provider.close()
+        assert server.requests[-1].headers["authorization"] == f"Bearer {bearer}"
+        assert server.requests[-1].headers["x-team"] == "blue"
+
+
+def test_a_gateway_that_knows_only_its_own_header_gets_only_that(serve):
+    """With x-api-key among the headers no Authorization is sent, and without any key neither."""
+    _, headers, _ = sent(serve, options={"headers": {"x-api-key": "gateway-key"}})
+    assert headers["x-api-key"] == "gateway-key"
+    assert "authorization" not in headers
+    server = serve(says(message()))
+    provider = AnthropicProvider(base_url=url_of(server))  # a local server needs no key
+    ask(provider)
+    provider.close()
+    assert not {"authorization", "x-api-key"} & server.requests[0].headers.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({}, "ANTHROPIC_API_KEY"),
+        ({"api_key": "  "}, "ANTHROPIC_API_KEY"),
+        ({"api_key": KEY, "auth_token": "t"}, "pass one of them"),
+        ({"api_key": "kéy"}, "characters"),
+        ({"api_key": KEY, "base_url": "http://llm.internal"}, "in the clear"),
+        ({"api_key": KEY, "base_url": "ftp://x"}, "ANTHROPIC_BASE_URL"),
+        ({"api_key": KEY, "base_url": "https://me:you@x"}, "name or password"),
+        ({"api_key": KEY, "base_url": "http://169.254.1.1"}, "link-local"),
+        ({"api_key": KEY, "api_version": "2024-01-01"}, "api_version"),
+        ({"api_key": KEY, "default_max_tokens": 0}, "default_max_tokens"),
+        ({"api_key": KEY, "connect_timeout": 0}, "connect_timeout"),
+        ({"api_key": KEY, "max_body": 0}, "max_body"),
+        ({"api_key": KEY, "headers": {"host": "x"}}, "'host'"),
+        ({"api_key": KEY, "headers": {"x": "a\nb"}}, "header x"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(options, part):
+    """Each error names the setting, or the variable to set; none repeats a key."""
+    with pytest.raises(ConfigError, match=part) as caught:
+        AnthropicProvider(**options)
+    assert KEY not in str(caught.value)
+
+
+def test_the_sdk_is_imported_when_it_is_first_needed():
+    """Neither the adapter's module nor the provider itself brings two seconds of import."""
+    code = (
+        "import sys; from smartbatch.providers import create; from smartbatch.clock import VirtualClock\n"
+        "p, _ = create('anthropic:m', clock=VirtualClock(), options={'api_key': 'sk-12345678'})\n"
+        "before = 'anthropic' in sys.modules or 'httpx2' in sys.modules\n"
+        "p.open(1); print(before, 'anthropic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_two_accounts_have_two_scopes_and_no_text_has_the_key():
+    """Scope, repr and log name a fingerprint; a provider cannot be pickled."""
+    mine, other = AnthropicProvider(KEY), AnthropicProvider(KEY + "2")
+    assert mine.scope != other.scope
+    assert mine.scope == AnthropicProvider(KEY).scope
+    assert mine.scope.startswith("anthropic:api.anthropic.com:")
+    assert KEY not in repr(mine) + repr(vars(mine).keys())
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(mine)
+
+
+def test_the_sdks_log_has_neither_key_nor_prompt(serve, caplog):
+    """With everything at DEBUG the SDK would log whole requests."""
+    with caplog.at_level(logging.DEBUG):
+        sent(serve, "a prompt nobody should read", system="nor this instruction")
+    text = caplog.text + repr([record.args for record in caplog.records])
+    assert "HTTP Request" in text, "the SDK's log was not seen at all"
+    for secret in ("nobody should read", "nor this", KEY, "Lima"):
+        assert secret not in text
+
+
+def test_a_body_is_plain_ascii_json(serve):
+    """Line separators and other rare characters travel escaped."""
+    server = serve(says(message()))
+    with opened(server) as provider:
+        ask(provider, "a\u2028b\ud83d\ude00é")
+    raw = server.requests[0].body
+    assert raw.isascii()
+    assert json.loads(raw)["messages"][0]["content"].startswith("a\u2028b")

@@ -1,0 +1,254 @@
+"""Streamed answers of Anthropic: named events, every way they can end, and closing from elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from asking import KEY
+from claude import (
+    BLOCK,
+    END,
+    HEAD,
+    PING,
+    START,
+    STOP,
+    ask,
+    begin,
+    delta,
+    error,
+    event,
+    message,
+    opened,
+    streams,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_server import says
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import Usage
+from smartbatch.providers.sse import Event, events
+
+
+def next_fails(pieces) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        next(pieces)
+    return caught.value
+
+
+WHOLE = (START, BLOCK, PING, delta("Li"), PING, delta("ma"), event("content_block_stop", index=0), END, STOP)
+PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
+
+
+def broken(serve, script, timeout=20.0, pieces=None) -> ProviderError:
+    """Read a stream to its error; ``pieces`` collects what came before."""
+    with opened(serve(script)) as provider:
+        stream = begin(provider, PROMPT, timeout)
+        with pytest.raises(ProviderError) as caught:
+            (pieces if pieces is not None else []).extend(stream)
+        with pytest.raises(RuntimeError, match="not ended"):
+            _ = stream.answer
+    return caught.value
+
+
+def test_pieces_come_one_by_one_and_the_answer_at_the_end(serve):
+    """Pings are swallowed, the usage is put together from first and last event."""
+    server = serve(streams(*WHOLE))
+    with opened(server) as provider:
+        stream = begin(provider, temperature=0.1)
+        assert list(stream) == ["Li", "ma"]
+        answer = stream.answer
+    assert server.requests[0].json()["stream"] is True
+    assert (answer.text, answer.finish_reason) == ("Lima", "stop")
+    assert answer.usage == Usage(31, 14)
+    assert answer.provider_request_id == "req_s"
+    assert [name for name, _ in answer.dropped] == ["temperature"]
+
+
+def test_the_first_piece_does_not_wait_for_the_second(serve):
+    """Each event is handed on when it is there."""
+    go_on = threading.Event()
+
+    def script(exchange) -> None:
+        exchange.send(HEAD + b"\r\n" + START + delta("Li"))
+        go_on.wait(10)
+        exchange.send(delta("ma") + END + STOP)
+        exchange.close()
+
+    with opened(serve(script)) as provider:
+        pieces = iter(begin(provider))
+        assert next(pieces) == "Li"
+        go_on.set()
+        assert list(pieces) == ["ma"]
+
+
+def test_the_connection_is_used_again_after_a_whole_stream(serve):
+    """A stream read to its end gives its connection back; one given up closes it."""
+    server = serve(streams(*WHOLE), streams(*WHOLE), streams(*WHOLE, end="stall"), says(message()))
+    with opened(server) as provider:
+        for _ in range(2):
+            list(begin(provider))
+        assert server.connections == 1
+        given_up = iter(begin(provider))
+        next(given_up)
+        given_up.close()
+        assert ask(provider).text == "Lima"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("cut", range(len(WHOLE)))
+def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
+    """The SDK just stops iterating: an answer cut after any event would pass for a whole one."""
+    pieces: list[str] = []
+    found = broken(serve, streams(*WHOLE[:cut]), pieces=pieces)
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "cut", True)
+    assert "Lima".startswith("".join(pieces))
+    assert found.provider_request_id == "req_s"
+
+
+def test_a_broken_chunk_is_a_network_error(serve):
+    """The connection ends in the middle of a chunk; the tokens of the first event are known."""
+    found = broken(serve, streams(START, delta("Li"), end="dirty"))
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
+    assert found.usage == Usage(31, 1)
+
+
+def test_a_stall_ends_at_the_deadline(serve):
+    """The time-out counts for the whole stream."""
+    found = broken(serve, streams(START, delta("Li"), end="stall"), timeout=0.3)
+    assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
+
+
+def test_pings_do_not_prolong_a_stall(serve):
+    """A server that only says it is alive is late all the same."""
+
+    def pings(exchange) -> None:
+        exchange.send(HEAD + b"\r\n" + START)
+        while not exchange.server.done.wait(0.02):
+            exchange.send(PING)
+
+    assert broken(serve, pings, timeout=0.3).kind is ErrorKind.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("type_", "code", "kind"),
+    [
+        ("overloaded_error", None, ErrorKind.SERVER_ERROR),
+        ("api_error", None, ErrorKind.SERVER_ERROR),
+        ("rate_limit_error", None, ErrorKind.RATE_LIMIT),
+        ("rate_limit_error", "enforced_spend_limit_reached", ErrorKind.NO_MONEY),
+        ("invalid_request_error", None, ErrorKind.CLIENT_ERROR),
+        ("brand_new_error", None, ErrorKind.SERVER_ERROR),
+    ],
+)
+def test_an_error_among_the_events_is_judged_by_its_type(serve, type_, code, kind):
+    """Its status is 200, its text may repeat the prompt; the tokens until then are known."""
+    wrong = error(type_, f"{KEY} {PROMPT}", code)
+    found = broken(serve, streams(START, delta("Li"), event("error", **wrong), STOP))
+    assert (found.kind, found.status, found.code) == (kind, 200, code or type_)
+    assert found.maybe_billed
+    assert found.usage == Usage(31, 1)
+    assert KEY not in str(found)
+    assert "diary" not in str(found)
+
+
+@pytest.mark.parametrize(("data", "code"), [(b"{oops", "garbled"), (b"[1]", "shape"), (b"\xff", "garbled")])
+def test_an_event_that_is_no_json_object_is_an_error(serve, data, code):
+    """Nothing is guessed from half an event."""
+    assert broken(serve, streams(START, b"event: content_block_delta\ndata: " + data + b"\n\n")).code == code
+
+
+def test_refusals_and_lengths_are_told(serve):
+    """A refusal may come without any text; unknown events and blocks are passed over."""
+    refusal = event("message_delta", delta={"stop_reason": "refusal"}, usage={"output_tokens": 3})
+    thought = event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "hm"})
+    server = serve(streams(START, event("brand_new", a=1), thought, refusal, STOP))
+    with opened(server) as provider:
+        stream = begin(provider)
+        assert list(stream) == []
+        assert (stream.answer.text, stream.answer.finish_reason) == ("", "refusal")
+
+
+def test_line_separators_in_a_text_end_no_line(serve):
+    """U+2028, U+0085 and a carriage return by CRLF servers: only the line feed counts."""
+    odd = "one\u2028two\u0085three\x0bfour\x1cfive"
+    crlf = [piece.replace(b"\n", b"\r\n") for piece in (START, delta(odd), END, STOP)]
+    with opened(serve(streams(*crlf))) as provider:
+        assert list(begin(provider)) == [odd]
+
+
+def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
+    """stream() itself raises for what was not accepted."""
+    server = serve(says(error("overloaded_error"), "529 Overloaded"), says(message()))
+    with opened(server) as provider:
+        with pytest.raises(ProviderError) as caught:
+            begin(provider)
+        assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 529)
+        assert ask(provider).text == "Lima"
+    assert server.connections == 1
+
+
+def test_an_answer_that_is_no_stream_is_an_error(serve):
+    """A server that ignores "stream", or a captive portal."""
+    assert broken(serve, says(message())).code == "shape"
+    assert broken(serve, says("<html>", content_type="text/html")).kind is ErrorKind.INVALID_RESPONSE
+
+
+def test_a_stream_above_the_cap_is_not_read(serve):
+    """An endless stream ends as one call's error."""
+
+    def endless(exchange) -> None:
+        exchange.send(HEAD + b"\r\n" + START)
+        while not exchange.server.done.is_set():
+            exchange.send(delta("x" * 50_000))
+
+    with opened(serve(endless), max_body=1_000_000) as provider:
+        with pytest.raises(ProviderError) as caught:
+            list(begin(provider))
+        assert caught.value.code == "too_large"
+
+
+def test_another_thread_may_close_a_stream_that_waits(serve):
+    """The reader gets an error soon, and its connection is free for others."""
+    server = serve(streams(START, delta("Li"), end="stall"), says(message()))
+    with opened(server) as provider, ThreadPoolExecutor(1) as pool:
+        stream = begin(provider, timeout=60.0)
+        pieces = iter(stream)
+        assert next(pieces) == "Li"
+        waiting = pool.submit(next_fails, pieces)
+        while not stream._live._reading:
+            pass  # until the other thread waits for the next piece
+        stream.close()
+        stream.close()
+        found = waiting.result(timeout=10)
+        assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "closed", True)
+        assert ask(provider).text == "Lima"
+
+
+def test_a_stream_nobody_iterates_gives_its_connection_back_when_closed(serve):
+    """Even with a pool of one connection the next call finds it."""
+    server = serve(streams(START, end="stall"), says(message()))
+    with opened(server) as provider:
+        provider._transport._workers = 1
+        begin(provider, timeout=60.0).close()
+        assert ask(provider, timeout=5.0).text == "Lima"
+
+
+_NAMES = st.sampled_from(["", "a", "ping", "message_stop"])
+_DATA = st.text(max_size=20).map(lambda text: text.replace("\n", " ").replace("\r", " "))
+
+
+@given(st.lists(st.tuples(_NAMES, st.lists(_DATA, min_size=1, max_size=3)), max_size=6), st.data())
+def test_events_are_the_same_however_they_are_cut(sent, data):
+    """Any split into pieces, either line end: the same events."""
+    end = data.draw(st.sampled_from(["\n", "\r\n"]))
+    lines = "".join(
+        (f"event: {name}{end}" if name else "") + "".join(f"data: {text}{end}" for text in texts) + end
+        for name, texts in sent
+    ).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(lines)), max_size=8)))
+    pieces = [lines[a:b] for a, b in zip([0, *cuts], [*cuts, len(lines)], strict=True)]
+    wanted = [Event(name, "\n".join(texts).encode()) for name, texts in sent]
+    assert list(events(pieces)) == wanted
