@@ -117,8 +117,13 @@ def network_error(error: Exception) -> ProviderError | None:
 
 
 def _refuse(response: httpx2.Response) -> None:
-    if response.status_code != 200:
-        raise Refused(reply_of(response))
+    if response.status_code == 200:
+        return
+    try:
+        reply = reply_of(response)
+    except ProviderError:  # the body of a refused stream was cut; its status says enough
+        reply = Reply(response.status_code, dict(response.headers.items()), b"")
+    raise Refused(reply)
 
 
 def _transport_error(error: httpx2.TransportError) -> ProviderError:

@@ -10,7 +10,7 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import httpx2
@@ -70,12 +70,12 @@ class _Bridge(httpx2.BaseTransport):
         body = request.read()
         if "text/event-stream" in request.headers.get("accept", ""):
             live = self._transport.begin(head, body, timeout)
+            headers = _kept(live.headers, "set-cookie")
             return httpx2.Response(
-                live.status, headers=dict(live.headers), stream=_Pieces(live), extensions={_LIVE: live}
+                live.status, headers=headers, stream=_Pieces(live), extensions={_LIVE: live}
             )
         reply = self._transport.send(head, body, timeout)
-        # The body is decoded already.
-        headers = {name: value for name, value in reply.headers.items() if name != "content-encoding"}
+        headers = _kept(reply.headers, "set-cookie", "content-encoding")  # the body is decoded already
         return httpx2.Response(reply.status, headers=headers, content=reply.body, extensions={_REPLY: reply})
 
     def _head(self, request: httpx2.Request) -> bytes:
@@ -91,6 +91,11 @@ class _Bridge(httpx2.BaseTransport):
         if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
             raise ProviderError("a header has a line break in it", kind=ErrorKind.CLIENT_ERROR)
         return self._transport.head_of(request.method, url.raw_path.decode("ascii"), lines)
+
+
+def _kept(headers: Mapping[str, str], *without: str) -> dict[str, str]:
+    """The headers the client may see: it would keep cookies, and send one thread's with another's request."""
+    return {name: value for name, value in headers.items() if name not in without}
 
 
 class _Pieces(httpx2.SyncByteStream):

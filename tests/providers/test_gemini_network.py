@@ -1,0 +1,302 @@
+"""The network under the Gemini provider: deadlines, broken connections, closing, forks, imports, settings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+from gemini_asking import GEMINI_KEY, ask, says_gemini
+from raw_server import hangs, http, resets, says, trickles, vanishes
+
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.providers.gemini import GeminiProvider
+
+CA = str(Path(__file__).parent / "localhost-ca.pem")
+
+
+def fails(provider: GeminiProvider, timeout: float = 20.0) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        ask(provider, timeout=timeout)
+    return caught.value
+
+
+def test_the_sdk_is_imported_when_a_provider_is_opened_and_not_before():
+    """Neither the module nor making a provider costs the second the SDK takes."""
+    code = (
+        "import sys; from smartbatch.providers.gemini import GeminiProvider; "
+        f"provider = GeminiProvider({GEMINI_KEY!r}); "
+        "heavy = ('google.genai', 'httpx2', 'pydantic'); "
+        "assert not [name for name in heavy if name in sys.modules]; "
+        "provider.open(1); assert 'google.genai' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("script", [hangs, trickles], ids=["hang", "trickle"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_the_total_deadline_ends_a_call(serve, connect_gemini, script, tls, monkeypatch):
+    """The SDK has no time-out by default, and its own would begin anew with each byte."""
+    monkeypatch.setenv("SSL_CERT_FILE", CA)
+    found = fails(connect_gemini(serve(script, tls=tls)), timeout=0.3)
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
+
+
+@pytest.mark.parametrize("script", [resets, vanishes])
+def test_a_lost_answer_may_have_been_billed_and_is_not_asked_for_again(serve, connect_gemini, script):
+    """The SDK's retries are off: one call is one request."""
+    server = serve(script)
+    found = fails(connect_gemini(server))
+    assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", ["429 X", "500 X", "503 X", "504 X"])
+def test_refusals_are_not_retried_by_the_sdk(serve, connect_gemini, status):
+    """Retrying is done in one place, and it is not the SDK."""
+    server = serve(says("{}", status))
+    fails(connect_gemini(server))
+    assert len(server.requests) == 1
+
+
+def test_a_refused_connection_was_not_billed():
+    """Nobody listens: a definite failure."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    found = fails(GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{port}"))
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "refused", False)
+
+
+def test_an_untrusted_certificate_ends_the_call_before_anything_is_sent(serve, connect_gemini):
+    """TLS that cannot be trusted is the user's to settle: no retry, no request."""
+    server = serve(says(says_gemini("x")), tls=True)
+    found = fails(connect_gemini(server))
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.CLIENT_ERROR, "tls", False)
+    assert server.requests == []
+
+
+def test_a_cut_body_is_never_an_answer(serve, connect_gemini):
+    """Cut at any byte: an error that may have been billed."""
+    whole = http(json.dumps(says_gemini("x")).encode())
+    for size in range(whole.index(b"\r\n\r\n") + 4, len(whole), 60):
+
+        def cut(exchange, size=size) -> None:
+            exchange.send(whole[:size])
+            exchange.close()
+
+        found = fails(connect_gemini(serve(cut)))
+        assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True), size
+
+
+def test_bodies_are_decoded_and_capped(serve, connect_gemini):
+    """A compressed answer is read; a bomb ends as one call's error."""
+    body = json.dumps(says_gemini("Lima")).encode()
+    assert ask(connect_gemini(serve(says(gzip.compress(body), content_encoding="gzip")))).text == "Lima"
+    bomb = says(gzip.compress(b"0" * 5_000_000), content_encoding="gzip")
+    assert fails(connect_gemini(serve(bomb), max_body=1_000_000)).code == "too_large"
+
+
+def test_many_threads_get_their_own_answers_over_as_many_connections(serve, connect_gemini):
+    """One SDK client for all threads; the pool is as wide as the workers, and connections are kept."""
+
+    def answers(exchange) -> None:
+        prompt = exchange.json()["contents"][0]["parts"][0]["text"]
+        exchange.send(http(json.dumps(says_gemini(f"re: {prompt}")).encode()))
+
+    server = serve(answers)
+    provider = connect_gemini(server)
+    provider.open(16)
+    prompts = [f"question {n}" for n in range(300)]
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda prompt: ask(provider, prompt).text, prompts))
+    assert found == [f"re: {prompt}" for prompt in prompts]
+    assert server.connections <= 16
+
+
+def test_cookies_are_not_kept(serve, connect_gemini):
+    """What one answer sets is not sent with the next request: threads share the client."""
+    server = serve(says(says_gemini("x"), set_cookie="who=me"))
+    provider = connect_gemini(server)
+    ask(provider)
+    ask(provider)
+    assert "cookie" not in server.requests[1].headers
+
+
+def test_closing_ends_calls_under_way(serve, connect_gemini):
+    """close() cuts calls that wait for an answer, may be called twice, and open() makes it work again."""
+    server = serve(hangs, hangs, says(says_gemini("again")))
+    provider = connect_gemini(server)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(fails, provider, 60.0) for _ in range(2)]
+        for _ in calls:
+            assert server.arrived.acquire(timeout=10)
+        provider.close()
+        errors = [call.result(timeout=10) for call in calls]
+    provider.close()
+    assert {(e.kind, e.code, e.maybe_billed) for e in errors} == {(ErrorKind.NETWORK_ERROR, "closed", True)}
+    assert fails(provider).code == "closed"
+    provider.open(2)
+    assert ask(provider).text == "again"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_uses_nothing_of_its_parent(serve, connect_gemini):
+    """The child builds its own client and connections; the parent's are undisturbed."""
+    server = serve(says(says_gemini("kept")), says(says_gemini("child")), says(says_gemini("parent")))
+    provider = connect_gemini(server)
+    assert ask(provider).text == "kept"
+    with provider._lock:  # what a thread of the parent may hold at the fork
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            provider.abandon()
+            provider.open(2)
+            status = 0 if ask(provider).text == "child" else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ask(provider).text == "parent"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "maybe_billed"),
+    [
+        (httpx2.ReadTimeout(""), ErrorKind.TIMEOUT, "deadline", True),
+        (httpx2.WriteTimeout(""), ErrorKind.TIMEOUT, "deadline", True),
+        (httpx2.ConnectTimeout(""), ErrorKind.NETWORK_ERROR, "connect_timeout", False),
+        (httpx2.PoolTimeout(""), ErrorKind.NETWORK_ERROR, "pool", False),
+        (httpx2.ConnectError(""), ErrorKind.NETWORK_ERROR, "refused", False),
+        (httpx2.ReadError(""), ErrorKind.NETWORK_ERROR, "cut", True),
+        (httpx2.RemoteProtocolError(""), ErrorKind.NETWORK_ERROR, "cut", True),
+        (httpx2.DecodingError(""), ErrorKind.NETWORK_ERROR, "truncated", True),
+        (httpx2.UnsupportedProtocol(""), ErrorKind.CLIENT_ERROR, "sdk", False),
+        (httpx2.InvalidURL(""), ErrorKind.CLIENT_ERROR, "sdk", False),
+        (ConnectionResetError(), ErrorKind.NETWORK_ERROR, "cut", True),
+        (TimeoutError(), ErrorKind.TIMEOUT, "deadline", True),
+        (KeyError("x"), ErrorKind.UNKNOWN, None, False),
+    ],
+)
+def test_raw_errors_have_a_meaning(connect_gemini, serve, error, kind, code, maybe_billed):
+    """What the SDK's own network raises, and the system's, is classified as well."""
+    found = connect_gemini(serve(hangs)).classify(error)
+    assert (found.kind, found.code, found.maybe_billed) == (kind, code, maybe_billed)
+
+
+def test_an_error_of_ours_inside_the_sdks_is_found(connect_gemini, serve):
+    """However an SDK wraps it, the verdict of the network is kept."""
+    ours = ProviderError("x", kind=ErrorKind.TIMEOUT)
+    wrapped = httpx2.ReadError("wrapped")
+    wrapped.__cause__ = ours
+    assert connect_gemini(serve(hangs)).classify(wrapped) is ours
+
+
+def test_many_first_calls_make_one_client(serve, connect_gemini, monkeypatch):
+    """Threads that meet at an unopened provider share what the first one builds."""
+    from smartbatch.providers import gemini_sdk
+
+    made = []
+    build = gemini_sdk.GeminiSdk.__init__
+
+    def count(self, *args) -> None:
+        made.append(1)
+        build(self, *args)
+
+    monkeypatch.setattr(gemini_sdk.GeminiSdk, "__init__", count)
+    provider = GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{serve(says(says_gemini('x'))).port}")
+    together = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(lambda: (together.wait(), ask(provider))[1].text) for _ in range(8)]
+        assert [call.result(timeout=20) for call in calls] == ["x"] * 8
+    provider.close()
+    assert len(made) == 1
+
+
+def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
+    """GOOGLE_API_KEY beats GEMINI_API_KEY; address and version come from Google's variables."""
+    server = serve(says(says_gemini("x")))
+    monkeypatch.setenv("GEMINI_API_KEY", "AIzaOther-1234567890")
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", f"http://127.0.0.1:{server.port}/gateway/")
+    monkeypatch.setenv("GOOGLE_GENAI_API_VERSION", "beta")
+    monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
+    ask(first := GeminiProvider())
+    monkeypatch.setenv("GOOGLE_API_KEY", f" {GEMINI_KEY}\n")
+    ask(second := GeminiProvider())
+    first.close()
+    second.close()
+    assert [request.headers["x-goog-api-key"] for request in server.requests] == [
+        "AIzaOther-1234567890",
+        GEMINI_KEY,
+    ]
+    assert server.requests[0].target == "/gateway/v1beta/models/gemini-3.8-flash:generateContent"
+
+
+def test_own_headers_are_sent(serve, connect_gemini):
+    """A gateway's header goes along."""
+    server = serve(says(says_gemini("x")))
+    ask(connect_gemini(server, headers={"x-gateway": "g"}, api_version="v1beta"))
+    assert server.requests[0].headers["x-gateway"] == "g"
+    assert server.requests[0].target.startswith("/v1beta/")
+
+
+def test_a_missing_key_names_the_variables():
+    """The error says where to put it; a blank one is none."""
+    for key in (None, "  "):
+        with pytest.raises(ConfigError, match=r"GEMINI_API_KEY.*GOOGLE_API_KEY"):
+            GeminiProvider(api_key=key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"connect_timeout": 0},
+        {"max_body": 0},
+        {"api_version": "v1/../x"},
+        {"headers": {"X-Goog-Api-Key": "other-canary"}},
+        {"headers": {"accept": "x"}},
+        {"headers": {"a": "c\r\nx: y"}},
+        {"api_key": "AIza\u201ccanary\u201d"},
+        {"api_key": "AIza canary"},
+        {"api_key": "auth_tokens/canary"},
+        {"base_url": "http://api.example.com"},
+        {"base_url": "https://me:secret-canary@api.example.com"},
+        {"base_url": "https://api.example.com?key=canary"},
+    ],
+)
+def test_settings_that_are_refused(options):
+    """Bad settings are refused when the provider is made, without showing a key."""
+    with pytest.raises(ConfigError) as caught:
+        GeminiProvider(**{"api_key": GEMINI_KEY, **options})
+    assert "canary" not in str(caught.value).lower()
+
+
+def test_plain_http_is_for_loopback_or_for_those_who_ask():
+    """The key leaves the machine in the clear only when allowed."""
+    GeminiProvider(GEMINI_KEY, "http://localhost:8000")
+    GeminiProvider(GEMINI_KEY, "http://gateway:8000", allow_http=True)
+
+
+def test_the_scope_tells_accounts_apart_and_shows_no_key():
+    """Another key or place is another quota; nothing shows the key, and nothing pickles it."""
+    scopes = [
+        GeminiProvider(GEMINI_KEY).scope,
+        GeminiProvider("AIzaOther-1234567890").scope,
+        GeminiProvider(GEMINI_KEY, "https://gateway.example").scope,
+    ]
+    assert len(set(scopes)) == 3
+    assert scopes[0].startswith("gemini:generativelanguage.googleapis.com:")
+    assert scopes[0] == GeminiProvider(GEMINI_KEY, api_version="v1beta").scope
+    assert GEMINI_KEY not in repr(GeminiProvider(GEMINI_KEY)) + scopes[0]
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(GeminiProvider(GEMINI_KEY))
