@@ -111,11 +111,13 @@ class BatchingClient:
         self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
         self._providers: dict[str, Provider] = {}
         self._stopped = False
-        self._lanes = Lanes(config, self._clock, self._classifiers, middleware, self._lane_opened)
+        self._middleware = tuple(middleware)
         self._new_process()
         self._provider, self.model = self._open_model(model, provider, provider_options)
         self._second = None if config.fallback_model is None else self._open_model(config.fallback_model)
-        self._lanes.of(self._provider, self.model)
+        trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
+        for usable in filter(None, ((self._provider, self.model), self._second)):
+            trial.of(*usable)
         lifecycle.enrol(self)
 
     # -- asking ----------------------------------------------------------------------------------------------
@@ -277,9 +279,11 @@ class BatchingClient:
             cancel_waiting: cancel what has not started, and finish only what is in flight.
 
         Called where the main thread is inside this library, as in a signal handler that interrupted a
-        submit, it returns at once and the client stops in the background: to wait there could be for ever.
+        submit, or on one of the client's own threads, as in an observer or a middleware, it returns at once
+        and the client stops in the background: to wait there could be for ever.
         """
-        if lifecycle.reentered():
+        engine = self._engine
+        if lifecycle.reentered() or (engine is not None and engine.dispatcher.on_own_thread()):
             threading.Thread(
                 target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
@@ -361,13 +365,14 @@ class BatchingClient:
             if verdict is not None:
                 request = admission.normalise(verdict, self._defaults)
         self._check(request)
-        lane = self._lanes.of(self._provider, self.model, request.embedding)
+        engine = self._running()
+        lane = engine.lane_of(self._provider, self.model, request.embedding)
         if request.timeout is None and self.config.request_timeout is not None:
             request = evolve(request, timeout=self.config.request_timeout)
         estimated = tokens.estimate_request(request)
         prompt_tokens = lane.calibration.input(estimated)
         output_tokens = 0 if request.embedding else lane.calibration.output(request.params.max_tokens)
-        return self._running().submit(
+        return engine.submit(
             request,
             request.id if request.id is not None else self._next_id(),
             lane,
@@ -477,17 +482,16 @@ class BatchingClient:
             rng=self._rng,
             tell=self._tell,
             report=self._callback_raised,
-            fallback=self._fallback,
+            fallback=lambda lane: self._fallback(engine, lane),
             post_process=self._post_process,
         )
-        for lane in self._lanes.all():
-            self._attach(lane, engine)
+        # Lanes belong to one engine: another one may still be stopping, under a lock of its own.
+        engine.lane_of = self._new_lanes(lambda lane: self._attach(lane, engine)).of
         self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
         return engine
 
-    def _lane_opened(self, lane: Lane) -> None:
-        if self._engine is not None:
-            self._attach(lane, self._engine)
+    def _new_lanes(self, opened: Callable[[Lane], None]) -> Lanes:
+        return Lanes(self.config, self._clock, self._classifiers, self._middleware, opened)
 
     def _attach(self, lane: Lane, engine: Engine) -> None:
         engine.queue.lanes.append(lane)
@@ -511,17 +515,20 @@ class BatchingClient:
                 leaving.stop(timeout, reason=reason, release=self._close_providers)
             return
         failed = engine.stop(timeout, reason=reason, release=self._close_providers)
-        self._leaving = None
+        if self._leaving is engine:
+            self._leaving = None
         self._close_providers()
         now = self._clock.now()
-        for lane in self._lanes.all():
+        for lane in engine.queue.lanes:
             lane.quota.detach(engine.queue, now)
-        self._lanes.renew()
         self._tell(ClientStopped(now, failed))
 
     def _close_providers(self) -> None:
-        for provider in self._providers.values():
-            provider.close()
+        """Close what no engine uses any more; one may have been started while another was stopping."""
+        with self._starting:
+            if self._engine is None:
+                for provider in self._providers.values():
+                    provider.close()
 
     def after_fork(self) -> None:
         """In a forked child: start empty. The hook of the library calls it; users need not."""
@@ -546,7 +553,6 @@ class BatchingClient:
         """Begin with no thread, no lock and no request of another process."""
         self._engine = self._leaving = None
         self._starting = threading.Lock()
-        self._lanes.renew()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
         self._id_prefix = f"req-{uuid.uuid4().hex[:8]}-"
         self._numbers = itertools.count(1)
@@ -575,11 +581,11 @@ class BatchingClient:
         self._providers[f"{provider.name}:{name}"] = provider
         return provider, name
 
-    def _fallback(self, lane: Lane) -> Lane | None:
+    def _fallback(self, engine: Engine, lane: Lane) -> Lane | None:
         """Return the lane of the fallback model; called under the monitor."""
         if self._second is None or lane.provider is self._second[0]:
             return None
-        return self._lanes.of(*self._second)
+        return engine.lane_of(*self._second, None)
 
     def _tell(self, event: Event) -> None:
         """Tell all observers; whatever one of them raises is logged and hurts nobody."""

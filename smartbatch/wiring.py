@@ -35,10 +35,10 @@ class _Health:
 
 
 class Lanes:
-    """Builds a lane when it is first needed, and remembers it.
+    """Builds a lane of one engine when it is first needed, and remembers it.
 
     Args:
-        opened: told of each new lane, so that a running engine can serve it.
+        opened: told of each new lane, so that the engine serves it.
     """
 
     def __init__(
@@ -55,17 +55,9 @@ class Lanes:
         self._middleware = tuple(middleware)
         self._opened = opened
         self._prices = PriceBook(config.prices)
-        self.renew()
-
-    def renew(self) -> None:
-        """Forget all lanes; also in a forked child, where the lock may be held by nobody."""
         self._building = threading.Lock()
         self._lanes: dict[tuple[str, str, Embedding | None], Lane] = {}
         self._health: dict[tuple[str, str], _Health] = {}
-
-    def all(self) -> list[Lane]:
-        """Return the lanes there are."""
-        return list(self._lanes.values())
 
     def of(self, provider: Provider, model: str, embedding: Embedding | None = None) -> Lane:
         """Return the lane for generating with ``model``, or for vectors of one kind.
