@@ -30,7 +30,8 @@ class Reply:
         content_type: of the body.
         delay: seconds until it is sent.
         pace: seconds between a stream's events.
-        damage: ``reset``, ``reset_before``, ``hang``, ``truncated`` or ``slow_body``: on the connection.
+        damage: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or ``slow_body``: on the
+            connection.
         billed: tokens billed when the delay is over.
         call: the ledger's entry; ``None`` for the emulator's own pages.
     """

@@ -29,6 +29,7 @@ FAULTS = {
     "reset_before": "the connection is reset before any work",
     "hang": "the work is done and billed, nothing is sent for hang_seconds, then the connection ends",
     "truncated": "half of the body is sent, then the connection ends",
+    "stall": "half of the body is sent, then nothing for hang_seconds, then the connection ends",
     "bad_json": "status 200, a whole body that is not JSON",
     "empty": "status 200, an empty body",
     "html": "status 502 and a gateway's HTML page",

@@ -179,8 +179,12 @@ class Connection(asyncio.Protocol):
             case "truncated":
                 self._settle(reply, delivered=False)
                 data = _encoded(head, reply)
-                self._transport.write(data[: len(data) - max(1, _body_size(reply) // 2)])
+                self._transport.write(_half(data, reply))
                 self._transport.close()
+            case "stall":
+                self._settle(reply, delivered=False)
+                self._transport.write(_half(_encoded(head, reply), reply))
+                self._loop.call_later(self._service.settings.hang_seconds, self.abort)
             case "slow_body":
                 self._send_slowly(head, reply)
             case _ if reply.pace > 0 and isinstance(reply.body, list):
@@ -252,6 +256,11 @@ class Connection(asyncio.Protocol):
 
 def _body_size(reply: Reply) -> int:
     return len(reply.body) if isinstance(reply.body, bytes) else sum(map(len, reply.body))
+
+
+def _half(data: bytes, reply: Reply) -> bytes:
+    """The bytes of a reply without the last half of its body."""
+    return data[: len(data) - max(1, _body_size(reply) // 2)]
 
 
 def _chunk(data: bytes) -> bytes:

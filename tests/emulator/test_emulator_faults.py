@@ -68,6 +68,17 @@ def test_a_hanging_answer_never_comes(emu):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_stalled_answer_stays_in_its_middle(emu, stream):
+    """Headers and half of the body come, then nothing until the connection is cut; billed, not delivered."""
+    with strike(emu, "stall", stream=stream) as client:
+        data = client.rest()
+    assert data.startswith(b"HTTP/1.1 200")
+    assert b'{"id"' in data
+    assert not data.endswith(b"0\r\n\r\n" if stream else b"}")
+    assert (emu.ledger.calls[0].billed > 0, emu.ledger.calls[0].delivered) == (True, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_truncated_answer_ends_in_its_middle(emu, stream):
     """Headers and half of the body come, then the connection ends; billed, not delivered."""
     with strike(emu, "truncated", stream=stream) as client:
