@@ -1,0 +1,517 @@
+"""Streams of OpenAI's two APIs as they come off the wire, whole and broken (C5)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from asking import KEY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import Generation, Request, Usage
+from smartbatch.providers.base import AnswerStream
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader, _Sound
+from smartbatch.providers.sse import events
+
+Serve = Callable[..., RawServer]
+Connect = Callable[..., OpenAIProvider]
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    b"transfer-encoding: chunked\r\nx-request-id: req_7\r\n\r\n"
+)
+DONE = b"data: [DONE]\n\n"
+COUNTED = {"prompt_tokens": 31, "completion_tokens": 2, "total_tokens": 33}
+
+
+def data(value: Any, name: str = "") -> bytes:
+    """One event."""
+    line = b"data: " + json.dumps(value).encode() + b"\n\n"
+    return f"event: {name}\n".encode() + line if name else line
+
+
+def said(text: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
+    """A chunk of a chat."""
+    content = {} if text is None else {"content": text}
+    choice = {"index": 0, "delta": {**content, **delta}, "finish_reason": finish}
+    return data({"id": "chatcmpl-1", "model": "gpt-5-mini-2026", "choices": [choice], "usage": None})
+
+
+USED = data({"id": "chatcmpl-1", "model": "gpt-5-mini-2026", "choices": [], "usage": COUNTED})
+LIMA = (said("", role="assistant"), said("Li"), said("ma"), said(None, "stop"), USED, DONE)
+
+
+def chunked(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def streams(*body: bytes, end: bool = True, head: bytes = HEAD) -> Script:
+    """A script that sends these events, a chunk each; without ``end`` the connection then breaks."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(head + b"".join(map(chunked, body)) + (b"0\r\n\r\n" if end else b""))
+        exchange.keep = end
+
+    return script
+
+
+def begins(*body: bytes) -> Script:
+    """A script that sends these events and then nothing more."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(HEAD + b"".join(map(chunked, body)))
+        hangs(exchange)
+
+    return script
+
+
+def stream(
+    provider: OpenAIProvider, prompt: str = "Capital of Peru?", timeout: float = 20.0, **params: Any
+) -> AnswerStream:
+    request = Request(prompt=prompt, params=Generation(**params))
+    return provider.stream(request, model="gpt-5-mini", attempt=0, timeout=timeout)
+
+
+def error_of(reading: AnswerStream) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        list(reading)
+    return caught.value
+
+
+# -- chats -----------------------------------------------------------------------------------------------
+
+
+def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, connect: Connect) -> None:
+    """What was handed out is the answer's text; the usage comes in a chunk without choices."""
+    reading = stream(connect(serve(streams(*LIMA))))
+    assert list(reading) == ["Li", "ma"]
+    answer = reading.answer
+    assert (answer.text, answer.usage, answer.finish_reason) == ("Lima", Usage(31, 2), "stop")
+    assert (answer.model, answer.provider_request_id) == ("gpt-5-mini-2026", "req_7")
+
+
+def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) -> None:
+    """The usage is only sent to who asks; servers that refuse the question can be spared it."""
+    server = serve(streams(*LIMA))
+    list(stream(connect(server), max_tokens=9))
+    list(stream(connect(server, stream_usage=False)))
+    asked, spared = (exchange.json() for exchange in server.requests)
+    assert (asked["stream"], asked["stream_options"], asked["max_tokens"]) == (
+        True,
+        {"include_usage": True},
+        9,
+    )
+    assert spared["stream"]
+    assert "stream_options" not in spared
+
+
+def test_a_connection_is_used_again_after_a_clean_end(serve: Serve, connect: Connect) -> None:
+    """Five streams, one connection."""
+    server = serve(streams(*LIMA))
+    provider = connect(server)
+    for _ in range(5):
+        assert "".join(stream(provider)) == "Lima"
+    assert server.connections == 1
+
+
+def test_a_connection_is_not_used_again_after_a_broken_stream(serve: Serve, connect: Connect) -> None:
+    """Nobody knows what would come next on it."""
+    server = serve(begins(said("Li"), data("no object")), streams(*LIMA))
+    provider = connect(server)
+    assert error_of(stream(provider)).kind is ErrorKind.INVALID_RESPONSE
+    assert "".join(stream(provider)) == "Lima"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("events_before", range(len(LIMA)))
+def test_a_stream_that_ends_without_its_mark_is_an_error(
+    serve: Serve, connect: Connect, events_before: int, end: bool
+) -> None:
+    """Cut or orderly closed: only ``[DONE]`` says that the answer is whole."""
+    error = error_of(stream(connect(serve(streams(*LIMA[:events_before], end=end)))))
+    assert (error.kind, error.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
+    assert error.provider_request_id == "req_7"
+    assert error.usage == (Usage(31, 2) if events_before == 5 else None)
+
+
+def test_pieces_arrive_before_the_answer_is_whole(serve: Serve, connect: Connect) -> None:
+    """The first piece can be read while the server still holds back the second."""
+    go_on = threading.Event()
+
+    def waits(exchange: Exchange) -> None:
+        exchange.send(HEAD + chunked(said("Li")))
+        assert go_on.wait(20)
+        exchange.send(b"".join(map(chunked, (said("ma"), DONE))) + b"0\r\n\r\n")
+
+    pieces = iter(stream(connect(serve(waits))))
+    assert next(pieces) == "Li"
+    go_on.set()
+    assert list(pieces) == ["ma"]
+
+
+def test_only_line_feeds_end_lines(serve: Serve, connect: Connect) -> None:
+    """U+2028 and its like inside the text are text, also where they come unescaped."""
+    text = "a\u2028b\u0085c\x0bd"
+    chunk = (
+        b'data: {"choices":[{"delta":{"content":%b}}]}\n\n' % json.dumps(text, ensure_ascii=False).encode()
+    )
+    assert "".join(stream(connect(serve(streams(chunk, DONE))))) == text
+
+
+def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, connect: Connect) -> None:
+    """And a half that stays alone is replaced: no file or database could hold it."""
+    script = streams(said("a\ud83d"), said("\ude00b"), said("\ud83d"), DONE)
+    reading = stream(connect(serve(script)))
+    assert "".join(reading) == "a😀b\ufffd"
+    assert reading.answer.text == "a😀b\ufffd"
+
+
+def test_keep_alives_and_comments_are_passed_over(serve: Serve, connect: Connect) -> None:
+    """Proxies send them so that the connection is not taken for dead."""
+    script = streams(b": ping\n\n", b"\n\n", said("Li"), b":\n\n", data({"choices": []}), said("ma"), DONE)
+    assert "".join(stream(connect(serve(script)))) == "Lima"
+
+
+def test_a_refusal_is_handed_on_and_named(serve: Serve, connect: Connect) -> None:
+    """As in a whole answer, the refusal is the text and the finish reason says so."""
+    script = streams(said(refusal="I can"), said(refusal="not."), said(None, "stop"), DONE)
+    reading = stream(connect(serve(script)))
+    assert "".join(reading) == "I cannot."
+    assert (reading.answer.text, reading.answer.finish_reason) == ("I cannot.", "refusal")
+
+
+def test_the_output_cap_shows_in_the_finish_reason(serve: Serve, connect: Connect) -> None:
+    """A cut answer is not swallowed."""
+    reading = stream(connect(serve(streams(said("Li"), said(None, "length"), USED, DONE))))
+    list(reading)
+    assert reading.answer.finish_reason == "length"
+
+
+def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> None:
+    """Servers that do not count are not taken at zero: an estimate takes its place."""
+    reading = stream(connect(serve(streams(said("Lima"), DONE))))
+    list(reading)
+    assert reading.answer.usage is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        (error("The server had an error", "server_error"), ErrorKind.SERVER_ERROR),
+        (error("something nobody knows", "odd"), ErrorKind.SERVER_ERROR),
+        (error("slow", "requests", "rate_limit_exceeded"), ErrorKind.RATE_LIMIT),
+        (error("too long", None, "context_length_exceeded"), ErrorKind.CONTEXT_TOO_LONG),
+        (error("bad", "BadRequestError", 400), ErrorKind.CLIENT_ERROR),
+        ({"error": "out of memory"}, ErrorKind.SERVER_ERROR),
+    ],
+)
+def test_an_error_inside_a_stream_is_classified(
+    serve: Serve, connect: Connect, sent: dict[str, Any], kind: ErrorKind
+) -> None:
+    """A 200 does not make an answer of it."""
+    found = error_of(stream(connect(serve(streams(said("Li"), data(sent), DONE)))))
+    assert (found.kind, found.maybe_billed) == (kind, True)
+
+
+def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, connect: Connect) -> None:
+    """Whatever the server repeats."""
+    prompt = "a very secret prompt that nobody may see"
+    sent = error(f"key {KEY}: bad prompt {prompt!r}", "server_error")
+    text = str(error_of(stream(connect(serve(streams(said("Li"), data(sent)))), prompt)))
+    assert KEY not in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        (
+            says(error("slow down", "requests"), "429 Too Many Requests", retry_after="7"),
+            ErrorKind.RATE_LIMIT,
+        ),
+        (says(error("no key", None, "invalid_api_key"), "401 Unauthorized"), ErrorKind.AUTH_ERROR),
+        (says("<html>", "502 Bad Gateway", content_type="text/html"), ErrorKind.SERVER_ERROR),
+        (
+            says(error("no such model", None, "model_not_found")),
+            ErrorKind.CLIENT_ERROR,
+        ),
+        (says("<html>portal</html>", content_type="text/html"), ErrorKind.INVALID_RESPONSE),
+        (streams(data({"no": "choices"}), DONE), ErrorKind.INVALID_RESPONSE),
+        (streams(data({"choices": ["x"]}), DONE), ErrorKind.INVALID_RESPONSE),
+        (streams(b'data: {"choices":[{"del\n\n', DONE), ErrorKind.NETWORK_ERROR),
+        (streams(b"data: " + b"[" * 100_000 + b"\n\n", DONE), ErrorKind.NETWORK_ERROR),
+    ],
+)
+def test_refusals_and_rubbish_are_classified(
+    serve: Serve, connect: Connect, script: Script, kind: ErrorKind
+) -> None:
+    """Before the first piece it is as with a whole answer."""
+    found = error_of(stream(connect(serve(script))))
+    assert found.kind is kind
+    assert found.retry_after == (7 if kind is ErrorKind.RATE_LIMIT else None)
+
+
+def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Connect) -> None:
+    """Its whole answer is one piece."""
+    reading = stream(connect(serve(says(chat("Lima")))))
+    assert list(reading) == ["Lima"]
+    assert reading.answer.usage == Usage(31, 78, 5, 64)
+
+
+def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
+    """As from a whole answer."""
+    head = HEAD[:-2] + b"x-ratelimit-limit-requests: 500\r\n\r\n"
+    reading = stream(connect(serve(streams(*LIMA, head=head))))
+    list(reading)
+    assert reading.answer.limits is not None
+    assert reading.answer.limits.requests_limit == 500
+
+
+def test_an_endless_stream_ends_at_the_cap(serve: Serve, connect: Connect) -> None:
+    """The cap on a body holds for a stream."""
+    found = error_of(stream(connect(serve(streams(*[said("x" * 100)] * 50)), max_body=4000)))
+    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "too_large")
+
+
+def test_a_stall_ends_at_the_deadline(serve: Serve, connect: Connect) -> None:
+    """The time-out counts for the whole stream, and no byte prolongs it."""
+
+    def trickles(exchange: Exchange) -> None:
+        exchange.send(HEAD)
+        while not exchange.server.done.wait(0.02):
+            exchange.send(chunked(said("x")))
+
+    for script in (begins(said("Li")), trickles):
+        found = error_of(stream(connect(serve(script)), timeout=0.3))
+        assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
+
+
+# -- closing -----------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_the_reading_in_another_thread(serve: Serve, connect: Connect) -> None:
+    """The reader is inside a read and gets an error at once."""
+    reading = stream(connect(serve(begins(said("Li")))))
+    pieces = iter(reading)
+    assert next(pieces) == "Li"
+    closer = threading.Timer(0.05, reading.close)
+    closer.start()
+    with pytest.raises(ProviderError) as caught:
+        next(pieces)
+    assert (caught.value.kind, caught.value.code) == (ErrorKind.NETWORK_ERROR, "closed")
+    closer.join()
+    reading.close()
+
+
+def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect) -> None:
+    """A model may think for minutes before it says anything."""
+    server = serve(hangs, streams(*LIMA))
+    provider = connect(server)
+    reading = stream(provider)
+    closer = threading.Thread(target=lambda: (server.arrived.acquire(), reading.close()))
+    closer.start()
+    found = error_of(reading)
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "closed", True)
+    closer.join()
+    assert "".join(stream(provider)) == "Lima"
+
+
+def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: Connect) -> None:
+    """Nothing is paid for it."""
+    server = serve(streams(*LIMA))
+    reading = stream(connect(server))
+    reading.close()
+    found = error_of(reading)
+    assert (found.code, found.maybe_billed) == ("closed", False)
+    assert not server.requests
+
+
+def test_closing_after_the_end_disturbs_nobody(serve: Serve, connect: Connect) -> None:
+    """The connection belongs to another call by then."""
+    server = serve(streams(*LIMA))
+    provider = connect(server)
+    old = stream(provider)
+    assert "".join(old) == "Lima"
+    pieces = iter(stream(provider))
+    assert next(pieces) == "Li"
+    old.close()
+    assert "".join(pieces) == "ma"
+    assert server.connections == 1
+
+
+def test_closing_the_provider_ends_its_streams(serve: Serve, connect: Connect) -> None:
+    """As it ends its calls."""
+    provider = connect(serve(begins(said("Li"))))
+    pieces = iter(stream(provider))
+    assert next(pieces) == "Li"
+    provider.close()
+    with pytest.raises(ProviderError) as caught:
+        next(pieces)
+    assert caught.value.code == "closed"
+
+
+def test_an_unread_stream_has_no_answer(serve: Serve, connect: Connect) -> None:
+    """Only its end says what the answer is."""
+    with pytest.raises(RuntimeError, match="not been read"):
+        _ = stream(connect(serve(streams(*LIMA)))).answer
+
+
+# -- responses ---------------------------------------------------------------------------------------------
+
+
+def response(status: str = "completed", text: str = "Lima", **changes: Any) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text}]
+    return {
+        "id": "resp_1",
+        "status": status,
+        "model": "gpt-5-mini-2026",
+        "output": [{"type": "message", "role": "assistant", "content": content}],
+        "usage": {"input_tokens": 31, "output_tokens": 2},
+        **changes,
+    }
+
+
+def event(name: str, **fields: Any) -> bytes:
+    return data({"type": name, "sequence_number": 1, **fields}, name)
+
+
+def delta(text: str, kind: str = "output_text") -> bytes:
+    return event(f"response.{kind}.delta", delta=text)
+
+
+def ended(status: str = "completed", **changes: Any) -> bytes:
+    return event(f"response.{status}", response=response(status, **changes))
+
+
+CREATED = event("response.created", response=response("in_progress", output=[], usage=None))
+
+
+def test_a_response_comes_in_pieces_and_ends_with_the_whole(serve: Serve, connect: Connect) -> None:
+    """There is no end mark: the last event carries the response."""
+    server = serve(streams(CREATED, delta("Li"), event("response.odd"), delta("ma"), ended()))
+    provider = connect(server, api="responses")
+    for _ in range(2):
+        reading = stream(provider)
+        assert list(reading) == ["Li", "ma"]
+        assert (reading.answer.text, reading.answer.usage) == ("Lima", Usage(31, 2))
+    assert server.requests[0].target.endswith("/responses")
+    assert server.requests[0].json()["stream"] is True
+    assert server.connections == 1
+
+
+def test_an_incomplete_response_says_why(serve: Serve, connect: Connect) -> None:
+    """The cap on output is a finish reason, not an error."""
+    last = ended("incomplete", text="Li", incomplete_details={"reason": "max_output_tokens"})
+    reading = stream(connect(serve(streams(CREATED, delta("Li"), last)), api="responses"))
+    assert list(reading) == ["Li"]
+    assert reading.answer.finish_reason == "length"
+
+
+def test_a_refused_response_is_named(serve: Serve, connect: Connect) -> None:
+    """Its pieces are the refusal's."""
+    message = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
+    script = streams(CREATED, delta("No.", "refusal"), ended(output=[message]))
+    reading = stream(connect(serve(script), api="responses"))
+    assert list(reading) == ["No."]
+    assert (reading.answer.text, reading.answer.finish_reason) == ("No.", "refusal")
+
+
+def test_a_failed_response_is_an_error_with_what_it_used(serve: Serve, connect: Connect) -> None:
+    """Inside a 200."""
+    failed = ended("failed", error={"code": "rate_limit_exceeded", "message": "slow"}, output=[])
+    found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), failed)), api="responses")))
+    assert (found.kind, found.usage) == (ErrorKind.RATE_LIMIT, Usage(31, 2))
+
+
+def test_an_error_event_is_classified(serve: Serve, connect: Connect) -> None:
+    """Its fields stand in the event itself."""
+    script = streams(CREATED, event("error", code="server_error", message="oops", param=None))
+    found = error_of(stream(connect(serve(script), api="responses")))
+    assert (found.kind, found.code) == (ErrorKind.SERVER_ERROR, "server_error")
+
+
+@pytest.mark.parametrize("last", [[], [event("response.completed")], [DONE]])
+def test_a_response_without_its_last_event_is_an_error(
+    serve: Serve, connect: Connect, last: list[bytes]
+) -> None:
+    """However orderly it ended."""
+    found = error_of(stream(connect(serve(streams(CREATED, delta("Li"), *last)), api="responses")))
+    assert found.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.INVALID_RESPONSE)
+    assert found.maybe_billed
+
+
+def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) -> None:
+    """Some servers say all at the end."""
+    assert list(stream(connect(serve(streams(CREATED, ended())), api="responses"))) == ["Lima"]
+
+
+# -- properties --------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=4)))  # surrogates included
+def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
+    """However a text is cut, its pieces joined can be encoded, and lose nothing that could be."""
+    text = _Sound()
+    joined = "".join([*map(text.take, pieces), text.rest()])
+    joined.encode()
+    assert joined == "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert text.whole == joined
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_cut_or_changed_stream_is_whole_or_an_error(data: st.DataObject) -> None:
+    """Bytes flipped, lost or doubled, in pieces of any size: an answer, or a ProviderError."""
+    chosen = data.draw(st.sampled_from(["chat", "responses"]))
+    body = bytearray(b"".join(LIMA if chosen == "chat" else (CREATED, delta("Li"), delta("ma"), ended())))
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        match data.draw(st.integers(0, 2)):
+            case 0:
+                body[at] = data.draw(st.integers(0, 255))
+            case 1:
+                del body[at : at + data.draw(st.integers(1, 200))]
+                body += b"\n"
+            case 2:
+                body[at:at] = body[: data.draw(st.integers(0, 200))]
+    size = data.draw(st.integers(1, len(body)))
+    pieces = [bytes(body[at : at + size]) for at in range(0, len(body), size)]
+    try:
+        text, answer = _read(chosen, pieces)
+    except ProviderError:
+        return
+    assert answer is not None
+    assert answer.text == text
+
+
+def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
+    """What the stream makes of a body, without a network."""
+
+    class Live:
+        status = 200
+        headers: ClassVar = {"content-type": "text/event-stream"}
+
+        def __iter__(self) -> Any:
+            return iter(pieces)
+
+        def drain(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    reader = ChatReader() if api == "chat" else ResponseReader()
+    reading = OpenAIStream(lambda cutoff: Live(), reader, Request(prompt="x"))  # type: ignore[arg-type, return-value]
+    text = "".join(reading)
+    return text, reading.answer
+
+
+def test_events_end_where_the_stream_says(serve: Serve) -> None:
+    """An event without its blank line is no event: it may have been cut."""
+    assert [event.data for event in events([b"data: a\n\nda", b"ta: b\n", b"\ndata: c\n"])] == [b"a", b"b"]
