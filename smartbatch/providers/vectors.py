@@ -37,7 +37,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         raise invalid("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):
         raise invalid(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
-    if not math.isfinite(math.fsum(values)):
+    if not math.isfinite(sum(values)):  # singles cannot overflow it, and opposite infinities make it nan
         raise invalid("the vector has a number that is not finite")
     return values
 

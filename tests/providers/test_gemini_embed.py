@@ -1,0 +1,127 @@
+"""Vectors from the Gemini API: one content for each text, placed by order, exact to the wire."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+from gemini_asking import embed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from raw_server import says
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import Usage
+from smartbatch.testing import emulator
+
+
+def vectors(*values: list[float], **changes: object) -> dict:
+    return {"embeddings": [{"values": each} for each in values], **changes}
+
+
+def test_every_text_is_a_content_of_its_own(serve, connect_gemini):
+    """Texts that share a content would come back as one vector for all of them."""
+    server = serve(says(vectors([0.5], [0.25])))
+    embed(connect_gemini(server), ["a", "b"], task_type="RETRIEVAL_DOCUMENT", dimensions=1)
+    request = server.requests[0]
+    assert request.target == "/v1/models/gemini-embedding-001:batchEmbedContents"
+    common = {
+        "model": "models/gemini-embedding-001",
+        "taskType": "RETRIEVAL_DOCUMENT",
+        "outputDimensionality": 1,
+    }
+    assert request.json() == {
+        "requests": [
+            {"content": {"role": "user", "parts": [{"text": text}]}, **common} for text in ("a", "b")
+        ]
+    }
+
+
+def test_what_is_not_asked_for_is_not_sent(serve, connect_gemini):
+    """Without task type and dimensions the model's own hold."""
+    server = serve(says(vectors([0.5])))
+    embed(connect_gemini(server), ["a"])
+    assert set(server.requests[0].json()["requests"][0]) == {"model", "content"}
+
+
+def test_vectors_are_arrays_of_single_precision(serve, connect_gemini):
+    """Each text gets its vector; the numbers are those of the wire."""
+    found = embed(connect_gemini(serve(says(vectors([0.1, -2.5e-8], [1, 0])))), ["a", "b"])
+    assert [answer.embedding for answer in found] == [array("f", [0.1, -2.5e-8]), array("f", [1, 0])]
+    assert found[0].text is None
+
+
+def test_tokens_are_split_over_the_texts_and_add_up(serve, connect_gemini):
+    """The service counts calls; each text is charged by its length, and nothing is lost."""
+    body = vectors([1.0], [1.0], [1.0], usageMetadata={"promptTokenCount": 10})
+    found = embed(connect_gemini(serve(says(body))), ["a" * 70, "b" * 20, "c" * 10])
+    assert [answer.usage for answer in found] == [Usage(7), Usage(2), Usage(1)]
+    body["usageMetadata"] = {"promptTokenCount": 7}
+    found = embed(connect_gemini(serve(says(body))), ["a", "b", "c"])
+    assert sum(answer.usage.input_tokens for answer in found) == 7
+    del body["usageMetadata"]
+    assert embed(connect_gemini(serve(says(body))), ["a", "b", "c"])[0].usage is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        vectors([0.5]),
+        vectors([0.5], [0.5], [0.5]),
+        vectors([0.5, 0.5], [0.5]),
+        vectors([0.5], []),
+        vectors([0.5, 0.5, 0.5], [0.5, 0.5, 0.5]),
+        {"embeddings": [{"values": [0.5, 0.5]}, {}]},
+        {"embeddings": [{"values": [0.5, 0.5]}, 7]},
+        {"embeddings": [{"values": [0.5, "x"]}, {"values": [0.5, 0.5]}]},
+        {"embeddings": [{"values": [0.5, True]}, {"values": [0.5, 0.5]}]},
+        {"embedding": {"values": [0.5, 0.5]}},
+        {},
+        '{"embeddings": [{"values": [1, NaN]}, {"values": [1, 1]}]}',
+        '{"embeddings": [{"values": [1e999, 1]}, {"values": [1, 1]}]}',
+        '{"embeddings": [{"values": [1e999, -1e999]}, {"values": [1, 1]}]}',
+        '{"embeddings": [{"values": [1e300, 1]}, {"values": [1, 1]}]}',
+    ],
+)
+def test_vectors_that_are_none_are_refused(serve, connect_gemini, body):
+    """Another number of vectors or of dimensions, and numbers that are not finite, are no answer."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    with pytest.raises(ProviderError) as caught:
+        embed(connect_gemini(serve(says(text))), ["a", "b"], dimensions=2)
+    assert caught.value.kind is ErrorKind.INVALID_RESPONSE
+    assert caught.value.maybe_billed
+
+
+def test_one_vector_for_many_texts_is_noticed(serve, connect_gemini):
+    """The trap of multimodal models: a merged answer is refused, never given to a text."""
+    with pytest.raises(ProviderError, match="1 vectors for 3 texts"):
+        embed(connect_gemini(serve(says(vectors([0.5])))), ["a", "b", "c"])
+
+
+def test_the_provider_says_how_much_a_call_carries(connect_gemini, serve):
+    """The service takes a hundred texts a call."""
+    capabilities = connect_gemini(serve(says(""))).capabilities
+    assert (capabilities.max_texts, capabilities.max_shared, capabilities.streams) == (100, 1, True)
+    assert capabilities.max_text_tokens > 0
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=20))
+def test_each_vector_is_its_texts(emulated, texts):
+    """Whatever the texts, alone or together, a text has the same vector."""
+    provider = emulated
+    together = [answer.embedding for answer in embed(provider, texts, dimensions=8)]
+    alone = {text: embed(provider, [text], dimensions=8)[0].embedding for text in set(texts)}
+    assert together == [alone[text] for text in texts]
+
+
+@pytest.fixture
+def emulated():
+    from smartbatch.providers.gemini import GeminiProvider
+
+    with emulator() as emu:
+        provider = GeminiProvider("AIza-any", emu.url)
+        provider.open(2)
+        yield provider
+        provider.close()
