@@ -14,7 +14,7 @@ No threads and no clock here: the caller holds one lock and passes ``now``.
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import NamedTuple
 
 from smartbatch.core.bucket import Bucket, paced_capacity, used_capacity, used_rate
 
@@ -53,8 +53,7 @@ _LEAST = 0.05
 each second: between two clients that is a refusal each 15 s."""
 
 
-@frozen
-class Said:
+class Said(NamedTuple):
     """What a report says about one limit: a minute's limit, what is left, seconds until it is full."""
 
     limit: float | None
@@ -62,8 +61,7 @@ class Said:
     reset: float | None
 
 
-@frozen
-class Trace:
+class Trace(NamedTuple):
     """What this client had sent around the call a report came with, in the units of one limit.
 
     Attributes:
@@ -271,6 +269,7 @@ class Learned:
         bucket.look(now, 0.0)
         rounding = self._rounding
         likely = remaining + (now - trace.started) * bucket.rate - self._price(trace.since, trace.calls_since)
+        likely = max(likely, -self._size)  # a server is not in debt for more than it gives in a minute
         most = self._price(trace.open, trace.calls_open) if self._dear else trace.open
         certain = remaining - rounding - most
         if not self._follows:  # the first figure is all there is to know

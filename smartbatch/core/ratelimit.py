@@ -318,7 +318,9 @@ class Quota:
         """
         in_flight = self.in_flight
         self._end(reservation)
-        self._settle_tokens(reservation, now, 0.0, 0.0)
+        if self._tokens is not None:
+            self._tokens.settle(now, reservation.tokens)
+        self._reported.drop(now, reservation)  # where it was charged all the same, what remains shows it
         self._traffic.refused_at = now
         explained = self._reported.explain(report, reservation, self._traffic, now)
         fresh = reservation.started >= self._cool_began

@@ -143,7 +143,7 @@ class ReportedLimits:
                 learned.settle(now, call.order, expected, _share(what, tokens, output))
 
     def drop(self, now: float, call: Reservation) -> None:
-        """Give back all of a call that was never sent."""
+        """Give back all of a call that was never sent, or was refused."""
         for what, learned in self._learned.items():
             learned.settle(now, call.order, _cost(what, call.tokens, call.output), 0.0)
 
@@ -207,16 +207,19 @@ def _share(what: int, tokens: float, output: float) -> float:
 
 def _said(report: LimitReport) -> list[tuple[int, Said]]:
     """Return what ``report`` says about each limit."""
-    found = [(_REQUESTS, Said(report.requests_limit, report.requests_remaining, report.requests_reset))]
-    apart = [
-        (_INPUT, Said(report.input_limit, report.input_remaining, report.input_reset)),
-        (_OUTPUT, Said(report.output_limit, report.output_remaining, report.output_reset)),
-    ]
-    if any(said != _NOTHING for _, said in apart):
-        found += apart  # beside these, a figure for both together is the tighter of the two again
-    else:
-        found.append((_TOKENS, Said(report.tokens_limit, report.tokens_remaining, report.tokens_reset)))
-    return [(what, said) for what, said in found if said != _NOTHING]
+    requests = Said(report.requests_limit, report.requests_remaining, report.requests_reset)
+    given = Said(report.input_limit, report.input_remaining, report.input_reset)
+    made = Said(report.output_limit, report.output_remaining, report.output_reset)
+    found = [(_REQUESTS, requests)] if requests != _NOTHING else []
+    if given != _NOTHING:
+        found.append((_INPUT, given))
+    if made != _NOTHING:
+        found.append((_OUTPUT, made))
+    if given == made == _NOTHING:  # beside these, a figure for both together is the tighter of the two again
+        tokens = Said(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
+        if tokens != _NOTHING:
+            found.append((_TOKENS, tokens))
+    return found
 
 
 def _implied(said: Said) -> float | None:

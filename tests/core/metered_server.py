@@ -95,6 +95,7 @@ class Server:
         limits: a minute, by name: requests, tokens, input, output.
         hints: whether refusals say when to come back.
         resets: whether reports say when a limit is full.
+        sizes: what a bucket holds, where that is not a minute's worth.
         late: whether reports are read when the answer is sent and not when the call is admitted.
     """
 
@@ -106,9 +107,10 @@ class Server:
         hints: bool = True,
         resets: bool = True,
         late: bool = False,
+        sizes: dict[str, float] | None = None,
     ) -> None:
         self.style, self.hints, self.resets, self.late = style, hints, resets, late
-        self.meters = {name: Meter(limit) for name, limit in limits.items()}
+        self.meters = {name: Meter(limit, (sizes or {}).get(name, 0.0)) for name, limit in limits.items()}
 
     def charge(self, name: str, work: Work) -> float:
         if name == "requests":
@@ -260,11 +262,7 @@ def _send(
         refused = server.tightest(arrives, work)
         wait = server.admit(arrives, work)
         took = UPLINK + jitter + (client.latency(rng) if wait is None else 0.002)
-        read = now + took if server.late else arrives
         report = server.report(arrives, refused=None if wait is None else refused)
-        if wait is None and server.late:
-            report = None
-        _ = read
         heapq.heappush(returns, _Return(now + took, next(order), client, permit, work, wait, report))
     return math.inf
 
