@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.headers import parse_duration, parse_retry_after, read_limits
+from smartbatch.headers import parse_duration, parse_retry_after, read_anthropic_limits, read_limits
 from smartbatch.models import LimitReport
 
 NOON = 1_795_003_200.0  # Wed, 18 Nov 2026 12:00:00 GMT
@@ -148,3 +148,75 @@ def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
     """Whatever is written there, a report is numbers or nothing."""
     report = read_limits(headers)
     assert report is None or (report.tokens_reset or 0.0) < math.inf
+
+
+def anthropics(**named: str) -> dict[str, str]:
+    """Headers by the part of their names that tells them apart."""
+    return {f"anthropic-ratelimit-{name.replace('_', '-')}": value for name, value in named.items()}
+
+
+def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
+    """Four limits; each reset is a moment in RFC 3339, and one in the past is now."""
+    report = read_anthropic_limits(
+        anthropics(
+            requests_limit="50",
+            requests_remaining="49",
+            requests_reset="2026-11-18T12:00:12Z",
+            tokens_limit="60000",
+            tokens_remaining="59000",
+            tokens_reset="2026-11-18T12:01:00+00:00",
+            input_tokens_limit="50000",
+            input_tokens_reset="2026-11-18T14:00:00.5+02:00",
+            output_tokens_limit="10000",
+            output_tokens_remaining="0",
+            output_tokens_reset="2026-11-18T11:59:00Z",
+        ),
+        NOON,
+    )
+    assert report == LimitReport(
+        requests_limit=50,
+        requests_remaining=49,
+        requests_reset=12.0,
+        tokens_limit=60_000,
+        tokens_remaining=59_000,
+        tokens_reset=60.0,
+        input_limit=50_000,
+        input_reset=0.5,
+        output_limit=10_000,
+        output_remaining=0,
+        output_reset=0.0,
+    )
+    assert read_anthropic_limits({"x-ratelimit-limit-requests": "5", "retry-after": "1"}, NOON) is None
+
+
+def test_a_limit_that_is_only_repeated_does_not_count_twice() -> None:
+    """The plain tokens header shows the tightest limit in force: not one of input and output together."""
+    same = anthropics(input_tokens_limit="50000", tokens_limit="50000", tokens_remaining="7")
+    assert read_anthropic_limits(same, NOON) == LimitReport(input_limit=50_000)
+    alone = anthropics(tokens_limit="50000", tokens_remaining="7")
+    assert read_anthropic_limits(alone, NOON) == LimitReport(tokens_limit=50_000, tokens_remaining=7)
+
+
+def test_a_clock_that_is_wrong_is_corrected_by_the_servers_date() -> None:
+    """Ours may be an hour off; within two seconds it is the finer one."""
+    reset = anthropics(requests_reset="2026-11-18T12:00:12Z")
+    noon = {"date": "Wed, 18 Nov 2026 12:00:00 GMT"}
+    for wall, seconds in ((NOON - 3600, 12.0), (NOON + 3600, 12.0), (NOON + 1.5, 10.5), (NOON - 0.5, 12.5)):
+        report = read_anthropic_limits(reset | noon, wall)
+        assert report is not None
+        assert report.requests_reset == pytest.approx(seconds)
+    report = read_anthropic_limits(reset | {"date": "yesterday"}, NOON)
+    assert report is not None
+    assert report.requests_reset == 12.0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["requests_limit", "requests_reset", "input_tokens_remaining", "tokens_reset"]),
+        st.text(),
+    )
+)
+def test_no_limit_header_of_anthropics_can_raise(named: dict[str, str]) -> None:
+    """Whatever is written there, a report is numbers or nothing."""
+    report = read_anthropic_limits(anthropics(**named), NOON)
+    assert report is None or (report.requests_reset or 0.0) < math.inf

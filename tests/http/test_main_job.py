@@ -23,6 +23,8 @@ from smartbatch.testing import Emulator, emulator
 from tests.shared_data import shared
 
 FAULTS = 0.02
+OPENAI, ANTHROPIC = "openai:gpt-5-mini", "anthropic:claude-haiku-5-5"
+GEMINI = "gemini:gemini-3.8-flash"
 
 
 def own_questions(folder: Path) -> Path:
@@ -48,9 +50,9 @@ def answers_of(path: Path) -> dict[str, str]:
     return {row["question"]: row["answer"] for row in rows_of(path)}
 
 
-def start(emu: Emulator, questions: Path, out: Path) -> subprocess.Popen[str]:
+def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> subprocess.Popen[str]:
     """Start ``smartbatch run`` in a process of its own."""
-    command = [sys.executable, "-m", "smartbatch", "run", str(questions), "--model", "openai:gpt-5-mini"]
+    command = [sys.executable, "-m", "smartbatch", "run", str(questions), "--model", model]
     command += [
         "--prompt-field",
         "question",
@@ -62,7 +64,14 @@ def start(emu: Emulator, questions: Path, out: Path) -> subprocess.Popen[str]:
         "2",
         "--quiet",
     ]
-    environment = os.environ | {"OPENAI_BASE_URL": emu.base_url, "OPENAI_API_KEY": "sk-test-of-the-main-job"}
+    environment = os.environ | {
+        "OPENAI_BASE_URL": emu.base_url,
+        "OPENAI_API_KEY": "sk-test-of-the-main-job",
+        "ANTHROPIC_BASE_URL": emu.url,
+        "ANTHROPIC_API_KEY": "sk-test-of-the-main-job",
+        "GOOGLE_GEMINI_BASE_URL": emu.url,
+        "GOOGLE_API_KEY": "AIza-test-of-the-main-job",
+    }
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -77,13 +86,14 @@ def assert_all_right(questions: Path, out: Path) -> None:
     assert [row["text"] for row in answered] == [row["answer"] for row in asked]
 
 
+@pytest.mark.parametrize("model", [OPENAI, ANTHROPIC, GEMINI])
 def test_every_question_is_answered_right_and_in_order_and_paid_once_despite_faults(
-    questions: Path, tmp_path: Path
+    questions: Path, tmp_path: Path, model: str
 ) -> None:
     """2 % of the calls meet a 500, a 503, a 429, a reset, a hang or a cut body."""
     out = tmp_path / "out.jsonl"
     with emulator(faults=FAULTS, hang_seconds=60, answers=answers_of(questions), seed=11) as emu:
-        finish(start(emu, questions, out))
+        finish(start(emu, questions, out, model))
         assert_all_right(questions, out)
         assert emu.ledger.paid_twice(excluding_lost=True) == []
         faults = {call.fault for call in emu.ledger.calls} - {None}
