@@ -1,4 +1,4 @@
-"""``smartbatch emulator``: OpenAI's real-time API on a loopback address until it is stopped."""
+"""``smartbatch emulator``: the providers' real-time APIs on a loopback address until it is stopped."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from smartbatch.errors import ConfigError
 __all__ = ["add_parser", "run"]
 
 _HELP = """\
-Serve OpenAI's real-time API offline: chat completions (streaming included), responses and models.
+Serve the real-time APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included),
+embeddings, token counts and models.
 
-Point any client at it with OPENAI_BASE_URL; any key is accepted. GET /_ledger shows what arrived and what was
-billed, GET /_ledger?full=1 every request, POST /_ledger/reset starts afresh. Ctrl-C or SIGTERM ends it.
+Point any client at it with OPENAI_BASE_URL (the address that is printed), or with ANTHROPIC_BASE_URL or
+GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
+was billed, GET /_ledger?full=1 every request, POST /_ledger/reset starts afresh. Ctrl-C or SIGTERM ends it.
 """
 
 
@@ -23,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the subcommand to those of ``smartbatch``."""
     parser = subparsers.add_parser(
         "emulator",
-        help="serve OpenAI's real-time API offline",
+        help="serve the providers' real-time APIs offline",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -64,7 +66,8 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--rpm", type=float, metavar="N", help="requests a minute")
-    group.add_argument("--tpm", type=float, metavar="N", help="tokens a minute")
+    group.add_argument("--tpm", type=float, metavar="N", help="tokens a minute (of input, but at OpenAI)")
+    group.add_argument("--otpm", type=float, metavar="N", help="tokens of output a minute")
     group.add_argument(
         "--burst", type=float, metavar="N", help="requests at once (default: a minute's worth)"
     )
@@ -74,7 +77,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--no-retry-after", action="store_true", help="429 answers do not say how long to wait"
     )
     group.add_argument(
-        "--no-limit-headers", action="store_true", help="answers carry no x-ratelimit-* headers"
+        "--no-limit-headers", action="store_true", help="answers carry no headers about limits"
     )
 
 
@@ -130,7 +133,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"smartbatch emulator: {error}", file=sys.stderr)
         return 2
     url = emulator.base_url
-    line = f"serving {url} - use it with OPENAI_BASE_URL={url} OPENAI_API_KEY=emulator"
+    line = (
+        f"serving {url} - use it with OPENAI_BASE_URL={url} OPENAI_API_KEY=emulator, "
+        f"ANTHROPIC_BASE_URL={emulator.url} ANTHROPIC_API_KEY=emulator, "
+        f"or GOOGLE_GEMINI_BASE_URL={emulator.url} GEMINI_API_KEY=emulator"
+    )
     emulator.serve(ready=lambda: print(line, flush=True))
     return 0
 
@@ -141,7 +148,17 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     answers = {}
     if args.answers is not None:
         answers = load_answers(args.answers, prompt_field=args.prompt_field, answer_field=args.answer_field)
-    same = ("latency", "latency_sigma", "per_token", "rpm", "tpm", "burst", "enforce", "count_refused")
+    same = (
+        "latency",
+        "latency_sigma",
+        "per_token",
+        "rpm",
+        "tpm",
+        "otpm",
+        "burst",
+        "enforce",
+        "count_refused",
+    )
     more = ("faults", "outage", "outage_between", "hang_seconds", "seed", "keep_prompts")
     return {
         **{name: getattr(args, name) for name in (*same, *more)},
