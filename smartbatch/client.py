@@ -7,6 +7,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -367,6 +368,8 @@ class BatchingClient:
         self._check(request)
         engine = self._running()
         lane = engine.lane_of(self._provider, self.model, request.embedding)
+        if stream is None:
+            lane = lane.home_of(request, self._clock.now())
         if request.timeout is None and self.config.request_timeout is not None:
             request = evolve(request, timeout=self.config.request_timeout)
         estimated = tokens.estimate_request(request)
@@ -459,7 +462,19 @@ class BatchingClient:
             ahead=self.config.queue_capacity,
             ordered=ordered,
             raising=on_error == "raise",
+            forsake=self._forsake,
         )
+
+    def _forsake(self, futures: Iterable[ResultFuture]) -> None:
+        """Cancel what nobody waits for any more; called by a finaliser, in the middle of anything.
+
+        If the queue's lock is free, this thread does not hold it. If not, it may, so the lock is not taken:
+        whoever meets the cancelled futures in the queue strikes them.
+        """
+        engine = self._engine
+        busy = engine is None or engine.queue.monitor.lock.locked()
+        for future in futures:
+            Future.cancel(future) if busy else future.cancel()
 
     def _running(self) -> Engine:
         engine = self._engine

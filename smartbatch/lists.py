@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from smartbatch.clock import Clock
-from smartbatch.errors import AllRequestsFailed
+from smartbatch.errors import AllRequestsFailed, QueueFull, SmartbatchError
 from smartbatch.models import Request, Result, Usage
 from smartbatch.runtime.inbox import Inbox
 from smartbatch.runtime.ticket import ResultFuture
@@ -21,6 +22,9 @@ _BUFFERED = 10
 class Stream(Iterator[Result]):
     """Submits requests as results are taken, and yields the results; one thread reads it.
 
+    When the requests end with an error, or one cannot be submitted, the results of those before it come
+    first. A queue that is full of others' requests is waited for as long as own results are outstanding.
+
     Args:
         requests: checked requests; read lazily.
         submit: puts a request into the queue; its second argument is told the result.
@@ -28,6 +32,7 @@ class Stream(Iterator[Result]):
         ahead: most requests under way.
         ordered: whether results come in the order of the requests.
         raising: whether a failed request raises instead of being yielded.
+        forsake: cancels futures from a finaliser, which may run while this very thread holds a lock.
     """
 
     def __init__(
@@ -39,15 +44,19 @@ class Stream(Iterator[Result]):
         ahead: int,
         ordered: bool,
         raising: bool,
+        forsake: Callable[[Iterable[ResultFuture]], None] = lambda futures: _cancel_quietly(futures),
     ) -> None:
+        self._under_way: dict[int, ResultFuture] = {}
+        self._forsake = forsake
         self._requests = iter(requests)
         self._submit = submit
         self._inbox = Inbox(clock)
         self._ahead = ahead
         self._ordered = ordered
         self._raising = raising
-        self._under_way: dict[int, ResultFuture] = {}
         self._finished: dict[int, Result] = {}
+        self._next_request: Request | None = None
+        self._failure: Exception | None = None
         self._submitted = 0
         self._yielded = 0
         self._exhausted = False
@@ -66,6 +75,7 @@ class Stream(Iterator[Result]):
     def close(self) -> None:
         """Cancel what has not started and read no further. Called by itself when the loop breaks off."""
         self._exhausted = True
+        self._failure = self._next_request = None
         self._finished.clear()
         for future in list(self._under_way.values()):
             future.cancel()
@@ -73,7 +83,7 @@ class Stream(Iterator[Result]):
 
     def __del__(self) -> None:
         if self._under_way:
-            self.close()
+            self._forsake(list(self._under_way.values()))
 
     def _next(self) -> Result:
         while True:
@@ -84,7 +94,7 @@ class Stream(Iterator[Result]):
                 self._yielded += 1
                 return result
             if not self._under_way:
-                raise StopIteration
+                raise self._failure or StopIteration
             self._receive(*self._inbox.take())
 
     def _feed(self) -> None:
@@ -95,19 +105,46 @@ class Stream(Iterator[Result]):
             readable = self._finished and (not self._ordered or self._yielded in self._finished)
             if readable and len(self._under_way) >= self._ahead // 2:
                 return  # enough is under way: let the reader have its result first
-            request = next(self._requests, None)
-            if request is None:
-                self._exhausted = True
+            try:
+                submitted = self._submit_next()
+            except Exception as error:
+                self._exhausted, self._failure = True, error
+                if not isinstance(error, SmartbatchError):
+                    error.add_note(f"raised while prompt {self._submitted} (counted from 0) was read")
                 return
-            position = self._submitted
-            self._submitted += 1
-            self._under_way[position] = self._submit(request, partial(self._inbox.put, position))
+            if not submitted:
+                return
             while len(self._inbox):
                 self._receive(*self._inbox.take())
+
+    def _submit_next(self) -> bool:
+        """Submit the next request; False when there is none, or no room for it now."""
+        request = self._next_request or next(self._requests, None)
+        if request is None:
+            self._exhausted = True
+            return False
+        self._next_request = request
+        position = self._submitted
+        try:
+            future = self._submit(request, partial(self._inbox.put, position))
+        except QueueFull:
+            if not self._under_way:
+                raise
+            return False
+        self._next_request = None
+        self._submitted += 1
+        self._under_way[position] = future
+        return True
 
     def _receive(self, position: int, result: Result) -> None:
         if self._under_way.pop(position, None) is not None:
             self._finished[position] = result
+
+
+def _cancel_quietly(futures: Iterable[ResultFuture]) -> None:
+    """Cancel without taking the queue's lock: whoever meets the futures there strikes them."""
+    for future in futures:
+        Future.cancel(future)
 
 
 class ResultList(list[Result]):
