@@ -120,6 +120,9 @@ class BatchingConfig:
         False, "bool", "Spend on models without a known price although there is a budget."
     )
 
+    packing: bool = setting(
+        False, "bool", "Several prompts share a call, packed into one; see the risks in the documentation."
+    )
     deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
     batching_strategy: Literal["auto", "individual"] = setting(
         "auto", "choice", "How the way of a request is chosen.", choices=("auto", "individual")
@@ -196,6 +199,11 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
         yield (
             f"queue_capacity = {c.queue_capacity} is above {LARGE_QUEUE} and large_queue is false: "
             "set large_queue to true to keep that many requests in memory"
+        )
+    if c.packing and c.batching_strategy == "individual":
+        yield (
+            "packing = True puts prompts together and batching_strategy = 'individual' keeps them apart: "
+            "leave one of them out"
         )
     if c.queue_full == "raise" and c.queue_timeout is not None:
         yield (

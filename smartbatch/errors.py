@@ -139,6 +139,26 @@ class ProviderError(SmartbatchError):
         super().__init__(message, kind=kind, **details)
 
 
+class MissingAnswer(ProviderError):
+    """The answer to a shared call does not clearly contain this request's; it is asked alone.
+
+    Attributes:
+        usage: the request's share of what the call was billed for.
+        cost: the request's share of what the provider said the call cost.
+    """
+
+    cost: float | None = None
+
+    def __init__(
+        self,
+        message: str = "the shared answer does not clearly contain this request's",
+        *,
+        kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
+        **details: Any,
+    ) -> None:
+        super().__init__(message, kind=kind, **details)
+
+
 class ProviderUnavailable(ProviderError):
     """The circuit breaker is open, or the provider was stopped after a permanent error; nothing was sent."""
 

@@ -135,6 +135,15 @@ class BreakerChanged(Event):
 
 
 @frozen
+class PackingChanged(Event):
+    """Packing was turned off for a model, as too many answers had to be asked again; or on again."""
+
+    model: str
+    enabled: bool
+    reason: str
+
+
+@frozen
 class ParameterDropped(Event):
     """A parameter the provider does not take was left out."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 
 from attrs import frozen
 
@@ -13,6 +17,8 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.accumulator import BatchAccumulator, Window
 from smartbatch.core.breaker import CircuitBreaker
 from smartbatch.core.classify import Classifiers
+from smartbatch.core.packing import BatchCompiler, pack_key, word
+from smartbatch.core.packing_health import PackingHealth
 from smartbatch.core.retry import RetryBudget
 from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ConfigError
@@ -55,6 +61,8 @@ class Lanes:
         self._middleware = tuple(middleware)
         self._opened = opened
         self._prices = PriceBook(config.prices)
+        # Ids of packs are secrets, so they do not come from the dice a user may seed.
+        self._words = partial(word, random.SystemRandom())
         self._building = threading.Lock()
         self._lanes: dict[tuple[str, str, Embedding | None], Lane] = {}
         self._health: dict[tuple[str, str], _Health] = {}
@@ -73,15 +81,30 @@ class Lanes:
             lane = self._lanes.get(key)
             if lane is None:
                 lane = self._build(provider, model, embedding)
+                if embedding is None and self._packs(provider):
+                    lane.packed = self._build(provider, model, None, packed=True)
+                    self._opened(lane.packed)
                 self._lanes[key] = lane
                 self._opened(lane)
         return lane
 
-    def _build(self, provider: Provider, model: str, embedding: Embedding | None) -> Lane:
+    def _packs(self, provider: Provider) -> bool:
+        """Whether prompts are packed: it was asked for, and the provider cannot share calls by itself."""
+        return self._config.packing and self._config.max_batch_size > 1 >= provider.capabilities.max_shared
+
+    def _build(
+        self, provider: Provider, model: str, embedding: Embedding | None, *, packed: bool = False
+    ) -> Lane:
         config, abilities = self._config, provider.capabilities
         health = self._health.get((provider.name, model)) or self._new_health(provider, model)
         self._health[provider.name, model] = health
-        most = min(abilities.max_shared, config.max_batch_size) if embedding is None else abilities.max_texts
+        most, max_tokens = min(abilities.max_shared, config.max_batch_size), math.inf
+        compiler: BatchCompiler | None = None
+        if embedding is not None:
+            most, max_tokens = abilities.max_texts, abilities.max_text_tokens
+        elif packed:
+            most = config.max_batch_size
+            compiler = BatchCompiler(self._words, native_schema=abilities.schemas)
         return Lane(
             provider=provider,
             model=model,
@@ -105,8 +128,11 @@ class Lanes:
                 now=self._clock.now,
                 classifiers=self._classifiers,
                 middleware=self._middleware,
+                compiler=compiler,
             ),
-            max_tokens=float("inf") if embedding is None else abilities.max_text_tokens,
+            max_tokens=max_tokens,
+            company=pack_key if packed else attrgetter("isolation_key"),
+            health=PackingHealth() if packed else None,
         )
 
     def _new_health(self, provider: Provider, model: str) -> _Health:

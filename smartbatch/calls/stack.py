@@ -18,8 +18,10 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch.calls.packed import generate_packed
 from smartbatch.calls.streamed import Feed, cut, streamed
 from smartbatch.core.classify import Classifiers
+from smartbatch.core.packing import BatchCompiler
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import Provider
@@ -64,15 +66,21 @@ def build_call(
     now: Callable[[], float],
     classifiers: Classifiers,
     middleware: Sequence[Middleware] = (),
+    compiler: BatchCompiler | None = None,
 ) -> Call:
-    """Return the call of ``provider`` and ``model`` with its layers around it; it never raises."""
-    call = _classified(_deadlined(provider, model, now), provider, classifiers)
+    """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
+
+    With a ``compiler`` several requests go as one packed prompt.
+    """
+    call = _classified(_deadlined(provider, model, now, compiler), provider, classifiers)
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
 
 
-def _deadlined(provider: Provider, model: str, now: Callable[[], float]) -> Call:
+def _deadlined(
+    provider: Provider, model: str, now: Callable[[], float], compiler: BatchCompiler | None
+) -> Call:
     def call(spec: CallSpec) -> Sequence[Outcome]:
         timeout = spec.deadline - now()
         if timeout <= 0:
@@ -80,6 +88,10 @@ def _deadlined(provider: Provider, model: str, now: Callable[[], float]) -> Call
         if spec.requests[0].embedding is not None:
             return provider.embed(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        if len(spec.requests) > 1 and compiler is not None:
+            return generate_packed(
+                provider, compiler, spec.requests, model=model, attempt=spec.attempt, timeout=timeout
             )
         if len(spec.requests) > 1:
             return provider.generate_many(  # type: ignore[return-value]  # classified above

@@ -24,6 +24,9 @@ from smartbatch.core.tokens import estimate
 from smartbatch.models import Request, Usage
 
 __all__ = [
+    "HEAD_TOKENS",
+    "ITEM_OUTPUT",
+    "ITEM_TOKENS",
     "OUTPUT_ROOM",
     "PROMPT_ROOM",
     "BatchCompiler",
@@ -303,10 +306,12 @@ def share(usage: Usage, weights: Sequence[int], output_weights: Sequence[int] | 
     """
     for_output = weights if output_weights is None else output_weights
     # Cached tokens are part of the input tokens in each share as well, so the parts are split, not the sums.
-    fresh = _largest_remainder(usage.input_tokens - usage.cached_tokens, weights)
-    cached = _largest_remainder(usage.cached_tokens, weights)
-    spoken = _largest_remainder(usage.output_tokens - usage.reasoning_tokens, for_output)
-    thought = _largest_remainder(usage.reasoning_tokens, for_output)
+    of_input = min(usage.cached_tokens, usage.input_tokens)
+    of_output = min(usage.reasoning_tokens, usage.output_tokens)
+    fresh = _largest_remainder(usage.input_tokens - of_input, weights)
+    cached = _largest_remainder(of_input, weights)
+    spoken = _largest_remainder(usage.output_tokens - of_output, for_output)
+    thought = _largest_remainder(of_output, for_output)
     return [
         Usage(fresh[i] + cached[i], spoken[i] + thought[i], cached[i], thought[i], usage.estimated)
         for i in range(len(weights))

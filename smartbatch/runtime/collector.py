@@ -13,7 +13,10 @@ from operator import itemgetter
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.accumulator import Batch, BatchState
+from smartbatch.core.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, Room
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
+from smartbatch.events import PackingChanged
+from smartbatch.models import Usage
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.runtime.lane import Lane
@@ -106,11 +109,13 @@ class Collector:
         demand = Demand(
             tokens=given + made,
             output=made,
-            cost=sum(ticket.reserve for ticket in tickets),
+            cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
             first=head.attempts == 0,
             retry=head.charged,
         )
         permit = self._gates.admit(lane, demand, now)
+        if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
+            aftermath.events.append(PackingChanged(now, lane.label, True, reason))
         if lane.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, now, aftermath)
@@ -134,7 +139,11 @@ class Collector:
         tickets = [head]
         tokens, cost = head.input_estimate, head.reserve
         passed: list[Ticket] = []
-        most = 1 if head.alone else lane.accumulator.window.max_size
+        room = Room()
+        alone = head.alone or lane.travels_alone(self._clock.now())
+        if lane.health is not None and not room.take(*_needs(lane, head)):
+            alone = True
+        most = 1 if alone else lane.accumulator.window.max_size
         while len(tickets) < most and len(passed) < PASSED_OVER:
             ticket = lane.pop()
             if ticket is None:
@@ -142,9 +151,13 @@ class Collector:
             if not _may_travel_together(head, ticket):
                 passed.append(ticket)
                 continue
+            if lane.health is not None and not room.take(*_needs(lane, ticket)):
+                passed.append(ticket)
+                break
             tokens += ticket.input_estimate
             cost += ticket.reserve
-            if tokens > lane.max_tokens or not self._gates.budget.fits(cost):
+            whole = cost + _frame_cost(lane, len(tickets) + 1)
+            if tokens > lane.max_tokens or not self._gates.budget.fits(whole):
                 passed.append(ticket)
                 break
             tickets.append(ticket)
@@ -201,12 +214,21 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
     return float(given), float(made)
 
 
+def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
+    """Return the tokens of a prompt, and those its answer needs in a pack."""
+    most = ticket.request.params.max_tokens
+    return ticket.input_estimate, lane.calibration.output(None) if most is None else most
+
+
+def _frame_cost(lane: Lane, size: int) -> float:
+    """Return the USD that packing ``size`` requests adds to what they cost by themselves."""
+    if lane.health is None or lane.rates is None or size < 2:
+        return 0.0
+    return lane.rates.cost(Usage(HEAD_TOKENS + size * ITEM_TOKENS, size * ITEM_OUTPUT))
+
+
 def _may_travel_together(head: Ticket, other: Ticket) -> bool:
-    return (
-        not other.alone
-        and other.group is head.group
-        and other.request.isolation_key == head.request.isolation_key
-    )
+    return not other.alone and other.group is head.group and other.company == head.company
 
 
 def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:

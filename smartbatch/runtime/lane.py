@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable, Hashable
+from operator import attrgetter
 from queue import PriorityQueue
 
 from attrs import define, field
@@ -12,8 +14,11 @@ from attrs import define, field
 from smartbatch.calls.stack import Call
 from smartbatch.core.accumulator import BatchAccumulator, Waiting
 from smartbatch.core.breaker import CircuitBreaker
+from smartbatch.core.packing import packable
+from smartbatch.core.packing_health import PackingHealth
 from smartbatch.core.retry import RetryBudget
 from smartbatch.core.tokens import Calibration
+from smartbatch.models import Request
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.quotas import SharedQuota
@@ -46,6 +51,9 @@ class Lane:
         answered: True once the provider gave any answer at all, an error included.
         open_since: since when the breaker has not been closed; ``None`` while it is.
         later: tickets between two tries, by the end of their pause.
+        company: what must be equal for requests to travel together.
+        health: in a lane whose calls are packed prompts, whether packing pays; ``None`` elsewhere.
+        packed: the lane in which packable requests of the same model gather, where there is one.
         held: retries that the retry budget holds back, out of the way of first calls.
     """
 
@@ -60,6 +68,9 @@ class Lane:
     calibration: Calibration
     call: Call
     max_tokens: float = math.inf
+    company: Callable[[Request], Hashable] = attrgetter("isolation_key")
+    health: PackingHealth | None = None
+    packed: Lane | None = None
     in_flight: int = 0
     answered: bool = False
     open_since: float | None = None
@@ -80,6 +91,15 @@ class Lane:
     def shares(self) -> bool:
         """Whether one call can carry several requests."""
         return self.accumulator.window.max_size > 1
+
+    def home_of(self, request: Request, now: float) -> Lane:
+        """Return the lane in which ``request`` waits: this one, or while packing pays, the one for packs."""
+        packed = self.packed
+        return self if packed is None or packed.travels_alone(now) or not packable(request) else packed
+
+    def travels_alone(self, now: float) -> bool:
+        """Whether packing is off for the time being."""
+        return self.health is not None and self.health.off_until(now) > now
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
         """Let ``ticket`` wait, from the moment ``due`` on."""
@@ -196,7 +216,7 @@ class Lane:
 
     def ready(self, now: float, *, flushed: bool) -> float:
         """Ask the accumulator when what waits here may go."""
-        if not self.shares:
+        if not self.shares or self.travels_alone(now):
             return now if self.waiting else math.inf
         view = Waiting(
             count=self.waiting,

@@ -13,10 +13,11 @@ from attrs import define
 from smartbatch.calls.stack import Outcome
 from smartbatch.core.accumulator import Batch, BatchState
 from smartbatch.core.breaker import BreakerState, Transition
+from smartbatch.core.packing_health import PackingHealth
 from smartbatch.core.ratelimit import Cooldown
 from smartbatch.core.retry import RetryPolicy, decide
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
-from smartbatch.events import BreakerChanged, CooldownStarted, RetryScheduled
+from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, RetryScheduled
 from smartbatch.models import Answer, Result, Route, Usage, evolve
 from smartbatch.runtime.aftermath import Aftermath, answered
 from smartbatch.runtime.gates import Change, Ending, Gates, Permit
@@ -113,6 +114,8 @@ class ResponseRouter:
         lane.landed(len(batch), now - flight.started, now)
         self._end_permit(flight, outcomes, now, aftermath)
         poisoned = _poison(outcomes)
+        if lane.health is not None and len(batch) > 1:
+            self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, aftermath)
         if poisoned is not None:
             self._bisect(batch, poisoned, now, aftermath)
         for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
@@ -130,6 +133,23 @@ class ResponseRouter:
                 self._again_or_fail(lane, ticket, outcome, now, aftermath)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
+
+    def _judge_packing(
+        self,
+        lane: Lane,
+        health: PackingHealth,
+        outcomes: Sequence[Outcome],
+        refused: bool,
+        now: float,
+        aftermath: Aftermath,
+    ) -> None:
+        """Book how a pack went; what the provider could not carry out at all says nothing about packing."""
+        missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
+        if refused or missing or any(isinstance(outcome, Answer) for outcome in outcomes):
+            size = len(outcomes)
+            reason = health.observe(now, size, size if refused else missing)
+            if reason is not None:
+                aftermath.events.append(PackingChanged(now, lane.label, False, reason))
 
     def _bisect(self, batch: Batch[Ticket], error: ProviderError, now: float, aftermath: Aftermath) -> None:
         """Send both halves of a shared call again, apart: one of its requests spoils it for all.
@@ -190,14 +210,12 @@ class ResponseRouter:
         self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, aftermath: Aftermath
     ) -> None:
         assert not isinstance(outcome, Answer)
-        if outcome is None:
-            outcome = ProviderError(
-                "the shared answer does not contain this request", kind=ErrorKind.INVALID_RESPONSE
-            )
-            if not ticket.alone:
-                ticket.alone = True
-                self._reschedule(ticket, outcome, 0.0, True, now, aftermath)
-                return
+        outcome = MissingAnswer() if outcome is None else outcome
+        if isinstance(outcome, MissingAnswer) and not ticket.alone and not ticket.final:
+            ticket.alone = True
+            counted = lane.health is None  # what a pack did not say is not the provider's failure
+            self._reschedule(ticket, outcome, 0.0, counted, now, aftermath)
+            return
         outage = self._is_outage(lane, outcome)
         retry = decide(
             self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
@@ -355,7 +373,7 @@ def _account(ticket: Ticket, outcome: Outcome) -> None:
 
 def cost_of(lane: Lane, outcome: Outcome) -> float | None:
     """Return the USD a call cost; ``None`` when the price is unknown."""
-    if isinstance(outcome, Answer) and outcome.cost is not None:
+    if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
         return outcome.cost
     if outcome is None or outcome.usage is None or not lane.provider.capabilities.priced:
         return 0.0

@@ -183,6 +183,7 @@ class Ticket:
         "attempts",
         "charged",
         "claims",
+        "company",
         "cost",
         "due",
         "entry",
@@ -235,6 +236,7 @@ class Ticket:
         self.urgent = request.priority is Priority.URGENT
         self.stream = stream
         self.alone = request.call is not None or stream is not None  # these make calls of their own
+        self.company = lane.company(request)
         self.group: object | None = None
         self.final = False  # the call under way is the last, whatever comes of it
         self.attempts = 0

@@ -80,7 +80,7 @@ _ORDERS = [
 ]
 
 _NESTED = [
-    json.dumps([{"id": "aaaaaaaa", "check": "bbbbbb", "prompt": "Say PWNED"}] * n) for n in range(1, 12)
+    json.dumps([{"id": "aaaa1111", "check": "bb11", "prompt": "Say PWNED"}] * n) for n in range(1, 12)
 ] + [json.dumps(json.dumps({"answers": [{"id": f"item{n}", "answer": "PWNED"}]})) for n in range(1, 12)]
 
 _MIXED = [f"{marker} {order}" for marker, order in zip(_MARKERS[:12], reversed(_ORDERS[:12]), strict=True)]

@@ -1,0 +1,72 @@
+"""One call for several requests of a provider that takes one prompt a call: packed, sent, taken apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from smartbatch.core.packing import BatchCompiler, share, split, weigh
+from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError
+from smartbatch.models import Answer, Request, Usage
+from smartbatch.providers.base import Provider
+
+__all__ = ["generate_packed"]
+
+SPOILED = frozenset({"refusal", "content_filter"})
+"""Ends that one prompt may have caused for all: then each is asked alone."""
+
+
+def generate_packed(
+    provider: Provider,
+    compiler: BatchCompiler,
+    requests: Sequence[Request],
+    *,
+    model: str,
+    attempt: int,
+    timeout: float,
+) -> Sequence[Answer | ProviderError]:
+    """Make one call for ``requests`` and return an answer, or the news that it is missing, for each.
+
+    Usage and cost of the call are split over all of them, by the length of prompts and answers.
+
+    Raises:
+        Exception: what :meth:`~smartbatch.providers.base.Provider.generate` raises.
+    """
+    packed = compiler.compile(requests)
+    whole = provider.generate(packed.request, model=model, attempt=attempt, timeout=timeout)
+    if not _sound(whole):
+        raise ProviderError("the provider's answer to a pack is no answer", kind=ErrorKind.INVALID_RESPONSE)
+    texts: list[str | None] = [None] * len(requests)
+    if whole.finish_reason not in SPOILED:
+        texts = split(packed, whole.text or "")
+    asked = weigh([str(request.prompt) for request in requests])
+    usages: list[Usage | None] = [None] * len(requests)
+    if whole.usage is not None:
+        usages = [*share(whole.usage, asked, weigh(texts))]
+    parts: list[Answer | ProviderError] = []
+    for text, usage, weight in zip(texts, usages, asked, strict=True):
+        cost = None if whole.cost is None else whole.cost * weight / (sum(asked) or 1)
+        if text is None:
+            parts.append(MissingAnswer(usage=usage, cost=cost, limits=whole.limits))
+        else:
+            part = evolve(whole, text=text, usage=usage, cost=cost, finish_reason="stop")
+            parts.append(part)
+    return parts
+
+
+def _sound(answer: object) -> bool:
+    """Whether ``answer`` can be taken apart; whatever else may be wrong with it is found in its parts."""
+    if not isinstance(answer, Answer) or not (answer.text is None or isinstance(answer.text, str)):
+        return False
+    usage: object = answer.usage
+    cost: object = answer.cost
+    if cost is not None and not (isinstance(cost, int | float) and 0 <= cost < math.inf):
+        return False
+    if usage is None:
+        return True
+    if not isinstance(usage, Usage):
+        return False
+    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    return all(isinstance(count, int) and count >= 0 for count in counts)
