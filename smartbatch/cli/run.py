@@ -154,7 +154,8 @@ class _Run:
             if isinstance(result.error, ClientClosed):
                 continue  # never sent, or dropped at the end of the grace: the next run asks it
             if printer is not None:
-                self._write(printer, result)
+                with progress.aside():
+                    self._write(printer, result)
             row: AskedRow = result.context
             self._tally.add(row, result)
             progress.advance(result)
@@ -170,12 +171,10 @@ class _Run:
             printer.abandon()
 
     def _progress(self, remaining: int) -> Progress:
-        # On a terminal the readable results are progress enough.
-        crowded = self._out is None and sys.stdout.isatty()
         done = self._before.answered
         return Progress(
             remaining + done,
-            "quiet" if self._args.quiet or crowded else "auto",
+            "quiet" if self._args.quiet else "auto",
             sys.stderr,
             self._clock.now,
             initial=done,

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Protocol, TextIO
 
@@ -120,6 +120,17 @@ class Progress:
         finally:
             self._drawing.release()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take a bar off the terminal while the block writes lines of its own there."""
+        if self._face is None:
+            yield
+            return
+        with self._drawing:
+            self._face.hide()
+            yield
+            self._face.show()
+
     def close(self) -> None:
         """Draw the last state and end. Closing again does nothing."""
         with self._drawing:
@@ -220,6 +231,10 @@ class _Face(Protocol):
 
     def draw(self, view: tuple[int, str, str]) -> None: ...
 
+    def hide(self) -> None: ...
+
+    def show(self) -> None: ...
+
     def end(self, view: tuple[int, str, str]) -> None: ...
 
 
@@ -236,6 +251,10 @@ class _Lines:
         self._stream.write(f"{share} {words}".strip() + "\n")
         self._stream.flush()
 
+    def hide(self) -> None:
+        """Lines stay where they are."""
+
+    show = hide
     end = draw
 
 
@@ -255,6 +274,12 @@ class _Bar:
 
     def draw(self, view: tuple[int, str, str]) -> None:
         self._bar.n, self._bar.share, self._bar.words = view
+        self._bar.refresh()
+
+    def hide(self) -> None:
+        self._bar.clear()
+
+    def show(self) -> None:
         self._bar.refresh()
 
     def end(self, view: tuple[int, str, str]) -> None:

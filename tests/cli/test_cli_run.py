@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import gzip
 import io
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -472,6 +475,28 @@ def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
     shown = os.read(leader, 10_000)
     os.close(leader)
     assert shown == "1  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
+
+
+def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
+    """Both streams on one terminal: results are whole lines, and a bar is drawn between them."""
+    Path("in.txt").write_text("one\ntwo\n")
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    subprocess.run(
+        [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", OWN],
+        stdout=follower,
+        stderr=follower,
+        env=os.environ | {"TERM": "xterm"},
+        check=True,
+    )
+    os.close(follower)
+    shown = os.read(leader, 100_000).decode()
+    os.close(leader)
+    lines = [line.rpartition("\r")[2] for line in shown.split("\r\n")]
+    assert "1  one → answer to one" in lines
+    assert "2  two → answer to two" in lines
+    assert "2/2" in shown
+    assert "2 answered" in shown
 
 
 # -- memory --------------------------------------------------------------------------------------------------

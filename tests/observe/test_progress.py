@@ -118,6 +118,22 @@ def test_the_bar_shows_the_same_words_and_no_early_hundred(hands: Hands) -> None
     assert "100%|" in stream.getvalue().rsplit("\r", 1)[-1]
 
 
+def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(hands: Hands) -> None:
+    """The bar is wiped before the line and drawn again after it, so neither runs into the other."""
+    stream = Terminal()
+    with Progress(10, "bar", stream, hands) as progress:
+        hands.time = 1.0
+        progress.advance(answer())
+        with progress.aside():
+            stream.write("1  a question → an answer\n")
+        before, _, after = stream.getvalue().partition("1  a question → an answer\n")
+    wiped = before.rsplit("\r", 2)
+    assert "1/10" in wiped[0]
+    assert wiped[1].isspace()
+    assert wiped[2] == ""
+    assert "1/10" in after
+
+
 def test_the_bar_starts_no_thread(hands: Hands) -> None:
     """Drawing happens on the thread that tells it something."""
     before = threading.active_count()
