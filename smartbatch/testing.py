@@ -13,10 +13,10 @@ __all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for",
 
 
 def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:
-    """Return OpenAI's real-time API, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
+    """Return the providers' real-time APIs, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
 
-    Point a client at ``emu.base_url`` with any key; ask ``emu.ledger`` what arrived and what was billed;
-    change settings with ``emu.configure(faults=0.02)``.
+    Point a client at ``emu.base_url`` (Anthropic's and Gemini's at ``emu.url``) with any key; ask
+    ``emu.ledger`` what arrived and what was billed; change settings with ``emu.configure(faults=0.02)``.
 
     Args:
         port: 0 takes a free one.

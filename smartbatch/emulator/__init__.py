@@ -1,6 +1,7 @@
-"""OpenAI's real-time API, offline: latency, limits, faults and a ledger, for tests and benchmarks.
+"""The providers' real-time APIs, offline: latency, limits, faults and a ledger, for tests and benchmarks.
 
-The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`.
+The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`, ``ANTHROPIC_BASE_URL`` and
+``GOOGLE_GEMINI_BASE_URL`` at :attr:`Emulator.url`.
 """
 
 from __future__ import annotations

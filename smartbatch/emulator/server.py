@@ -23,7 +23,7 @@ _BACKLOG = 1024  # connections the kernel holds for us before they are accepted
 
 
 class Emulator:
-    """OpenAI's real-time API on a loopback address, offline.
+    """The real-time APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
 
     ``with Emulator(latency=0.05) as emulator: …`` serves on a thread of its own until the block ends.
     The port is open once the object exists.
@@ -70,7 +70,7 @@ class Emulator:
 
     @property
     def url(self) -> str:
-        """The server's address without a path."""
+        """The server's address: what goes into ``ANTHROPIC_BASE_URL`` and ``GOOGLE_GEMINI_BASE_URL``."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
