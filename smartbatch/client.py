@@ -103,12 +103,11 @@ class BatchingClient:
             config = _with_settings(config, settings)
         self.config = config
         self._clock: Clock = clock or RealClock()
-        self._rng = rng or random.Random()
+        self._given_rng = rng
         self._defaults = _generation(Generation(), params)
         self._preprocess = tuple(preprocess)
         self._post_process = post_process
         self._classifiers = Classifiers(classifiers)
-        self._budget = Budget(config.budget)
         self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
         self._providers: dict[str, Provider] = {}
         self._stopped = False
@@ -529,14 +528,17 @@ class BatchingClient:
             if leaving is not None:  # another thread is stopping it: help it, for as long as we may wait
                 leaving.stop(timeout, reason=reason, release=self._close_providers)
             return
-        failed = engine.stop(timeout, reason=reason, release=self._close_providers)
-        if self._leaving is engine:
-            self._leaving = None
-        self._close_providers()
-        now = self._clock.now()
-        for lane in engine.queue.lanes:
-            lane.quota.detach(engine.queue, now)
-        self._tell(ClientStopped(now, failed))
+        failed = 0
+        try:
+            failed = engine.stop(timeout, reason=reason, release=self._close_providers)
+        finally:
+            if self._leaving is engine:
+                self._leaving = None
+            self._close_providers()
+            now = self._clock.now()
+            for lane in engine.queue.lanes:
+                lane.quota.detach(engine.queue, now)
+            self._tell(ClientStopped(now, failed))
 
     def _close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""
@@ -547,11 +549,11 @@ class BatchingClient:
 
     def after_fork(self) -> None:
         """In a forked child: start empty. The hook of the library calls it; users need not."""
-        engine = self._engine
+        engines = [engine for engine in (self._engine, self._leaving) if engine is not None]
         self._new_process()
         for provider in self._providers.values():
             provider.abandon()
-        if engine is not None:
+        for engine in engines:
             engine.abandon(
                 WrongProcess(
                     "the request belongs to the parent process; a forked child starts with an empty client"
@@ -565,8 +567,10 @@ class BatchingClient:
         self._stop(max(0.0, self.config.exit_grace - waited), "the interpreter is exiting")
 
     def _new_process(self) -> None:
-        """Begin with no thread, no lock and no request of another process."""
+        """Begin with no thread, no lock, no request, no money held and no dice of another process."""
         self._engine = self._leaving = None
+        self._budget = Budget(self.config.budget)
+        self._rng = self._given_rng or random.Random()
         self._starting = threading.Lock()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
         self._id_prefix = f"req-{uuid.uuid4().hex[:8]}-"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from smartbatch.clock import Clock
-from smartbatch.errors import AllRequestsFailed, QueueFull, SmartbatchError
+from smartbatch.errors import AllRequestsFailed, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.models import Request, Result, Usage
 from smartbatch.runtime.inbox import Inbox
 from smartbatch.runtime.ticket import ResultFuture
@@ -60,8 +61,11 @@ class Stream(Iterator[Result]):
         self._submitted = 0
         self._yielded = 0
         self._exhausted = False
+        self._process = os.getpid()
 
     def __next__(self) -> Result:
+        if os.getpid() != self._process:
+            raise WrongProcess("the list belongs to the parent process; ask for one of your own in this one")
         try:
             result = self._next()
         except BaseException:

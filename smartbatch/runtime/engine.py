@@ -225,6 +225,10 @@ class Engine:
         for ticket in list(self.queue.live):
             for claim in list(ticket.claims):
                 claim.future.abandon(error)
+        for aftermath in list(self.queue.settling):  # ended, but a thread that is not here was to tell them
+            assert isinstance(aftermath, Aftermath)
+            for claim, _ in aftermath.settlements:
+                claim.future.abandon(error)
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started, and make no further tries; return how many."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import IO
 
 from attrs import frozen
 
@@ -15,7 +19,7 @@ GUARD = 30.0
 
 PRELUDE = """\
 import faulthandler, os, signal, sys, threading
-faulthandler.dump_traceback_later({guard}, exit=True)
+faulthandler.enable()
 """
 
 
@@ -36,19 +40,35 @@ def run_script(
     script: str, *options: str, guard: float = GUARD, environ: dict[str, str] | None = None
 ) -> Ended:
     """Run ``script``; one that is not over after ``guard`` seconds fails with the stacks of its threads."""
-    code = PRELUDE.format(guard=guard) + textwrap.dedent(script)
+    code = PRELUDE + textwrap.dedent(script)
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
     kept["PYTHONPATH"] = str(Path(__file__).parent)
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
             [sys.executable, *options, "-c", code],
-            capture_output=True,
-            text=True,
             stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
             env=kept | (environ or {}),
-            timeout=guard + 10,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as hung:
-        raise AssertionError(f"still running after {guard + 10} s: {hung.stdout!r} {hung.stderr!r}") from None
-    assert "Timeout (" not in done.stderr, f"hangs:\n{done.stderr}"
-    return Ended(done.returncode, done.stdout, done.stderr)
+        hung = False
+        try:
+            process.wait(guard)
+        except subprocess.TimeoutExpired:
+            hung = True
+            os.killpg(process.pid, signal.SIGABRT)  # every process left prints its stacks
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            with contextlib.suppress(ProcessLookupError):  # its children too, should any be left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        ended = Ended(process.returncode, _text(out), _text(err))
+    assert not hung, f"still running after {guard} s:\n{ended.out}\n{ended.err}"
+    return ended
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()

@@ -1,0 +1,344 @@
+"""A forked child starts with an empty, working client, and no answer goes to the wrong process (F7).
+
+A child that hangs is ended by its own guard and counted by its exit code.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from run_script import run_script
+
+FAMILY = """
+from smartbatch import BatchingClient, WrongProcess
+from scenes import echo, say, Endless
+
+def in_child(work, guard=15):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        faulthandler.register(signal.SIGALRM, chain=True)
+        signal.alarm(guard)
+        work()
+        code = 0
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+def code_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def passes(script: str, *, out: list[str], guard: float = 30) -> None:
+    ended = run_script(FAMILY + textwrap.dedent(script), guard=guard)
+    assert ended.err == ""
+    assert ended.lines == out
+    assert ended.code == 0
+
+
+def test_300_forks_under_load_leave_no_child_hanging() -> None:
+    """Whatever lock a thread of the parent holds at that moment, each child asks and is answered (M4)."""
+    passes(
+        """
+        import itertools
+        numbers = itertools.count()
+        client = BatchingClient(echo, parallelism=4, deduplicate=False)
+        ending = threading.Event()
+        def load(count):
+            while not ending.is_set():
+                future = client.submit(f"parent {next(count)}")
+                future.add_done_callback(lambda _: None)
+                result = future.result()
+                assert result.text == f"{result.context} by {os.getpid()}" or result.context is None
+                client.status_summary()
+        threads = [threading.Thread(target=load, args=(numbers,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        def ask():
+            text = client.submit("child").result(timeout=15).text
+            assert text == f"child by {os.getpid()}", text
+            client.status_summary()
+        codes = [code_of(in_child(ask)) for _ in range(300)]
+        ending.set()
+        for thread in threads:
+            thread.join()
+        client.stop()
+        say(f"{codes.count(0)} of {len(codes)}")
+        """,
+        out=["300 of 300"],
+    )
+
+
+def test_no_answer_reaches_the_wrong_process_over_http() -> None:
+    """4 children and their parent ask at once over connections that were warm before: all get their own (M3)."""
+    passes(
+        """
+        from smartbatch.testing import answer_for, emulator
+        server_pid_in, server_pid_out = os.pipe()
+        server = os.fork()
+        if server == 0:  # the server has a process of its own
+            with emulator(latency=0.002) as emu:
+                os.write(server_pid_out, emu.base_url.encode())
+                signal.pause()
+        os.environ["OPENAI_BASE_URL"] = os.read(server_pid_in, 100).decode()
+        os.environ["OPENAI_API_KEY"] = "sk-test-0000"
+        client = BatchingClient("openai:m", parallelism=8)
+        def ask(n):
+            prompts = [f"{n} prompt {k} of {os.getpid()}" for k in range(n)]
+            results = client.generate(prompts)
+            wrong = [r for p, r in zip(prompts, results, strict=True) if r.text != answer_for(p, "m")]
+            assert not wrong, wrong
+        ask(16)
+        going = threading.Thread(target=ask, args=(400,))
+        going.start()
+        children = [in_child(lambda: ask(60)) for _ in range(4)]
+        ask(61)
+        codes = [code_of(child) for child in children]
+        going.join()
+        client.stop()
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+        say(str(codes))
+        """,
+        out=["[0, 0, 0, 0]"],
+    )
+
+
+def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> None:
+    """Queue, books, metrics and money begin at zero; the parent goes on undisturbed."""
+    passes(
+        """
+        call = Endless()
+        client = BatchingClient(call, parallelism=2)
+        futures = [client.submit(f"p{n}") for n in range(20)]
+        call.began.wait()
+        def look():
+            errors = {type(future.exception(timeout=5)) for future in futures}
+            assert errors == {WrongProcess}, errors
+            assert client.queue_size == 0 and client.books.submitted == 0, client.books
+            assert client.metrics.snapshot().submitted == 0
+            assert client.cancel_pending() == 0
+        say(f"{code_of(in_child(look))} {client.books.submitted} {any(future.done() for future in futures)}")
+        client.stop(timeout=0)
+        """,
+        out=["0 20 False"],
+    )
+
+
+def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
+    """A child can spend what the budget has, although calls of the parent are under way."""
+    passes(
+        """
+        from smartbatch import Answer, Price, Usage
+        from smartbatch.providers.base import Capabilities, Provider
+        began, parent = threading.Event(), os.getpid()
+        class Priced(Provider):
+            name, scope, capabilities = "priced", "priced", Capabilities()
+            def generate(self, request, *, model, attempt, timeout):
+                began.set()
+                if os.getpid() == parent:
+                    threading.Event().wait()
+                return Answer("x", usage=Usage(1, 1))
+        client = BatchingClient(
+            "m", provider=Priced(), budget=1.0, max_tokens=900_000, prices={"m": Price(input=0.0, output=1.0)}
+        )
+        client.submit("one")
+        began.wait()
+        say(str(code_of(in_child(lambda: client.submit("two").result(timeout=15)))))
+        client.stop(timeout=0)
+        """,
+        out=["0"],
+    )
+
+
+def test_two_children_do_not_throw_the_same_dice() -> None:
+    """Their pauses before a retry differ, so that they do not come back at the same moment."""
+    passes(
+        """
+        from smartbatch import ErrorKind
+        from smartbatch.events import RetryScheduled
+        from smartbatch.testing import MockProvider
+        def tell(event):
+            if isinstance(event, RetryScheduled):
+                say(repr(event.delay))
+                os._exit(0)
+        failing = MockProvider(fail_on=dict.fromkeys(range(9), ErrorKind.SERVER_ERROR))
+        client = BatchingClient(failing, observers=[tell])
+        read, write = os.pipe()
+        out = os.dup(1)
+        os.dup2(write, 1)
+        codes = [code_of(in_child(lambda: client.submit("p").result(timeout=15))) for _ in range(2)]
+        os.dup2(out, 1)
+        delays = os.read(read, 1000).split()
+        say(f"{codes} {len(set(delays))}")
+        """,
+        out=["[0, 0] 2"],
+    )
+
+
+def test_a_child_of_a_child_works() -> None:
+    """Forking twice is like forking once."""
+    passes(
+        """
+        client = BatchingClient(echo)
+        def ask():
+            assert client.submit("p").result(timeout=15).text == f"p by {os.getpid()}"
+        def both():
+            ask()
+            assert code_of(in_child(ask)) == 0
+            ask()
+        ask()
+        say(str(code_of(in_child(both))))
+        ask()
+        """,
+        out=["0"],
+    )
+
+
+def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> None:
+    """It closes its own client, prints nothing, and leaves the parent's calls alone."""
+    passes(
+        """
+        client = BatchingClient(echo, exit_grace=300)
+        client.submit("p").result()
+        pid = os.fork()
+        if pid == 0:
+            client.submit("q").result()
+            sys.exit(4)
+        say(f"{code_of(pid)} {client.submit('r').result().ok}")
+        """,
+        out=["4 True"],
+    )
+
+
+def test_a_fork_inside_a_callback_works() -> None:
+    """The child of the callbacks' own thread has callbacks of its own."""
+    passes(
+        """
+        client = BatchingClient(echo)
+        codes = []
+        heard = threading.Event()
+        def fork_there(_):
+            def ask():
+                told = threading.Event()
+                client.submit("p").add_done_callback(lambda _: told.set())
+                assert told.wait(15)
+            codes.append(code_of(in_child(ask)))
+            heard.set()
+        gate = threading.Event()
+        from smartbatch import Request
+        future = client.submit(Request("first", call=lambda r, a: gate.wait() and "x"))
+        future.add_done_callback(fork_there)
+        gate.set()
+        heard.wait()
+        say(f"{codes} {client.submit('after').result().ok}")
+        """,
+        out=["[0] True"],
+    )
+
+
+def test_a_fork_inside_a_call_works() -> None:
+    """An own call may start processes, as those that use multiprocessing do."""
+    passes(
+        """
+        def call(request, attempt):
+            if request.prompt == "fork":
+                return str(code_of(in_child(lambda: client.submit("p").result(timeout=15))))
+            return "x"
+        client = BatchingClient(call)
+        say(client.submit("fork").result().text)
+        """,
+        out=["0"],
+    )
+
+
+def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
+    """It gets an error that says why, and does not wait for ever."""
+    passes(
+        """
+        client = BatchingClient(echo)
+        stream = client.map(f"p{n}" for n in range(5000))
+        next(stream)
+        def read_on():
+            try:
+                list(stream)
+            except WrongProcess:
+                return
+            raise AssertionError("no error")
+        say(f"{code_of(in_child(read_on))} {len(list(stream))}")
+        """,
+        out=["0 4999"],
+    )
+
+
+def test_another_librarys_hook_may_use_the_client_in_the_child() -> None:
+    """A hook that was registered before ours, and one after it, find a client that works or say so (H26)."""
+    passes(
+        """
+        def hook():
+            try:
+                client.submit("hook").result(timeout=15)
+            except Exception as error:
+                os.write(2, repr(error).encode())
+        os.register_at_fork(after_in_child=hook)
+        client = BatchingClient(echo)
+        client.submit("p").result()
+        say(str(code_of(in_child(lambda: client.submit("p").result(timeout=15)))))
+        """,
+        out=["0"],
+    )
+
+
+WORKERS = """
+import multiprocessing, os, sys
+from smartbatch import BatchingClient
+from scenes import echo
+
+client = BatchingClient(echo)
+
+def ask(n):
+    return client.submit(f"p{n}").result(timeout=15).text == f"p{n} by {os.getpid()}"
+
+if __name__ == "__main__":
+    assert ask(0)
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        print(all(pool.map(ask, range(50))))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> None:
+    """A client made at module level works in each worker."""
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    ended = run_script(
+        f"import runpy; sys.argv = ['workers.py', {method!r}]; "
+        f"runpy.run_path({str(script)!r}, run_name='__main__')"
+        if method == "fork"
+        else f"os.execv(sys.executable, [sys.executable, {str(script)!r}, {method!r}])",
+        guard=30,
+    )
+    assert ended.err == ""
+    assert ended.out == "True\n"
+    assert ended.code == 0
+
+
+def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
+    """It names the reason before anything reaches another process."""
+    passes(
+        """
+        import pickle
+        client = BatchingClient(echo)
+        try:
+            pickle.dumps(client)
+        except TypeError as error:
+            say(str("Make one in each process" in str(error)))
+        """,
+        out=["True"],
+    )
