@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
-from urllib3.exceptions import HTTPError, LocationParseError
-from urllib3.util import Url, parse_url
+from urllib3.exceptions import HTTPError
 
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
-from smartbatch.providers.connections import is_loopback, seconds_left
+from smartbatch.providers.connections import seconds_left
+from smartbatch.providers.endpoint import check_headers, check_url, scope_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.openai_answers import decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
@@ -36,9 +33,12 @@ __all__ = ["OpenAIProvider"]
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
-_FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
+_OUR_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": f"smartbatch/{__version__}",
+}
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
 _REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")
@@ -94,11 +94,17 @@ class OpenAIProvider(Provider):
             raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
         if max_body < 1:
             raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
-        key = _setting(api_key, "OPENAI_API_KEY")
-        address = _setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
-        organization = _setting(organization, "OPENAI_ORG_ID")
-        project = _setting(project, "OPENAI_PROJECT_ID")
-        url = _check_url(address, carries_secret=bool(key or headers), allow_http=allow_http)
+        key = setting(api_key, "OPENAI_API_KEY")
+        address = setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        organization = setting(organization, "OPENAI_ORG_ID")
+        project = setting(project, "OPENAI_PROJECT_ID")
+        url = check_url(
+            address,
+            example=DEFAULT_BASE_URL,
+            source="base_url= or OPENAI_BASE_URL",
+            carries_secret=bool(key or headers),
+            allow_http=allow_http,
+        )
         official = url.host == "api.openai.com"
         if key is None and official and "authorization" not in {n.lower() for n in headers or {}}:
             raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
@@ -109,7 +115,7 @@ class OpenAIProvider(Provider):
         self._max_tokens_field = max_tokens_field or (
             "max_completion_tokens" if official or azure else "max_tokens"
         )
-        self.scope = _scope(url, key, organization, project, headers)
+        self.scope = scope_of(self.name, url, key, organization, project, sorted((headers or {}).items()))
         self._transport = Transport(
             url,
             _headers(key, organization, project, headers),
@@ -220,76 +226,20 @@ class OpenAIProvider(Provider):
         )
 
 
-def _setting(value: str | None, variable: str) -> str | None:
-    """The argument, or else the environment's; blank counts as missing."""
-    text = value if value is not None else os.environ.get(variable)
-    return (text or "").strip() or None
-
-
-def _check_url(address: str, *, carries_secret: bool, allow_http: bool) -> Url:
-    try:
-        url = parse_url(address)
-    except (LocationParseError, ValueError):
-        raise ConfigError("the base URL (base_url= or OPENAI_BASE_URL) is not a URL") from None
-    if url.auth:
-        raise ConfigError("the base URL carries a name or password; pass api_key= or headers= instead")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the base URL must be like {DEFAULT_BASE_URL}; check base_url= or OPENAI_BASE_URL")
-    if url.query or url.fragment:
-        raise ConfigError(
-            "the base URL may not have a query or a fragment; put parameters into headers= or extra"
-        )
-    host = url.host.strip("[]")
-    if _is_link_local(host):
-        raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
-    if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
-        raise ConfigError(
-            f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
-        )
-    return url
-
-
-def _is_link_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_link_local
-    except ValueError:
-        return False
-
-
 def _headers(
     key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
 ) -> dict[str, str]:
-    headers = {
-        "Accept": "application/json",
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": f"smartbatch/{__version__}",
-    }
+    headers = dict(_OUR_HEADERS)
     if key:
         headers["Authorization"] = f"Bearer {key}"
     if organization:
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
+    check_headers(own or {})
     for name, value in (own or {}).items():
-        if name.lower() in _FRAMING:
-            raise ConfigError(f"headers may not set {name!r}; the client sets it")
         for known in [known for known in headers if known.lower() == name.lower()]:
             del headers[known]
         headers[name] = value
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            raise ConfigError("headers has a name that is not an HTTP header name")
-        if not _HEADER_VALUE.fullmatch(value):
-            raise ConfigError(
-                f"the value of the header {name} has characters HTTP does not allow; check its source"
-            )
+    check_headers({name: value for name, value in headers.items() if name not in _OUR_HEADERS})
     return headers
-
-
-def _scope(
-    url: Url, key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
-) -> str:
-    parts: list[Any] = [key, url.url, organization, project, sorted((own or {}).items())]
-    print_ = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    return f"openai:{url.netloc}:{print_}"
