@@ -14,6 +14,9 @@ from urllib.request import urlopen
 
 from benchmarks.server import emulator
 from smartbatch import BatchingClient
+from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.base import Provider
+from smartbatch.providers.gemini import GeminiProvider
 from smartbatch.providers.openai import OpenAIProvider
 
 
@@ -23,18 +26,36 @@ def summary(base_url: str) -> dict[str, Any]:
     return report
 
 
-def run(count: int, server: list[str], **settings: Any) -> tuple[int, float, dict[str, Any]]:
+def provider_of(name: str, base_url: str) -> tuple[str, Provider]:
+    """Return a model's name and the adapter that speaks its API to the emulator."""
+    root = base_url.removesuffix("/v1")
+    if name == "anthropic":
+        return "claude-haiku-5-5", AnthropicProvider("benchmark", root)
+    if name == "gemini":
+        return "gemini-3.8-flash", GeminiProvider("benchmark", root)
+    return "gpt-5-mini", OpenAIProvider("benchmark", base_url)
+
+
+def run(
+    count: int, server: list[str], *, api: str = "openai", max_tokens: int | None = None, **settings: Any
+) -> tuple[int, float, dict[str, Any]]:
     """Send ``count`` requests; return how many were lost, the wall seconds and the server's summary."""
     with emulator("--latency", "0.05", "--latency-sigma", "0.3", *server) as base_url:
-        provider = OpenAIProvider("benchmark", base_url)
-        with BatchingClient("gpt-5-mini", provider=provider, parallelism=64, **settings) as client:
-            results = client.generate(f"question {number} of {server} {settings}" for number in range(count))
+        model, provider = provider_of(api, base_url)
+        with BatchingClient(model, provider=provider, parallelism=64, **settings) as client:
+            prompts = (f"question {number} of {server} {settings}" for number in range(count))
+            results = client.generate(prompts, max_tokens=max_tokens)
         return results.failed, results.wall, summary(base_url)
 
 
 def filled(title: str, server: list[str], *, burst: int, **settings: Any) -> None:
     """900 requests at 600 a minute."""
-    lost, wall, report = run(900, server, **settings)
+    report_use(title, run(900, server, **settings), burst=burst)
+
+
+def report_use(title: str, came: tuple[int, float, dict[str, Any]], *, burst: int) -> None:
+    """Print how much was used of ten requests a second and a burst."""
+    lost, wall, report = came
     calls = report["received"]
     print(
         f"{title:<55} lost {lost}  used {900 / (burst + 10 * wall):6.1%}  "
@@ -60,6 +81,10 @@ def main() -> None:
     filled("10 a second, no burst, told 600 a minute", second, burst=0, max_rpm=600)
     filled("10 a second, no Retry-After", [*second, "--no-retry-after"], burst=0, max_rpm=600)
     filled("600 a minute, not told", ["--rpm", "600", "--no-limit-headers"], burst=600)
+    for api in ("openai", "anthropic", "gemini"):
+        filled(f"600 a minute, learned from {api}'s answers", ["--rpm", "600"], burst=600, api=api)
+    tokens = ["--tpm", "60000"]  # each call is charged its output cap: 600 a minute again
+    filled("60,000 tokens a minute, learned from headers", tokens, burst=600, max_tokens=100)
     outage(5_000, 500)
 
 

@@ -16,6 +16,9 @@ _TELLING = 50.0
 _OTHER = 0.05
 """A limit worked out from a reset is rounded; only a change above this share is a change."""
 
+_SETTLED = 1.0
+"""Seconds after a limit became known in which it may refuse again: calls sent before still use it up."""
+
 
 class Reservation:
     """One call's share of the quota; ended once.
@@ -185,14 +188,13 @@ class ReportedLimits:
         return explained
 
     def _emptied(self, learned: Learned, news: bool, call: Reservation, traffic: Traffic, now: float) -> bool:
-        """Begin at nothing with a limit that came without what is left of it; return whether it is news."""
-        if news:
+        """Begin at nothing with a limit that says not what is left; return whether that explains a refusal."""
+        soon = call.started <= learned.learned_at + _SETTLED
+        if news or call.started > learned.learned_at:
             learned.empty(now, traffic.calls)
-        elif call.started > learned.learned_at:
-            # the limit was known and kept to, and still it refuses: it does not honour bursts
-            learned.empty(now, traffic.calls)
-            learned.space(now)
-        return news
+        if not news and not soon:
+            learned.space(now)  # the limit was known and kept to, and still it refuses: it honours no bursts
+        return news or soon
 
 
 def _cost(what: int, tokens: float, output: float) -> float:
