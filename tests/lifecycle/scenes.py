@@ -70,7 +70,7 @@ class Interrupted:
 
 
 def when_main_waits(then: Callable[[], object], inside: str = "") -> None:
-    """Call ``then`` once the main thread waits for another thread; with ``inside``, in a call of that name."""
+    """Call ``then`` once the main thread waits for another thread, in a call named ``inside`` if given."""
     main = threading.main_thread().ident
     while True:
         frame: Any = sys._current_frames()[main]  # type: ignore[index]

@@ -76,7 +76,7 @@ def test_300_forks_under_load_leave_no_child_hanging() -> None:
 
 
 def test_no_answer_reaches_the_wrong_process_over_http() -> None:
-    """4 children and their parent ask at once over connections that were warm before: all get their own (M3)."""
+    """4 children and their parent ask at once over connections that were warm before; all get their own."""
     passes(
         """
         from smartbatch.testing import answer_for, emulator

@@ -1,0 +1,181 @@
+"""What the library leaves alone: nothing at import, no time while idle, nothing open after a stop (F7)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+from run_script import run_script
+
+from smartbatch import BatchingClient
+from smartbatch.testing import MockProvider, VirtualClock
+
+HEAVY = (
+    "urllib3",
+    "requests",
+    "genai_prices",
+    "pydantic",
+    "tqdm",
+    "structlog",
+    "anthropic",
+    "google",
+    "openai",
+)
+
+
+def test_importing_the_library_starts_and_opens_nothing() -> None:
+    """No thread, no socket, no file and no heavy module: everything waits for its first use."""
+    ended = run_script(
+        f"""
+        before = set(sys.modules)
+        opened = []
+        def audit(event, details):
+            if event in ("socket.__new__", "_thread.start_new_thread", "subprocess.Popen", "sqlite3.connect"):
+                opened.append(event)
+            if event == "open" and not str(details[0]).endswith((".py", ".pyc")):
+                opened.append(f"open {{details[0]}}")
+        sys.addaudithook(audit)
+        import smartbatch
+        new = sorted(name for name in set(sys.modules) - before if name.startswith("smartbatch"))
+        print(opened, [name for name in {HEAVY!r} if name in sys.modules], threading.active_count(), new)
+        """
+    )
+    assert ended.err == ""
+    assert ended.lines == ["[] [] 1 ['smartbatch', 'smartbatch._version']"]
+
+
+@pytest.mark.parametrize("sdk", ["anthropic", "google.genai", "openai"])
+def test_a_client_of_the_embedded_provider_imports_no_sdk(sdk: str) -> None:
+    """An SDK is imported by the provider that needs it, when it is first used."""
+    ended = run_script(
+        f"""
+        import smartbatch
+        assert smartbatch.generate(["one"], model="sim:demo")[0].ok
+        print({sdk!r} in sys.modules, "urllib3" in sys.modules)
+        """
+    )
+    assert ended.lines == ["False False"], ended.err
+
+
+def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:
+    """Once everything is answered its threads wait for work alone: no time-out is pending."""
+    clock = VirtualClock()
+    with BatchingClient(MockProvider(latency=0.5, sleep=clock.sleep), clock=clock) as client:
+        assert [result.ok for result in client.map([f"p{n}" for n in range(20)])] == [True] * 20
+        client.metrics.snapshot()
+        with clock.held():
+            pending = [waiter for _, _, waiter in clock._deadlines if not waiter.woken]
+        assert pending == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads how often a thread was scheduled from /proc")
+def test_an_idle_client_uses_no_processor_time() -> None:
+    """Its threads are not scheduled once in the time that 20,000 other events take."""
+    ended = run_script(
+        """
+        from smartbatch import BatchingClient
+        from scenes import echo
+        client = BatchingClient(echo)
+        client.submit("p").result()
+        client.stop()
+        client.start()
+        client.submit("p").result()
+        ours = {thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()}
+        def switches():
+            total = 0
+            for number in ours:
+                for line in open(f"/proc/self/task/{number}/status"):
+                    if "ctxt_switches" in line:
+                        total += int(line.split()[1])
+            return total
+        while True:  # the last worker may just be going to sleep
+            first = switches()
+            for _ in range(200):
+                os.sched_yield()
+            if switches() == first:
+                break
+        before = switches()
+        ready, other = threading.Lock(), threading.Lock()
+        ready.acquire(), other.acquire()
+        def pong():
+            for _ in range(20_000):
+                ready.acquire()
+                other.release()
+        threading.Thread(target=pong).start()
+        for _ in range(20_000):
+            ready.release()
+            other.acquire()
+        print(len(ours) > 1, switches() - before)
+        """
+    )
+    assert ended.lines == ["True 0"], ended.err
+
+
+def test_a_stopped_client_has_nothing_open() -> None:
+    """Neither a socket nor a thread is left, also under the checks of the interpreter's own."""
+    ended = run_script(
+        """
+        import gc
+        from smartbatch import BatchingClient
+        from smartbatch.testing import emulator
+        with emulator(latency=0.001) as emu:
+            os.environ["OPENAI_BASE_URL"] = emu.base_url
+            with BatchingClient("openai:m", parallelism=8) as client:
+                assert all(result.ok for result in client.map([f"p{n}" for n in range(100)]))
+            left = [thread for thread in threading.enumerate() if thread.name.startswith("smartbatch-")]
+            for thread in left:
+                if thread.name != "smartbatch-emulator":
+                    thread.join(15)
+            names = {thread.name for thread in threading.enumerate()}
+        del client
+        gc.collect()
+        print(sorted(names))
+        """,
+        "-X",
+        "dev",
+        "-W",
+        "error::ResourceWarning",
+        environ={"OPENAI_API_KEY": "sk-test-0000"},
+    )
+    assert ended.err == ""
+    assert ended.lines == ["['MainThread', 'smartbatch-emulator']"]
+
+
+@pytest.mark.parametrize("allowed", [1, 2])
+def test_with_too_few_threads_the_workers_there_are_do_all_the_work(
+    allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system without room for more threads makes it slower; nothing is lost or called twice (H24)."""
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("smartbatch-worker"):
+            if len(started) >= allowed:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    provider = MockProvider()
+    with BatchingClient(provider, parallelism=8, deduplicate=False) as client:
+        results = client.generate([f"p{n}" for n in range(200)])
+    assert all(result.ok for result in results)
+    assert sorted(provider.prompts) == sorted(f"p{n}" for n in range(200))
+
+
+def test_without_a_thread_at_all_a_request_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not hang: the error names the reason, and that nothing was sent."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("smartbatch-worker"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    provider = MockProvider()
+    with BatchingClient(provider) as client:
+        error = client.submit("one").exception(timeout=30)
+    assert "no thread could be started, so nothing was sent" in str(error)
+    assert provider.calls == []
