@@ -32,6 +32,7 @@ _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
 _PIECES = re.compile(r"\s*\S+|\s+")
 _RPC = "type.googleapis.com/google.rpc."
 _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001")
+_SHORT = "Resource has been exhausted (e.g. check quota)."
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
@@ -84,7 +85,9 @@ class GeminiApi(Api):
 
     def limited(self, refusal: Refusal, model: str, *, hint: bool) -> Reply:
         if not hint:  # as it says when capacity is short: no quota is named, and no wait
-            return Reply(429, error_body(429, "Resource has been exhausted (e.g. check quota)."))
+            return Reply(429, error_body(429, _SHORT))
+        if not refusal.real:
+            return Reply(429, error_body(429, _SHORT, _retry_info(f"{refusal.wait or 0:.9f}s")))
         if refusal.what == "requests":
             quota = ("generate_requests", "GenerateRequestsPerMinutePerProjectPerModel")
         else:
@@ -209,8 +212,12 @@ def _exhausted(metric: str, quota: str, value: str, model: str, delay: str) -> b
         message,
         {"@type": f"{_RPC}QuotaFailure", "violations": [violation]},
         {"@type": f"{_RPC}Help", "links": []},
-        {"@type": f"{_RPC}RetryInfo", "retryDelay": delay},
+        _retry_info(delay),
     )
+
+
+def _retry_info(delay: str) -> dict[str, Any]:
+    return {"@type": f"{_RPC}RetryInfo", "retryDelay": delay}
 
 
 def _key(head: Head) -> str | None:

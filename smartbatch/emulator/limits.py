@@ -45,6 +45,7 @@ class Refusal:
         used: what is used of it.
         requested: what the request needs.
         wait: seconds until there is room; ``None`` when the request is larger than the limit.
+        real: False for a fault: no such limit is enforced, and naming one would be believed.
     """
 
     what: str
@@ -52,6 +53,7 @@ class Refusal:
     used: int
     requested: int
     wait: float | None
+    real: bool = True
 
 
 @frozen

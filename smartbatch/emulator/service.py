@@ -207,4 +207,4 @@ def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
 def _injected(settings: Settings) -> Refusal:
     """Return the refusal of a limit that is not there."""
     limit = int(settings.rpm or 500)
-    return Refusal("requests", limit, limit, 1, settings.fault_retry_after)
+    return Refusal("requests", limit, limit, 1, settings.fault_retry_after, real=settings.rpm is not None)

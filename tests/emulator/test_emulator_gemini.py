@@ -264,6 +264,15 @@ def test_shared_capacity_names_no_quota(emu, raw):
     assert exhausted(ask(raw, contents())[2]) == {}
 
 
+def test_an_injected_limit_names_no_quota_that_is_not_there(emu, raw):
+    """A client would believe it, and keep to it."""
+    emu.configure(faults={"429": 1.0}, fault_retry_after=0.25)
+    found = exhausted(ask(raw, contents())[2])
+    assert (set(found), found["RetryInfo"]["retryDelay"]) == ({"RetryInfo"}, "0.250000000s")
+    emu.configure(rpm=9)
+    assert exhausted(ask(raw, contents())[2])["QuotaFailure"]["violations"][0]["quotaValue"] == "9"
+
+
 def test_the_days_quota_asks_for_a_wait_that_is_too_short(emu, raw):
     """Seconds, although it is full again at midnight."""
     emu.configure(faults={"no_money": 1.0})
