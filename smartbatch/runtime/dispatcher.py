@@ -20,7 +20,7 @@ from smartbatch.clock import Clock
 from smartbatch.core.accumulator import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted, Event
-from smartbatch.models import Answer, Usage
+from smartbatch.models import Answer, Result, Usage
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.collector import Collector
 from smartbatch.runtime.queue import RequestQueue
@@ -204,9 +204,14 @@ class BatchDispatcher:
     def _carry(self, flight: Flight, aftermath: Aftermath) -> Flight | None:
         """Make the call of ``flight``, route it, and return the next flight."""
         lane = flight.permit.lane
-        outcomes = self._call(flight)
-        now = self._clock.now()
-        results = self._router.prepare(flight, outcomes, now)
+        results: list[Result | None]
+        try:
+            outcomes = self._call(flight)
+            now = self._clock.now()
+            results = self._router.prepare(flight, outcomes, now)
+        except BaseException as mistake:  # ours; whoever waits for the answer must hear of it all the same
+            now = self._clock.now()
+            outcomes, results = _mistaken(flight, mistake), [None] * len(flight.batch)
         with self._monitor:
             self._router.route_locked(flight, outcomes, results, now, aftermath)
             following = self._next_locked(aftermath)
@@ -274,6 +279,19 @@ class BatchDispatcher:
             None if error is None else error.kind.value,
             error is not None and error.maybe_billed,
         )
+
+
+def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:
+    """Return the outcome for every request of a call that an error of this library broke off."""
+    batch = flight.batch
+    if batch.state is BatchState.SENDING:
+        batch.move(BatchState.AWAITING_RESPONSE)
+    verdict = ProviderError(
+        f"an error inside smartbatch ({type(mistake).__name__}); please report it with its cause",
+        batch_id=batch.id,
+    )
+    verdict.__cause__ = mistake
+    return [verdict] * len(batch)
 
 
 def _plus(total: float | None, cost: float | None) -> float | None:

@@ -332,16 +332,30 @@ class ResponseRouter:
 
     def _processed(self, result: Result) -> Result:
         assert self._post_process is not None
+        problem: str | None = None
+        cause: BaseException | None = None
+        returned: object = None
         try:
-            return self._post_process(result) or result
+            returned = self._post_process(result)
         except BaseException as error:
-            failure = SmartbatchError(
-                f"post_process raised {type(error).__name__}; the answer was paid for",
-                kind=ErrorKind.UNKNOWN,
-                request_id=result.request_id,
-            )
-            failure.__cause__ = error
-            return evolve(result, error=failure)
+            problem, cause = f"raised {type(error).__name__}", error
+        if returned is None and problem is None:
+            return result
+        if isinstance(returned, Result):
+            found: object = returned.error
+            if found is None or isinstance(found, SmartbatchError):
+                return returned
+            problem = f"returned an error of type {type(found).__name__}"
+            cause = found if isinstance(found, BaseException) else None
+        elif problem is None:
+            problem = f"returned {type(returned).__name__} instead of a Result"
+        failure = SmartbatchError(
+            f"post_process {problem}; the answer was paid for",
+            kind=ErrorKind.UNKNOWN,
+            request_id=result.request_id,
+        )
+        failure.__cause__ = cause
+        return evolve(result, error=failure)
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
