@@ -188,7 +188,7 @@ class ReportedLimits:
         return explained
 
     def _emptied(self, learned: Learned, news: bool, call: Reservation, traffic: Traffic, now: float) -> bool:
-        """Begin at nothing with a limit that says not what is left; return whether that explains a refusal."""
+        """Begin at nothing with a limit that says not what is left; return whether it explains a refusal."""
         soon = call.started <= learned.learned_at + _SETTLED
         if news or call.started > learned.learned_at:
             learned.empty(now, traffic.calls)

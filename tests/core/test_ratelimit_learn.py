@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.core.learned import Learned, Said, Trace
 from smartbatch.core.ratelimit import Quota
-from smartbatch.core.reported import Reservation
+from smartbatch.core.reported import Reservation, Traffic
 from smartbatch.models import LimitReport
 
 
@@ -191,6 +192,40 @@ def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, 300))
     assert quota.pace is not None
+
+
+def test_who_was_refused_claims_less_and_claims_it_back() -> None:
+    """Others use the limit, too: 0.7 of its refill at first, and all of it again half a minute later."""
+    limit = Learned(600, 0.0)
+    limit.give_way(0.0)
+    assert limit.bucket.rate == pytest.approx(0.7 * 9.95)
+    for second in range(1, 32):
+        trace = Trace(second, second, 10.0 * second, 0.0, 0.0, 0.0, 0, 0, blurred=False)
+        limit.learn(Said(600, 300, None), trace, second)
+    assert limit.bucket.rate == pytest.approx(9.95)
+
+
+def test_calls_refused_meanwhile_are_not_taken_off() -> None:
+    """Of 30 calls after the reported one 20 were refused at once and used nothing: ten are still out."""
+    traffic, calls = Traffic(), [Reservation(0.0, 100.0, 20.0) for _ in range(31)]
+    for call in calls:
+        traffic.leave(call)
+    for call in [calls[0], *calls[11:]]:
+        traffic.end(call)
+    assert traffic.trace(0, calls[0]).since == 30
+    traffic.refused_at = 0.001
+    trace = traffic.trace(0, calls[0])
+    assert (trace.since, trace.blurred) == (10, True)
+
+
+def test_a_debt_is_never_longer_than_two_minutes() -> None:
+    """Large estimates of calls that are out may exceed all that a server can be owed."""
+    quota = Quota()
+    first = quota.take(0.0, 8000, 8000)
+    for _ in range(63):
+        quota.take(0.0, 8000, 8000)
+    answered(quota, first, 0.0, LimitReport(tokens_limit=10_000, tokens_remaining=2000), tokens=8000)
+    assert quota.look(0.0, 1000, 0.0) <= 121.0
 
 
 def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
