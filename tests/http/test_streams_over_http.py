@@ -1,0 +1,239 @@
+"""Streams over real HTTP, from each of the three services (C5)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelled, TextStream
+from smartbatch.emulator import answer_for
+from smartbatch.testing import Emulator, emulator
+from tests.lifecycle.run_script import run_script
+
+SERVICES = {
+    "chat": ("openai:gpt-5-mini", {}),
+    "responses": ("openai:gpt-5-mini", {"api": "responses"}),
+    "anthropic": ("anthropic:claude-haiku-5-5", {}),
+    "gemini": ("gemini:gemini-flash", {}),
+}
+LONG = " ".join(f"word{number}" for number in range(200))
+"""An answer whose pieces take a second at :data:`PACE`."""
+PACE = 0.003
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.fixture
+def emu() -> Iterator[Emulator]:
+    with emulator(hang_seconds=20, answers={"long": LONG, "short": "one two three"}) as running:
+        yield running
+
+
+@pytest.fixture(params=list(SERVICES))
+def client_of(request: pytest.FixtureRequest, emu: Emulator) -> Iterator[ClientOf]:
+    """Clients of one service of the emulator, stopped after the test."""
+    made: list[BatchingClient] = []
+    model, options = SERVICES[request.param]
+    url = emu.base_url if model.startswith("openai") else emu.url
+
+    def make(**settings: Any) -> BatchingClient:
+        settings = {"retry_initial": 0.01, "retry_max_delay": 0.02, "breaker_pause": 0.01, **settings}
+        address = {"base_url": url, "api_key": "sk-test-of-streams", **options}
+        made.append(BatchingClient(model, provider_options=address, **settings))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.stop(timeout=0)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the emulator's or a worker's thread to get somewhere."""
+    pause = threading.Event()
+    for _ in range(30_000):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("it never happened")
+
+
+def read_error(stream: TextStream) -> tuple[str, ProviderError]:
+    """The text before the error, and the error."""
+    text = ""
+    with pytest.raises(ProviderError) as caught:  # noqa: PT012
+        for chunk in stream:
+            text += chunk
+    return text, caught.value
+
+
+def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_of: ClientOf) -> None:
+    """Text, usage, cost and the first chunk's time; the whole stream was delivered."""
+    emu.configure(per_token=0.01, latency=0.05)
+    stream = client_of().stream("short")
+    chunks = list(stream)
+    assert "".join(chunks) == stream.result.text == "one two three"
+    assert len(chunks) > 1
+    assert not stream.result.usage.estimated
+    assert stream.result.usage.output_tokens > 0
+    assert stream.result.time_to_first_chunk is not None
+    assert 0.05 <= stream.result.time_to_first_chunk < stream.result.latency
+    assert [call.delivered for call in emu.ledger.calls] == [True]
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "429_no_header", "reset", "reset_before"])
+def test_a_stream_is_tried_again_before_its_first_chunk(
+    emu: Emulator, client_of: ClientOf, fault: str
+) -> None:
+    """Whatever went wrong, the reader sees one answer."""
+    emu.configure(fault_for=lambda index, body: fault if index == 1 else None)
+    client = client_of()
+    list(client.stream("short"))
+    stream = client.stream("short")
+    assert "".join(stream) == "one two three"
+    assert stream.result.attempts == 2
+    assert len(emu.ledger.calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        ("stream_end", {ErrorKind.NETWORK_ERROR}),
+        ("truncated", {ErrorKind.NETWORK_ERROR}),
+        ("stream_error", {ErrorKind.SERVER_ERROR}),
+        ("stall", {ErrorKind.TIMEOUT}),
+    ],
+)
+def test_a_stream_is_never_tried_again_after_its_first_chunk(
+    emu: Emulator, client_of: ClientOf, fault: str, kinds: set[ErrorKind]
+) -> None:
+    """A part of the text, then the error; what was made of it is billed."""
+    emu.configure(faults={fault: 1.0})
+    client = client_of(call_timeout=0.4)
+    stream = client.stream("long")
+    text, error = read_error(stream)
+    assert text
+    assert LONG.startswith(text)
+    assert error.kind in kinds
+    assert error.maybe_billed
+    assert stream.result.usage.output_tokens >= len(text) // 8
+    assert len(emu.ledger.calls) == 1
+    assert client.books.balanced()
+
+
+def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
+    """The service cannot deliver the rest, and the only worker makes the next call."""
+    emu.configure(per_token=PACE)
+    client = client_of(parallelism=1)
+    stream = client.stream("long")
+    assert LONG.startswith(next(stream))
+    stream.close()
+    assert isinstance(stream.result.error, RequestCancelled)
+    assert "".join(client.stream("short")) == "one two three"
+    long, short = emu.ledger.calls
+    assert (long.delivered, short.delivered) == (False, True)
+    assert long.billed
+
+
+def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
+    """Without a word."""
+    emu.configure(per_token=PACE)
+    client = client_of(parallelism=1)
+    for _ in client.stream("long"):
+        break
+    until(lambda: client.books.failed == 1)
+    assert [call.delivered for call in emu.ledger.calls] == [False]
+
+
+def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> None:
+    """Their readers hear of it, and no connection stays."""
+    emu.configure(per_token=PACE)
+    client = client_of()
+    stream = client.stream("long")
+    next(stream)
+    client.stop(timeout=0.01)
+    with pytest.raises(Exception, match="stopped"):
+        list(stream)
+    assert [call.delivered for call in emu.ledger.calls] == [False]
+
+
+def test_a_slow_reader_gets_everything(emu: Emulator, client_of: ClientOf) -> None:
+    """What is not read waits on the wire, not in memory; here it all fits into the box."""
+    stream = client_of().stream("long")
+    until(lambda: bool(emu.ledger.calls) and emu.ledger.calls[0].done)
+    assert "".join(stream) == LONG
+
+
+def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientOf) -> None:
+    """Each gets its own answer, with two in a hundred requests failing before they begin."""
+    emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)
+    client = client_of(parallelism=8)
+    texts: dict[str, str] = {}
+
+    def reads(thread: int) -> None:
+        for number in range(5):
+            prompt = f"question {thread} {number}"
+            texts[prompt] = "".join(client.stream(prompt))
+
+    threads = [threading.Thread(target=reads, args=(thread,)) for thread in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    model = client.model
+    assert texts == {prompt: answer_for(prompt, model, 0) for prompt in texts}
+    assert len(texts) == 100
+    assert (client.books.succeeded, client.books.balanced()) == (100, True)
+
+
+@pytest.mark.parametrize("service", ["chat", "responses"])
+def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, service: str) -> None:
+    """A model may think for minutes: the worker is free at once all the same."""
+    emu.configure(fault_for=lambda index, body: "hang" if index == 0 else None)
+    model, options = SERVICES[service]
+    address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams", **options}
+    with BatchingClient(model, provider_options=address, parallelism=1, breaker_threshold=1) as client:
+        stream = client.stream("long")
+        until(lambda: len(emu.ledger.calls) == 1)
+        stream.close()
+        assert isinstance(stream.result.error, RequestCancelled)
+        assert "".join(client.stream("short")) == "one two three"
+
+
+@pytest.mark.parametrize("service", list(SERVICES))
+def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
+    """It cannot read it, and its end does not close it; the child's own client works."""
+    emu.configure(per_token=PACE)
+    model, options = SERVICES[service]
+    url = emu.base_url if model.startswith("openai") else emu.url
+    address = {"base_url": url, "api_key": "sk-test-of-streams", **options}
+    ended = run_script(
+        f"""
+        from smartbatch import BatchingClient, WrongProcess
+        client = BatchingClient({model!r}, provider_options={address!r})
+        stream = client.stream("long")
+        text = ""
+        child = None
+        for chunk in stream:
+            text += chunk
+            if child is None:
+                child = os.fork()
+                if child == 0:
+                    for act in (lambda: next(stream), lambda: stream.result):
+                        try:
+                            act()
+                        except WrongProcess:
+                            print("not mine", flush=True)
+                    stream.close()
+                    print("".join(client.stream("short")), flush=True)
+                    break
+        if child == 0:
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text == {LONG!r}, stream.result.ok)
+        """
+    )
+    assert ended.err == ""
+    assert ended.lines == ["not mine", "not mine", "one two three", "0 True True"]
+    assert ended.code == 0
