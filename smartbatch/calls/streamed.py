@@ -107,7 +107,11 @@ def cut(error: ProviderError, request: Request, feed: Feed) -> ProviderError:
         error = RequestCancelled("the stream was read too slowly for its time-out", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
-        error.usage = error.usage or _billed(request, feed)
+        told = error.usage
+        if told is None:
+            error.usage = _billed(request, feed)
+        elif told.output_tokens < feed.tokens:  # a count from before the end
+            error.usage = evolve(told, output_tokens=feed.tokens, estimated=True)
     return error
 
 

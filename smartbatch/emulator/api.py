@@ -139,7 +139,8 @@ class Api(ABC):
     def error_event(self) -> bytes:
         """Return the event that ends a stream when the service is overloaded meanwhile."""
         body = self.overloaded().body
-        return b"data: %b\n\n" % (body if isinstance(body, bytes) else b"{}")
+        assert isinstance(body, bytes)
+        return b"data: %b\n\n" % b" ".join(body.split())  # on one line, as an event has it
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         """Return the headers every reply has; ``seconds`` is the time the work took."""

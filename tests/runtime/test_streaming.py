@@ -319,6 +319,14 @@ def test_a_stream_that_breaks_is_billed_for_what_came(clock: VirtualClock, clien
     assert client.spent == pytest.approx(stream.result.cost)
 
 
+def test_a_count_from_before_the_end_is_completed(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Some services say at the beginning what they read, and count what they write later."""
+    broke = failure(ErrorKind.NETWORK_ERROR, usage=Usage(100, 1, 80))
+    stream = client_of(Speaker(clock, lambda *_: ["four"] * 5 + [broke])).stream("why?")
+    read_error(stream)
+    assert stream.result.usage == Usage(100, 5, 80, estimated=True)
+
+
 def test_a_first_stream_that_breaks_does_not_stop_the_others(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
