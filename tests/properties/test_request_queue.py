@@ -1,0 +1,212 @@
+"""The queue under every order of events: the books always balance, and each claim ends once (A5, A6, A17)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from smartbatch.clock import VirtualClock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.classify import Classifiers
+from smartbatch.errors import QueueFull
+from smartbatch.models import Priority, Request, Result
+from smartbatch.providers import MockProvider
+from smartbatch.runtime.queue import RequestQueue
+from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.wiring import Lanes
+
+CAPACITY = 8
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Requests come, join, start, go again, end, are cancelled and run out of time, in any order."""
+
+    futures: Bundle[ResultFuture] = Bundle("futures")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = VirtualClock()
+        self.now = 0.0
+        self.queue = RequestQueue(
+            self.clock, capacity=CAPACITY, urgent_reserve=0.25, block=False, patience=None
+        )
+        self.provider = MockProvider(max_shared=4)
+        self.lane = Lanes(BatchingConfig(), self.clock, Classifiers(()), (), self.queue.lanes.append).of(
+            self.provider, "m"
+        )
+        self.flying: list[Ticket] = []
+        self.claims: list[Claim] = []
+        self.ends: Counter[str] = Counter()
+        self.cancelled: list[ResultFuture] = []
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    @rule(
+        target=futures,
+        twin=st.integers(0, 4),
+        priority=st.sampled_from(Priority),
+        timeout=st.none() | st.floats(0.1, 20.0),
+    )
+    def submit(self, twin: int, priority: Priority, timeout: float | None) -> Any:
+        """A request comes; five different questions make twins likely."""
+        future = ResultFuture(lambda work: work(), self.note_cancel)
+        deadline = None if timeout is None else self.now + timeout
+        request = Request(f"question {twin}", priority=priority, timeout=timeout)
+        claim = Claim(request, f"id-{len(self.claims)}", future, self.now, deadline, None)
+        ticket = Ticket(request, self.lane, claim, b"%d" % twin)
+        future.claim = claim
+        before = self.queue.books.waiting
+        try:
+            with self.queue.monitor:
+                self.queue.admit_locked(ticket, self.now)
+        except QueueFull:
+            assert before >= CAPACITY
+            future.cancel()
+            return future
+        self.claims.append(claim)
+        return future
+
+    @rule(count=st.integers(1, 4))
+    def start(self, count: int) -> None:
+        """A worker takes what is most urgent."""
+        with self.queue.monitor:
+            self.lane.promote(self.now)
+            keys = []
+            for _ in range(count):
+                ticket = self.lane.pop()
+                if ticket is None:
+                    break
+                keys.append(ticket.key)
+                if self.queue.start_locked(ticket, self.now):
+                    self.flying.append(ticket)
+            assert keys == sorted(keys)
+
+    @rule()
+    def look(self) -> None:
+        """A worker takes tickets out and, held by a gate, puts them back where they were."""
+        with self.queue.monitor:
+            self.lane.promote(self.now)
+            out = [ticket for ticket in (self.lane.pop(), self.lane.pop()) if ticket is not None]
+            for ticket in out:
+                self.lane.unpop(ticket)
+            assert not out or self.lane.head() is out[0]
+
+    @precondition(lambda self: self.flying)
+    @rule(which=st.integers(0, 99), delay=st.floats(0.0, 5.0))
+    def again(self, which: int, delay: float) -> None:
+        """A call failed and its request waits for the next try."""
+        ticket = self.flying.pop(which % len(self.flying))
+        if ticket.state is TicketState.IN_FLIGHT:
+            with self.queue.monitor:
+                self.queue.again_locked(ticket, self.now + delay, self.now)
+
+    @precondition(lambda self: self.flying)
+    @rule(which=st.integers(0, 99), ok=st.booleans())
+    def end(self, which: int, ok: bool) -> None:
+        """A call came back."""
+        ticket = self.flying.pop(which % len(self.flying))
+        if ticket.state is TicketState.IN_FLIGHT:
+            with self.queue.monitor:
+                claims = self.queue.end_locked(ticket, ok=ok)
+            self.settle(claims)
+
+    @precondition(lambda self: self.lane.waiting)
+    @rule()
+    def fail_waiting(self) -> None:
+        """The head is failed while it waits: a budget is used up, a key is wrong."""
+        with self.queue.monitor:
+            head = self.lane.head()
+            claims = [] if head is None else self.queue.end_locked(head, ok=False)
+        self.settle(claims)
+
+    @rule(future=consumes(futures))
+    def cancel(self, future: ResultFuture) -> None:
+        """Somebody changes their mind."""
+        future.cancel()
+
+    @rule(seconds=st.floats(0.0, 10.0))
+    def time_passes(self, seconds: float) -> None:
+        """What is late is taken out."""
+        self.now += seconds
+        with self.queue.monitor:
+            late = self.queue.expired_locked(self.now)
+            assert self.queue.next_deadline_locked() > self.now
+        self.settle([claim for _, claim in late])
+
+    # -- what is always true -----------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        """submitted = waiting + in flight + succeeded + failed + cancelled, each of them 0 or more."""
+        books = self.queue.books
+        assert books.balanced()
+        assert books.submitted == len(self.claims)
+        counts = (books.waiting, books.in_flight, books.succeeded, books.failed, books.cancelled)
+        assert min(counts) >= 0
+        assert books.succeeded + books.failed == sum(self.ends.values())
+
+    @invariant()
+    def the_books_are_those_of_the_tickets(self) -> None:
+        """What is counted is what is there."""
+        live = list(self.queue.live)
+        waiting = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.WAITING)
+        flying = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
+        assert (waiting, flying) == (self.queue.books.waiting, self.queue.books.in_flight)
+        assert all(ticket.claims for ticket in live)
+
+    @invariant()
+    def the_lane_holds_each_waiting_ticket_once(self) -> None:
+        """Its count is that of the tickets that wait for service, and its head the most urgent of them."""
+        ready = [
+            ticket for ticket in self.queue.live if ticket.state is TicketState.WAITING and not ticket.paused
+        ]
+        assert self.lane.waiting == len(ready)
+        head = self.lane.head()
+        assert (head is None) == (not ready)
+        if head is not None:
+            assert head.key == min(ticket.key for ticket in ready)
+        assert (self.lane.ready(self.now, flushed=False) < math.inf) == bool(ready)
+
+    @invariant()
+    def each_claim_ends_once(self) -> None:
+        """Nobody is settled twice, and nobody who was cancelled is settled."""
+        assert all(count == 1 for count in self.ends.values())
+        assert not any(claim.future.cancelled() and self.ends[claim.request_id] for claim in self.claims)
+
+    def teardown(self) -> None:
+        """In the end everything ends, and nothing is left."""
+        for ticket in list(self.queue.live):
+            with self.queue.monitor:
+                claims = self.queue.end_locked(ticket, ok=False)
+            self.settle(claims)
+        books = self.queue.books
+        assert (books.waiting, books.in_flight, len(self.queue.live)) == (0, 0, 0)
+        assert books.balanced()
+        assert all(claim.future.done() for claim in self.claims)
+        assert self.lane.waiting == 0
+
+    # -- helpers -----------------------------------------------------------------------------------------
+
+    def settle(self, claims: list[Claim]) -> None:
+        """Do what follows the lock."""
+        for claim in claims:
+            self.ends[claim.request_id] += 1
+            claim.future.settle(Result(claim.request_id, text="fine"))
+
+    def note_cancel(self, future: ResultFuture) -> None:
+        """Do what the engine does when a future is cancelled."""
+        claim = future.claim
+        if claim is None:
+            return
+        with self.queue.monitor:
+            if claim.ticket is not None and self.queue.cancelled_locked(claim.ticket, claim):
+                self.cancelled.append(future)
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
