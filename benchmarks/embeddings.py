@@ -13,12 +13,16 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.request import urlopen
+
+from attrs import evolve
 
 from benchmarks.server import emulator
 from smartbatch import BatchingClient
 from smartbatch.core.accumulator import BatchAccumulator, Waiting
 from smartbatch.emulator.answers import vector_for
+from smartbatch.models import Embedding, Request
 from smartbatch.providers.openai import OpenAIProvider
 
 MODEL = "text-embedding-3-small"
@@ -66,7 +70,7 @@ def ask_all(client: BatchingClient) -> tuple[float, float]:
     return spent
 
 
-def run(title: str, prepare: Callable[[BatchingClient], None], **settings: object) -> tuple[float, float]:
+def run(title: str, prepare: Callable[[BatchingClient], None], **settings: Any) -> tuple[float, float]:
     with emulator("--latency", str(LATENCY)) as base_url:
         provider = OpenAIProvider("benchmark", base_url)
         with BatchingClient(MODEL, provider=provider, parallelism=THREADS, **settings) as client:
@@ -87,11 +91,8 @@ def lone(count: int) -> tuple[float, float]:
     with emulator("--latency", str(LATENCY)) as base_url:
         provider = OpenAIProvider("benchmark", base_url)
         with BatchingClient(MODEL, provider=provider) as client:
-            request = client.submit_embedding("warm", dimensions=DIMENSIONS)
-            request.result()
+            client.submit_embedding("warm", dimensions=DIMENSIONS).result()
             ours, direct = [], []
-            from smartbatch.models import Embedding, Request
-
             for number in range(count):
                 began = time.perf_counter()
                 client.submit_embedding(f"alone {number}", dimensions=DIMENSIONS).result()
@@ -105,8 +106,6 @@ def lone(count: int) -> tuple[float, float]:
 
 def set_window(seconds: float) -> Callable[[BatchingClient], None]:
     def prepare(client: BatchingClient) -> None:
-        from attrs import evolve
-
         for lane in client._engine.queue.lanes:
             if lane.accumulator.window.max_size > 1:
                 lane.accumulator = FixedWindow(evolve(lane.accumulator.window, seconds=seconds))
@@ -119,12 +118,10 @@ def main() -> None:
     single_cpu, single_wall = run("one call a text", lambda _: None, batching_strategy="individual")
     best = min(run(f"window of {1000 * s:.0f} ms", set_window(s))[1] for s in FIXED_WINDOWS)
     print(f"against one call a text  wall {wall / single_wall:.2f}, CPU {cpu / single_cpu:.2f}")
-    print(
-        f"against the best window  throughput {best / wall:.2f}   (target: about 1 or more, in at most 80 calls)"
-    )
+    print(f"against the best window  throughput {best / wall:.2f}   (target: about 1, in at most 80 calls)")
     ours, direct = lone(100)
     print(
-        f"a lone request, p50      {1000 * (ours - direct):+.2f} ms against a direct call   (target: at most 3)"
+        f"a lone request, p50      {1000 * (ours - direct):+.2f} ms against a direct call (target: at most 3)"
     )
 
 
