@@ -1,0 +1,85 @@
+"""Packed prompts and structured answers over real HTTP, against the emulated API (A13, D7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from attrs import frozen
+from core.hostile_prompts import HOSTILE
+
+from smartbatch import BatchingClient, ValidationFailed
+from smartbatch.emulator.answers import answer_for
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.testing import Emulator, emulator
+
+MODEL = "gpt-4.1-mini"
+
+
+@frozen
+class Note:
+    text: str
+    stars: int
+    tags: list[str]
+
+
+@pytest.fixture
+def emu() -> Iterator[Emulator]:
+    with emulator(latency=0.01) as emu:
+        yield emu
+
+
+def client_of(emu: Emulator, **settings: object) -> BatchingClient:
+    provider = OpenAIProvider("sk-of-the-test", emu.base_url)
+    return BatchingClient(MODEL, provider=provider, parallelism=8, **settings)  # type: ignore[arg-type]
+
+
+def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> None:
+    """A thousand prompts, a hundred of them hostile, in far fewer calls; the bill is split exactly."""
+    prompts = [prompt for prompt in HOSTILE if prompt.strip()][:100] + [f"Question {i}?" for i in range(900)]
+    with client_of(emu, packing=True) as client:
+        results = client.generate(prompts)
+    assert [result.text for result in results] == [answer_for(prompt, MODEL) for prompt in prompts]
+    assert emu.ledger.received < 350
+    assert results.usage.total_tokens == sum(call.billed for call in emu.ledger.calls)
+
+
+def test_packing_goes_on_through_faults(emu: Emulator) -> None:
+    """Resets, 5xx and time-outs on one call in ten: still every answer with its own prompt."""
+    emu.configure(faults=0.1)
+    prompts = [f"Question {i}?" for i in range(400)]
+    with client_of(
+        emu, packing=True, retry_initial=0.01, breaker_pause=0.01, retries=10, call_timeout=1.0
+    ) as client:
+        results = client.generate(prompts)
+    assert [result.text for result in results] == [answer_for(prompt, MODEL) for prompt in prompts]
+
+
+def test_a_class_is_asked_for_and_answered(emu: Emulator) -> None:
+    """The schema reaches the service, the object comes back."""
+    with client_of(emu) as client:
+        result = client.submit("Write a note.", schema=Note).result(30)
+    assert isinstance(result.parsed, Note)
+    assert result.parsed.text == answer_for("Write a note.", MODEL)
+
+
+def test_a_service_that_answers_prose_is_told_and_then_given_up(emu: Emulator) -> None:
+    """Three calls, all paid, and an error without the answer."""
+    emu.configure(answers={"Write a note.": "canary prose"})
+    with client_of(emu, deduplicate=False) as client:
+        future = client.submit("Write a note.", schema={"type": "object", "required": ["never"]})
+        error = future.exception(30)
+    assert isinstance(error, ValidationFailed)
+    assert error.tries == 3
+    assert error.usage.total_tokens == sum(call.billed for call in emu.ledger.calls)
+    assert "canary" not in str(error)
+
+
+def test_a_fenced_answer_needs_no_second_call(emu: Emulator) -> None:
+    """What is around the JSON is taken off."""
+    note = json.dumps({"text": "t", "stars": 5, "tags": []})
+    emu.configure(answers={"Write a note.": f"Here it is:\n```json\n{note}\n```"})
+    with client_of(emu) as client:
+        assert client.submit("Write a note.", schema=Note).result(30).parsed == Note("t", 5, [])
+    assert emu.ledger.received == 1

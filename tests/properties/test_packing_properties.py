@@ -1,0 +1,155 @@
+"""Laws of packing and of structured answers, for any input: nothing foreign, nothing lost, no escape."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from typing import Any
+
+from core.hostile_prompts import HOSTILE
+from core.pack_models import DAMAGE, honest, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartbatch.core.packing import BatchCompiler, Packed, share, split, word
+from smartbatch.core.structured import Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.models import Request, Usage
+
+MUTATIONS = 100_000
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=60)
+counts = st.integers(0, 10**7)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(st.characters(exclude_categories=("Cs",)))
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+)
+objects = st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max_size=5), values, min_size=1)
+
+
+def packed_of(prompts: list[str], seed: int) -> Packed:
+    words = partial(word, random.Random(seed))
+    return BatchCompiler(words, native_schema=False).compile([Request(prompt) for prompt in prompts])
+
+
+def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
+    """Items with given answers, as a model would write them."""
+    return [
+        {"id": id_, "answer": f"{check} {answer} {check}"}
+        for id_, check, answer in zip(packed.ids, packed.checks, answers, strict=True)
+    ]
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12), st.integers(), st.randoms())
+def test_any_prompts_and_answers_in_any_order(
+    pairs: list[tuple[str, str]], seed: int, dice: random.Random
+) -> None:
+    """Each answer comes back with its prompt, whole, whatever both of them contain."""
+    packed = packed_of([prompt for prompt, _ in pairs], seed)
+    items = replies(packed, [answer for _, answer in pairs])
+    dice.shuffle(items)
+    assert split(packed, written(items)) == [answer.strip() or None for _, answer in pairs]
+
+
+@given(st.lists(texts, min_size=2, max_size=12), st.integers(), st.sampled_from(sorted(DAMAGE)), st.randoms())
+def test_no_damage_puts_an_answer_on_another_prompt(
+    prompts: list[str], seed: int, damage: str, dice: random.Random
+) -> None:
+    """Each answer is made of a letter of its own; what comes back holds no other's."""
+    packed = packed_of(prompts, seed)
+    letters = [chr(0x4E00 + i) for i in range(len(prompts))]
+    items = replies(packed, [letter * 5 for letter in letters])
+    for letter, answer in zip(letters, split(packed, DAMAGE[damage](items, dice)), strict=True):
+        assert answer is None or not set(answer) & (set(letters) - {letter})
+
+
+@given(counts, counts, counts, counts, st.lists(st.integers(0, 10**6), min_size=1, max_size=50))
+def test_shares_add_up_and_are_sound(
+    fresh: int, cached: int, spoken: int, thought: int, weights: list[int]
+) -> None:
+    """To the token; no share has more cached tokens than input, and none is off by 2 or more."""
+    usage = Usage(fresh + cached, spoken + thought, cached, thought)
+    parts = share(usage, weights)
+    assert sum(parts, Usage()) == usage
+    whole = sum(weights) or len(weights)
+    for part, weight in zip(parts, weights if any(weights) else [1] * len(weights), strict=True):
+        assert 0 <= part.cached_tokens <= part.input_tokens
+        assert 0 <= part.reasoning_tokens <= part.output_tokens
+        assert abs(part.input_tokens - usage.input_tokens * weight / whole) < 2
+
+
+@given(
+    objects, st.sampled_from(["{}", "```json\n{}\n```", "Sure!\n```\n{}\n```\nBye.", "So: {} – that is it."])
+)
+def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
+    """Whatever strings it holds: fences, brackets and quotes among them."""
+    text = json.dumps(value, ensure_ascii=False)
+    if "```" in text:
+        wrapping = "{}"
+    assert recover_json(wrapping.replace("{}", text, 1)) == value
+
+
+@given(objects, st.data())
+def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> None:
+    """Half an answer is no answer."""
+    text = json.dumps(value)
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    try:
+        found = recover_json(cut)
+    except NoJson:
+        return
+    raise AssertionError(f"{cut!r} was taken for {found!r}")
+
+
+@given(values, texts)
+@settings(max_examples=300)
+def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
+    """No answer and no schema makes the check raise."""
+    schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}
+    for answer in (text, json.dumps({"a": schema_like})):
+        assert isinstance(Check(schema, lambda value: value).verdict(answer, "stop"), Parsed | Problem)
+
+
+def mutated(text: str, dice: random.Random) -> str:
+    """Cut, repeat, or overwrite pieces."""
+    for _ in range(1 + dice.randrange(3)):
+        a, b = sorted((dice.randrange(len(text) + 1), dice.randrange(len(text) + 1)))
+        kind = dice.randrange(4)
+        if kind == 0:
+            text = text[:a] + text[min(b, a + 30) :]
+        elif kind == 1:
+            text = text[:b] + text[max(a, b - 30) :]
+        elif kind == 2:
+            text = text[:a] + dice.choice('{}[]",:\\\n0a\u2028\ufeff') + text[a:]
+        else:
+            text = text[:a]
+    return text
+
+
+def test_a_hundred_thousand_mutated_replies_raise_nothing_and_mix_nothing_up() -> None:
+    """Packs and JSON answers alike; an answer that is found whole is the right one."""
+    dice = random.Random(7)
+    packs = []
+    for seed in range(20):
+        prompts = [*dice.sample(HOSTILE, 2), f"plain {seed}"]
+        packed = packed_of(prompts, seed)
+        packs.append((packed, written(honest(packed)), split(packed, written(honest(packed)))))
+    foreign = 0
+    for number in range(MUTATIONS):
+        packed, text, right = packs[number % len(packs)]
+        reply = mutated(text, dice)
+        if number % 5:  # mending JSON takes its time
+            for i, answer in enumerate(split(packed, reply)):
+                foreign += answer is not None and answer in right[:i] + right[i + 1 :]
+        else:
+            try:
+                recover_json(reply)
+            except NoJson:
+                continue
+    assert foreign == 0
