@@ -14,7 +14,8 @@ from attrs import evolve
 from smartbatch.core import tokens
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.models import Answer, Request, Usage
-from smartbatch.providers.base import Provider
+from smartbatch.providers.base import AnswerStream, Provider
+from smartbatch.providers.cutoff import cutting
 
 __all__ = ["Feed", "cut", "streamed"]
 
@@ -78,8 +79,11 @@ def streamed(
         raise RequestCancelled("the stream was closed before its call; nothing was sent")
     if not provider.capabilities.streams:
         return provider.generate(request, model=model, attempt=attempt, timeout=timeout)
-    stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
+    stream: AnswerStream | None = None
     try:
+        with cutting() as cutoff:
+            feed.attach(cutoff.cut)
+            stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
         feed.attach(stream.close)
         for piece in stream:
             if not isinstance(piece, str):
@@ -92,7 +96,8 @@ def streamed(
         answer = stream.answer
     finally:
         feed.detach()
-        stream.close()
+        if stream is not None:
+            stream.close()
     if isinstance(answer, Answer) and answer.usage is None:
         return evolve(answer, usage=_billed(request, feed))
     return answer

@@ -20,43 +20,9 @@ from smartbatch.providers.replies import headers_of, too_large
 if TYPE_CHECKING:
     from smartbatch.providers.transport import Transport
 
-__all__ = ["Cutoff", "LiveReply"]
+__all__ = ["LiveReply"]
 
 _PIECE = 65536  # bytes asked for at once; what has arrived is handed on without waiting for more
-
-
-class Cutoff:
-    """Lets any thread end a call that still waits for its connection, or for the head of its answer.
-
-    Attributes:
-        used: whether it was ended so.
-    """
-
-    def __init__(self) -> None:
-        self.used = False
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
-
-    def cut(self) -> None:
-        """End the call. One that has not begun will not begin; one that has its head is not concerned."""
-        with self._lock:
-            self.used = True
-            if self._connection is not None:
-                self._connection.cut()
-
-    def watch(self, connection: Connection) -> None:
-        """The call uses ``connection`` from now on."""
-        with self._lock:
-            self._connection = connection
-            if self.used:
-                raise ConnectionAbortedError("ended before the call began")
-
-    def let_go(self) -> None:
-        """The call does so no longer: others may use it next."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.is_cut = False
-            self._connection = None
 
 
 class LiveReply:

@@ -17,7 +17,8 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.live import Cutoff, LiveReply
+from smartbatch.providers.cutoff import Cutoff
+from smartbatch.providers.live import LiveReply
 from smartbatch.providers.openai_answers import (
     chat_usage,
     decode,

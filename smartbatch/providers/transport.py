@@ -23,8 +23,9 @@ from urllib3.util import Url
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.connections import Connection, PlainSocket, build_pool, find_proxy, seconds_left
+from smartbatch.providers.cutoff import Cutoff, current
 from smartbatch.providers.failures import failure
-from smartbatch.providers.live import Cutoff, LiveReply
+from smartbatch.providers.live import LiveReply
 from smartbatch.providers.replies import MAX_BODY, Reply, headers_of, inflate, read_body
 
 __all__ = ["MAX_BODY", "LiveReply", "Reply", "Transport", "inflate"]
@@ -133,12 +134,12 @@ class Transport:
             head: as for :meth:`send`.
             body: encoded JSON.
             timeout: total seconds, from here to the last byte of the body.
-            cutoff: lets another thread end the wait.
+            cutoff: lets another thread end the wait; that of the block the call is in, by default.
 
         Raises:
             ProviderError: where no answer came.
         """
-        cutoff = cutoff or Cutoff()
+        cutoff = cutoff or current() or Cutoff()
         pool, connection = self._lease(timeout)
         try:
             cutoff.watch(connection)

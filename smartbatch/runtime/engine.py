@@ -197,6 +197,9 @@ class Engine:
             self.queue.wake_blocked_locked()
             self.queue.flushing = True
             self.dispatcher.wake_locked()
+            streams = [ticket.stream for ticket in self.queue.live if ticket.stream is not None]
+        for stream in streams:
+            stream.lift()
         began = self._clock.now()
         failed = 0
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ from smartbatch.clock import Clock
 from smartbatch.core.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.models import Result
+from smartbatch.runtime import lifecycle
 
 __all__ = ["ChunkBox", "TextStream"]
 
@@ -52,6 +54,7 @@ class ChunkBox:
         self._chunks: deque[str] = deque()
         self._chars = 0
         self._close: Callable[[], None] | None = None
+        self._bounded = True
 
     # the worker's side
 
@@ -116,6 +119,12 @@ class ChunkBox:
             close = self._hang_up_locked()
         close()
 
+    def lift(self) -> None:
+        """Take all there is from now on: who stops the client may be who should have read."""
+        with self._emptied:
+            self._bounded = False
+            self._emptied.notify_all()
+
     # the reader's side
 
     def take(self) -> str | None:
@@ -150,7 +159,7 @@ class ChunkBox:
             return self.result
 
     def _has_room_locked(self, piece: str) -> bool:
-        if not self._chunks:
+        if not self._chunks or not self._bounded:
             return True
         return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
 
@@ -175,7 +184,7 @@ class TextStream(Iterator[str]):
     def __init__(self, box: ChunkBox) -> None:
         self._box = box
         self._process = os.getpid()
-        self._ended = False
+        self._ended = self._left = False
 
     @property
     def request_id(self) -> str:
@@ -202,7 +211,11 @@ class TextStream(Iterator[str]):
 
         Tokens that were made until then are billed. Closing twice, or after the end, is fine.
         """
-        if self._process == os.getpid() and self._box.cancel():
+        if self._process != os.getpid():
+            return
+        if lifecycle.reentered():  # a signal handler; what it interrupted may hold our lock
+            self._close_elsewhere()
+        elif self._box.cancel():
             self._box.drop()
 
     cancel = close
@@ -248,14 +261,14 @@ class TextStream(Iterator[str]):
             return None
         box = self._box
         try:
-            chunk = box.take()
+            chunk = None if self._left else box.take()
         except BaseException:  # Ctrl-C
             self.close()
             raise
         if chunk is not None:
             return chunk
         self._ended = True
-        if box.cancelled:
+        if box.cancelled or self._left:
             raise _cancelled(self.request_id)
         result = box.wait()
         if result.error is not None:
@@ -270,7 +283,8 @@ class TextStream(Iterator[str]):
 
     def _close_elsewhere(self) -> None:
         """Close it on another thread: the garbage collector may be at work where a lock is held."""
-        if self._ended or self._box.cancelled or self._process != os.getpid():
+        self._left = True
+        if self._box.over or self._process != os.getpid() or sys.is_finalizing():
             return
         with contextlib.suppress(RuntimeError):  # no thread to be had: the interpreter is going
             threading.Thread(target=self.close, name="smartbatch-close", daemon=True).start()

@@ -188,18 +188,30 @@ def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientO
     assert (client.books.succeeded, client.books.balanced()) == (100, True)
 
 
-@pytest.mark.parametrize("service", ["chat", "responses"])
-def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, service: str) -> None:
+def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: ClientOf) -> None:
     """A model may think for minutes: the worker is free at once all the same."""
     emu.configure(fault_for=lambda index, body: "hang" if index == 0 else None)
-    model, options = SERVICES[service]
-    address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams", **options}
-    with BatchingClient(model, provider_options=address, parallelism=1, breaker_threshold=1) as client:
-        stream = client.stream("long")
-        until(lambda: len(emu.ledger.calls) == 1)
-        stream.close()
-        assert isinstance(stream.result.error, RequestCancelled)
-        assert "".join(client.stream("short")) == "one two three"
+    client = client_of(parallelism=1, breaker_threshold=1)
+    stream = client.stream("long")
+    until(lambda: len(emu.ledger.calls) == 1)
+    stream.close()
+    assert isinstance(stream.result.error, RequestCancelled)
+    assert "".join(client.stream("short")) == "one two three"
+
+
+def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -> None:
+    """Neither one that is left half-way at the end of the script, nor one nobody began to read."""
+    emu.configure(per_token=PACE)
+    address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams"}
+    ended = run_script(
+        f"""
+        from smartbatch import BatchingClient
+        client = BatchingClient("openai:gpt-5-mini", provider_options={address!r}, exit_grace=0.05)
+        unread, left = client.stream("long"), client.stream("long")
+        print(next(left))
+        """
+    )
+    assert (ended.code, ended.err, ended.lines) == (0, "", ["word0"])
 
 
 @pytest.mark.parametrize("service", list(SERVICES))

@@ -648,6 +648,38 @@ def test_a_stop_completes_streams(clock: VirtualClock, client_of: ClientOf) -> N
     assert [read(stream) for stream in streams] == [["re: ", f"p{number}"] for number in range(3)]
 
 
+def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The thread that stops the client may be the one that should have read; it can do so afterwards."""
+    total = 3 * streaming.MOST_CHUNKS
+    with clock.held(), client_of(Speaker(clock, lambda *_: ["x"] * total)) as client:
+        begun_one = client.stream("long")
+        next(begun_one)
+    assert len(read(begun_one)) == total - 1
+    assert begun_one.result.ok
+
+
+def test_a_signal_handler_may_close_a_stream(client_of: ClientOf) -> None:
+    """Also one that interrupted the reading of it."""
+    clock = RealClock()
+    speaker = Speaker(clock)
+    client = client_of(speaker, clock=clock)
+    stream = begun(client, speaker)
+    room: Any = stream._box._filled
+
+    def interrupt() -> None:
+        eventually(lambda: bool(room._waiters))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: stream.close())
+    try:
+        interrupting = Aside(interrupt)
+        with pytest.raises(RequestCancelled):
+            list(stream)
+        interrupting.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientOf) -> None:
     """Begun and waiting ones alike hear why; the connection is closed."""
     speaker = Speaker(clock)
