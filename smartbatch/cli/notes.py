@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from smartbatch.events import BreakerChanged, CooldownStarted, Event, ParameterDropped, RetryScheduled
+from smartbatch.events import (
+    BreakerChanged,
+    CooldownStarted,
+    Event,
+    PackingChanged,
+    ParameterDropped,
+    RetryScheduled,
+)
 from smartbatch.observe.text import SafeStream, escape
 
 __all__ = ["note", "say", "tell_event"]
@@ -44,6 +51,8 @@ def _told(event: Event) -> str | None:
             return f"rate limit of {event.model}: all its requests pause for {event.seconds:.1f} s"
         case BreakerChanged():
             return f"{event.model}: breaker {event.before} -> {event.after}: {event.reason}"
+        case PackingChanged():
+            return f"{event.model}: packing turned {'on' if event.enabled else 'off'}: {event.reason}"
         case ParameterDropped():
             return f"parameter {event.field} left out: {event.reason}"
     return None

@@ -20,6 +20,7 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    PackingChanged,
     RequestFinished,
 )
 
@@ -141,7 +142,9 @@ def level_of(event: Event) -> str:
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"
-        case CooldownStarted() | BreakerChanged():
+        case PackingChanged(enabled=False):
+            return "warning"
+        case CooldownStarted() | BreakerChanged() | PackingChanged():
             return "info"
     return "debug"
 

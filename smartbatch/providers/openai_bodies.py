@@ -43,7 +43,7 @@ def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, 
     if params.seed is not None:
         body["seed"] = params.seed
     if params.schema is not None:
-        schema = {"name": "answer", "strict": True, "schema": params.schema}
+        schema = {"name": "answer", "strict": _is_closed(params.schema), "schema": params.schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif params.response_format is not None:
         body["response_format"] = params.response_format
@@ -72,8 +72,9 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
         body["max_output_tokens"] = params.max_tokens
     _add_sampling(body, params)
     if params.schema is not None:
+        strict = _is_closed(params.schema)
         body["text"] = {
-            "format": {"type": "json_schema", "name": "answer", "strict": True, "schema": params.schema}
+            "format": {"type": "json_schema", "name": "answer", "strict": strict, "schema": params.schema}
         }
     elif params.response_format is not None:
         body["text"] = {"format": _flat_format(params.response_format)}
@@ -104,6 +105,20 @@ def check_params(params: Generation, api: str) -> None:
             raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
     if extra.get("n", 1) != 1:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
+
+
+def _is_closed(schema: Any) -> bool:
+    """Whether strict mode takes a schema: it refuses objects with open or optional properties."""
+    if isinstance(schema, list):
+        return all(_is_closed(item) for item in schema)
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" or properties:
+        closed = schema.get("additionalProperties") is False
+        if not closed or set(schema.get("required", ())) != set(properties):
+            return False
+    return all(_is_closed(value) for key, value in schema.items() if key not in ("enum", "const", "default"))
 
 
 def _content(message: Message) -> str | list[Mapping[str, Any]]:

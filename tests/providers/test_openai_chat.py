@@ -10,6 +10,7 @@ from raw_server import chat, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.models import Generation, Message, Request, Usage
+from smartbatch.schemas import schema_of
 
 
 def test_a_text_becomes_one_user_message(serve, connect):
@@ -56,10 +57,27 @@ def test_every_parameter_reaches_the_body(serve, connect):
         "seed": 7,
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"name": "answer", "strict": True, "schema": {"type": "object"}},
+            "json_schema": {"name": "answer", "strict": False, "schema": {"type": "object"}},
         },
         "reasoning_effort": "low",
     }
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict"),
+    [
+        ({"type": "object", "properties": {}, "required": [], "additionalProperties": False}, True),
+        (schema_of(Usage)[0], True),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": False}, False),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, False),
+        ({"type": "array", "items": {"type": "object"}}, False),
+    ],
+)
+def test_strict_mode_is_asked_for_where_the_schema_allows_it(serve, connect, schema, strict):
+    """The service refuses strict schemas with open or optional properties, so those go without."""
+    server = serve(says(chat()))
+    ask(connect(server), schema=schema)
+    assert server.requests[0].json()["response_format"]["json_schema"]["strict"] is strict
 
 
 def test_the_name_of_the_output_cap_can_be_chosen(serve, connect):
