@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -168,6 +169,25 @@ def test_a_forked_child_uses_nothing_of_its_parent(serve, connect_gemini):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ask(provider).text == "parent"
     assert server.connections == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_while_the_client_is_built_hangs_nobody(serve):
+    """The child's copy of the lock is held by a thread that is not there."""
+    server = serve(says(says_gemini("child")))
+    provider = GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{server.port}")
+    with provider._lock:
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(20)
+            provider.abandon()
+            status = 0 if ask(provider).text == "child" else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(
