@@ -57,7 +57,7 @@ class AnthropicProvider(Provider):
     """
 
     name = "anthropic"
-    capabilities = Capabilities(max_shared=1, streams=True)
+    capabilities = Capabilities(max_shared=1, streams=True, schemas=True)
 
     def __init__(
         self,

@@ -74,7 +74,9 @@ class GeminiProvider(Provider):
     """
 
     name = "gemini"
-    capabilities = Capabilities(max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS, streams=True)
+    capabilities = Capabilities(
+        max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS, streams=True, schemas=True
+    )
 
     def __init__(
         self,
@@ -155,6 +157,10 @@ class GeminiProvider(Provider):
             InvalidRequest: names the field.
         """
         check_request(request, model)
+
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        """All models do."""
+        return True
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the SDK and of ``httpx2`` have their own table."""

@@ -257,6 +257,7 @@ class TestWhenItGoesWrong:
         """One prompt in it may be to blame."""
         provider = Model(clock, lambda items: Answer(written(items), finish_reason=reason))
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
+        assert provider.sizes.count(1) == 20
 
     def test_a_pack_the_provider_rejects_is_halved(self, clock: VirtualClock, client_of: ClientOf) -> None:
         """One prompt that makes the request invalid hurts nobody else."""
