@@ -106,7 +106,9 @@ def lone(count: int) -> tuple[float, float]:
 
 def set_window(seconds: float) -> Callable[[BatchingClient], None]:
     def prepare(client: BatchingClient) -> None:
-        for lane in client._engine.queue.lanes:
+        engine = client._engine
+        assert engine is not None
+        for lane in engine.queue.lanes:
             if lane.accumulator.window.max_size > 1:
                 lane.accumulator = FixedWindow(evolve(lane.accumulator.window, seconds=seconds))
 
