@@ -15,6 +15,9 @@ from smartbatch.errors import ErrorKind, ProviderError
 __all__ = ["shares", "vector"]
 
 
+_NUMBERS = frozenset({int, float})
+
+
 def vector(raw: Any, dimensions: int | None) -> array[float]:
     """Return an embedding as 32-bit floats, exact to the wire.
 
@@ -28,7 +31,7 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
     """
     if isinstance(raw, str):
         values = _from_base64(raw)
-    elif isinstance(raw, list) and all(type(number) in (int, float) for number in raw):
+    elif isinstance(raw, list) and _NUMBERS.issuperset(map(type, raw)):
         try:
             values = array("f", raw)
         except OverflowError:
