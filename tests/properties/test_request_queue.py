@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 from hypothesis import settings
@@ -42,7 +43,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.flying: list[Ticket] = []
         self.claims: list[Claim] = []
         self.ends: Counter[str] = Counter()
-        self.cancelled: list[ResultFuture] = []
+        self.half_way: list[ResultFuture] = []
+        self.told: Counter[str] = Counter()
 
     # -- what happens ------------------------------------------------------------------------------------
 
@@ -129,6 +131,18 @@ class QueueMachine(RuleBasedStateMachine):
         """Somebody changes their mind."""
         future.cancel()
 
+    @rule(future=consumes(futures))
+    def cancel_half_way(self, future: ResultFuture) -> None:
+        """The future is cancelled; the canceller has not yet got to tell the queue."""
+        if Future.cancel(future):
+            self.half_way.append(future)
+
+    @precondition(lambda self: self.half_way)
+    @rule(which=st.integers(0, 99))
+    def finish_cancelling(self, which: int) -> None:
+        """The canceller gets there at last; the queue may have met the future meanwhile."""
+        self.half_way.pop(which % len(self.half_way)).cancel()
+
     @rule(seconds=st.floats(0.0, 10.0))
     def time_passes(self, seconds: float) -> None:
         """What is late is taken out."""
@@ -174,12 +188,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_claim_ends_once(self) -> None:
-        """Nobody is settled twice, and nobody who was cancelled is settled."""
+        """Nobody is settled twice or told twice to be cancelled, and nobody both."""
+        assert all(count == 1 for count in self.told.values())
         assert all(count == 1 for count in self.ends.values())
         assert not any(claim.future.cancelled() and self.ends[claim.request_id] for claim in self.claims)
 
     def teardown(self) -> None:
         """In the end everything ends, and nothing is left."""
+        for future in self.half_way:
+            future.cancel()
         for ticket in list(self.queue.live):
             with self.queue.monitor:
                 claims = self.queue.end_locked(ticket, ok=False)
@@ -189,6 +206,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert books.balanced()
         assert all(claim.future.done() for claim in self.claims)
         assert self.lane.waiting == 0
+        assert books.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------
 
@@ -205,7 +223,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         with self.queue.monitor:
             if claim.ticket is not None and self.queue.cancelled_locked(claim.ticket, claim):
-                self.cancelled.append(future)
+                self.told[claim.request_id] += 1
 
 
 TestQueue = QueueMachine.TestCase

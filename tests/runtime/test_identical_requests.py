@@ -209,6 +209,24 @@ def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
     assert client.books.balanced()
 
 
+def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A failed try was billed and the first asker gives up: who gets the answer pays for both tries."""
+
+    def script(prompt: str, attempt: int) -> Any:
+        if attempt == 0:
+            return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(5, 0))
+        return Answer("fine", usage=Usage(2, 0))
+
+    client = client_of(Scripted(clock, script, priced=True), prices=PRICES, retry_initial=10.0)
+    with clock.held():
+        leader, follower = client.submit("x", timeout=3.0), client.submit("x")
+    assert isinstance(leader.exception(PATIENCE), RequestTimeout)
+    assert follower.result(PATIENCE).cost == 7.0
+    assert leader.outcome is not None
+    assert leader.outcome.cost == 0.0
+    assert client.spent == 7.0
+
+
 def test_failed_attempts_are_billed_to_one_asker(clock: VirtualClock, client_of: ClientOf) -> None:
     """When the leader is cancelled and the call fails, its cost is still on exactly one bill."""
     provider = Scripted(

@@ -43,6 +43,29 @@ def test_observers_have_heard_everything_when_a_stop_returns(
         assert isinstance(events[-1], ClientStopped)
 
 
+def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> None:
+    """A request is over when its future is settled and its end was told, not when its call came back."""
+    hears, go = threading.Event(), threading.Event()
+
+    def slow(event: Any) -> None:
+        if isinstance(event, RequestFinished):
+            hears.set()
+            go.wait(PATIENCE)
+
+    client = client_of(lambda request, attempt: "fine", clock=RealClock(), observers=[slow])
+    client.submit("x")
+    assert hears.wait(PATIENCE)
+    engine = client._engine
+    assert engine is not None
+    assert engine.books().succeeded == 1
+    assert engine.queue.wait_idle(0.0) is False
+    stop = Aside(client.stop)
+    eventually(lambda: engine.queue.closed is not None)
+    go.set()
+    stop.result()
+    assert engine.queue.wait_idle(0.0) is True
+
+
 def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
     """Answered, in flight and waiting: the first keeps its answer, the others hear why they have none."""
     provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)

@@ -340,7 +340,7 @@ def test_the_mock_provider_shares_calls_as_well(clock: VirtualClock, client_of: 
 
 
 def test_a_window_ends_in_time_although_every_busy_worker_is_busy_for_long(busy: Callable[..., Busy]) -> None:
-    """A call of an hour starts in one lane; what gathers for another call still goes when its window is over."""
+    """A call of an hour starts in one lane; what gathers for another still goes when its window is over."""
     scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
