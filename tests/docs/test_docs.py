@@ -28,8 +28,23 @@ PAGES = pages()
 NOT_RUN = 2
 """Blocks that are marked as not run; each has its reason on the page."""
 
+_FOREIGN = ("SMARTBATCH_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_")
+"""How variables begin that would change what an example does."""
+
 _NAMED_FILE = re.compile(r"# ([\w.]+\.py)\n")
 _TIME = re.compile(r"\d+(?:\\\.\d+)?(?=(?:\\ s\b|\\ ms\b|×|/s\b))")
+
+
+def at_home(emu: Emulator) -> dict[str, str]:
+    """Return the variables that lead the three SDKs to the emulator."""
+    return {
+        "OPENAI_BASE_URL": emu.base_url,
+        "OPENAI_API_KEY": "emulator",
+        "ANTHROPIC_BASE_URL": emu.url,
+        "ANTHROPIC_API_KEY": "emulator",
+        "GOOGLE_GEMINI_BASE_URL": emu.url,
+        "GEMINI_API_KEY": "emulator",
+    }
 
 
 def page(name: str) -> Page:
@@ -65,9 +80,8 @@ class Reader:
             "PATH": f"{folder / '.venv/bin'}:{os.environ['PATH']}",
             "HOME": str(folder),
             "LANG": "C.UTF-8",
-            "OPENAI_BASE_URL": emu.base_url,
-            "OPENAI_API_KEY": "emulator",
             "PYTHONPATH": str(ROOT),
+            **at_home(emu),
         }
 
     def read(self) -> None:
@@ -84,7 +98,7 @@ class Reader:
             (self._folder / named.group(1)).write_text(block.text)
         source = "\n" * (block.line - 1) + block.text
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(compile(source, str(self._page.path), "exec"), self._namespace)
+            exec(compile(source, str(self._page.path), "exec", dont_inherit=True), self._namespace)
         self._printed = out.getvalue()
 
     def _output(self, block: Block) -> None:
@@ -153,7 +167,7 @@ class Reader:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the examples and the command, and no settings of the machine's own."""
-    for variable in [name for name in os.environ if name.startswith(("SMARTBATCH_", "OPENAI_"))]:
+    for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = tmp_path / ".venv/bin"
@@ -184,8 +198,8 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
     """What stands in for the provider on every page."""
     with emulator(latency=0.01) as running:
-        monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "emulator")
+        for name, value in at_home(running).items():
+            monkeypatch.setenv(name, value)
         yield running
 
 
