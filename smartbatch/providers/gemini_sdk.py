@@ -1,7 +1,7 @@
 """The ``google-genai`` SDK, held to one request a call. Importing this module imports it, in about a second.
 
 Its raw path (``BaseApiClient.request``) is used: the same addresses, headers and key as its typed
-methods, at a quarter of their CPU. That name is private, so the version is bounded and a test would tell.
+methods, at about a third of their CPU. That name is private, so the version is bounded and a test would tell.
 """
 
 from __future__ import annotations

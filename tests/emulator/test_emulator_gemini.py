@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -20,14 +21,11 @@ MODEL = "gemini-3.8-flash"
 EMBEDDER = "gemini-embedding-001"
 
 
-@pytest.fixture
-def sdk(emu: Emulator) -> genai.Client:
-    return client_of(emu)
-
-
-def client_of(emu: Emulator, version: str = "v1", key: str = "any-key") -> genai.Client:
-    options = types.HttpOptions(base_url=emu.url, api_version=version, timeout=10_000)
-    return genai.Client(api_key=key, vertexai=False, http_options=options)
+@pytest.fixture(params=["v1"])
+def sdk(emu: Emulator, request: pytest.FixtureRequest) -> Iterator[genai.Client]:
+    options = types.HttpOptions(base_url=emu.url, api_version=request.param, timeout=10_000)
+    with genai.Client(api_key="any-key", vertexai=False, http_options=options) as client:
+        yield client
 
 
 def contents(text: str = PROMPT, **fields: Any) -> dict[str, Any]:
@@ -40,11 +38,10 @@ def ask(raw: RawClient, body: Any, call: str = "generateContent", **options: Any
     return raw.ask(body, key=None, **options)
 
 
-@pytest.mark.parametrize("version", ["v1", "v1beta"])
-def test_the_sdk_gets_an_answer_that_belongs_to_its_prompt(emu, version):
+@pytest.mark.parametrize("sdk", ["v1", "v1beta"], indirect=True)
+def test_the_sdk_gets_an_answer_that_belongs_to_its_prompt(emu, sdk):
     """The answer is that of the other APIs; usage is a quarter of the bytes; both versions are served."""
     config = types.GenerateContentConfig(system_instruction="Be brief.", temperature=0.1, seed=1)
-    sdk = client_of(emu, version)
     made = sdk.models.generate_content(model=MODEL, contents=PROMPT, config=config)
     assert made.text == answer_for(PROMPT, MODEL)
     assert made.candidates[0].finish_reason == "STOP"
