@@ -483,8 +483,11 @@ class BatchingClient:
             if self._engine is None:
                 if self._stopped:
                     raise ClientClosed("the client was stopped; call start() to use it again")
-                self._engine = self._start_engine()
-            return self._engine
+                engine = self._engine = self._start_engine()
+            running = self._engine
+        if engine is not None:
+            self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
+        return running
 
     def _start_engine(self) -> Engine:
         for provider in self._providers.values():
@@ -501,7 +504,6 @@ class BatchingClient:
         )
         # Lanes belong to one engine: another one may still be stopping, under a lock of its own.
         engine.lane_of = self._new_lanes(lambda lane: self._attach(lane, engine)).of
-        self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
         return engine
 
     def _new_lanes(self, opened: Callable[[Lane], None]) -> Lanes:

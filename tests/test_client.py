@@ -14,7 +14,14 @@ from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError, SmartbatchError
-from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished, RequestSubmitted
+from smartbatch.events import (
+    CallFinished,
+    CallStarted,
+    ClientStarted,
+    Event,
+    RequestFinished,
+    RequestSubmitted,
+)
 from smartbatch.models import Answer, Priority, Request, Result, Route, Usage, evolve
 from smartbatch.providers import CallableProvider, MockProvider, SimProvider
 from smartbatch.runtime.router import ResponseRouter
@@ -294,6 +301,23 @@ def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
         assert names.count(kind) == 1
     (ended,) = [event for event in events if isinstance(event, RequestFinished)]
     assert (ended.request_id, ended.ok, ended.attempts) == ("mine", True, 1)
+
+
+def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
+    """No lock is held while observers are told: not at the start, and not at a request's end."""
+    futures: list[Any] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, ClientStarted):
+            futures.append(client.submit("at the start"))
+        elif isinstance(event, RequestFinished) and event.request_id == "mine":
+            futures.append(client.submit("at the end"))
+
+    client = client_of(echo(), observers=[observe])
+    assert client.submit("x", id="mine").result(PATIENCE).ok
+    client.stop()
+    assert len(futures) >= 1
+    assert all(future.result(PATIENCE).ok for future in futures)
 
 
 def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:

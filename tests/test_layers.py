@@ -67,7 +67,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}
     | {"runtime", "_version", "_settings"},
-    "integrations": NOUNS | {"client", "config", "lists", "oneline", "runtime"},
+    "integrations": NOUNS | {"client", "config", "headers", "lists", "oneline", "providers", "runtime"},
     "__main__": frozenset({"cli"}),
     # beside: servers and helpers for tests, which no other room needs
     "emulator": NOUNS | {"clock", "headers", "providers", "_settings", "_version"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -126,6 +127,23 @@ def test_a_thousand_time_outs_are_kept_at_once(clock: VirtualClock, client_of: C
     assert len(ended) == 1_000
     assert all(at == pytest.approx(seconds) for seconds, at in ended.items())
     assert client.books.balanced()
+
+
+def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The future says cancelled, so it is not failed as well."""
+    provider = Scripted(clock, latency=10.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        first = client.submit("first")
+        provider.wait_for(1)
+        future = client.submit("x", timeout=3.0)
+        assert Future.cancel(future)  # as far as cancel() has come when the time is over
+    assert first.result(PATIENCE).ok
+    assert future.cancelled()
+    books = client.books
+    assert (books.cancelled, books.failed, books.succeeded) == (1, 0, 1)
 
 
 def test_a_provider_that_keeps_its_deadline_fails_the_same_way(
