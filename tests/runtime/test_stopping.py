@@ -97,7 +97,7 @@ def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, c
         future = client.submit("x")
         provider.wait_for(1)
         engine = client._engine
-    client.stop(timeout=0)
+        client.stop(timeout=0)
     assert isinstance(future.exception(PATIENCE), ClientClosed)
     eventually(lambda: provider.in_flight == 0)
     assert engine is not None
