@@ -11,6 +11,7 @@ from pathlib import Path
 
 from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
+from smartbatch.emulator.settings import FAULTS
 
 HERE = Path(__file__).parent
 
@@ -40,6 +41,12 @@ def options_tables(command: str) -> str:
     return "\n\n".join(parts)
 
 
+def faults_table() -> str:
+    """Return the faults an emulator can be told to make."""
+    rows = [f"| `{name}` | {what} |" for name, what in FAULTS.items()]
+    return "\n".join(["| fault | what a client sees |", "|---|---|", *rows])
+
+
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or (
         "{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper()
@@ -67,6 +74,7 @@ def decisions_list() -> str:
 
 PARTS = {
     "decisions": decisions_list,
+    "faults": faults_table,
     "settings": settings_table,
     "run": lambda: options_tables("run"),
     "emulator": lambda: options_tables("emulator"),
