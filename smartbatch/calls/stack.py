@@ -126,6 +126,9 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
             # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
             verdict.__cause__ = error
             return verdict
+        if own:  # raised with a meaning; a cause was given on purpose
+            verdict.__traceback__ = verdict.__context__ = None
+            return verdict
         # A traceback keeps the frames alive, and with them prompts and keys.
         verdict.__traceback__ = verdict.__cause__ = verdict.__context__ = None
         return verdict

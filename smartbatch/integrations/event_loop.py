@@ -1,0 +1,110 @@
+"""One event loop for all that is written for ``asyncio``, so that workers can call it.
+
+Connections, locks and sessions of such libraries belong to the loop that opened them. A loop for each worker
+would tear whatever workers share; so there is one a process, on a thread of its own, started when first
+needed. Between calls it sleeps in the system's ``select``. At the interpreter's exit what is under way is
+finished, but nothing new can begin that needs a thread, such as looking up a host: Python starts none then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["Tasks"]
+
+_T = TypeVar("_T")
+
+_GRACE = 1.0
+"""Seconds a coroutine has to end after its time is over; after them it is left behind, cancelled."""
+
+_starting = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop that in a forked child does not run and cannot be closed.
+
+    The child's copy says it runs, so libraries would go on using connections that belong to it. And closing
+    it would take the parent's wake-up out of the ``epoll`` that both share.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        super().__init__()
+
+    def is_running(self) -> bool:
+        return self._process == os.getpid() and super().is_running()
+
+    def close(self) -> None:
+        if self._process == os.getpid():
+            super().close()
+
+    def is_closed(self) -> bool:
+        return self._process != os.getpid() or super().is_closed()
+
+
+class Tasks:
+    """Coroutines that belong together and can be cancelled together."""
+
+    def __init__(self) -> None:
+        self._futures: set[Future[Any]] = set()
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, _T]], timeout: float) -> _T:
+        """Run ``main()`` on the loop and return its result; the calling thread is blocked until then.
+
+        Args:
+            main: makes the coroutine.
+            timeout: total seconds.
+
+        Raises:
+            TimeoutError: it took longer, and was cancelled.
+            CancelledError: of :mod:`concurrent.futures`, after :meth:`cancel`.
+            Exception: whatever the coroutine raises.
+        """
+
+        async def limited() -> _T:
+            async with asyncio.timeout(timeout):
+                return await main()
+
+        loop = _running()
+        future = asyncio.run_coroutine_threadsafe(limited(), loop)
+        self._futures.add(future)
+        try:
+            # Code that swallows its cancellation, or blocks in a thread, must not keep the worker.
+            return future.result(timeout + _GRACE)
+        finally:
+            future.cancel()  # nothing, unless the wait was interrupted or over
+            self._futures.discard(future)
+
+    def cancel(self) -> None:
+        """Cancel what is under way."""
+        for future in list(self._futures):
+            future.cancel()
+
+    def forget(self) -> None:
+        """Drop what a fork brought along."""
+        self._futures = set()
+
+
+def _running() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _starting:
+        if _loop is None:
+            _loop = _Loop()
+            threading.Thread(target=_loop.run_forever, name="smartbatch-asyncio", daemon=True).start()
+        return _loop
+
+
+def _after_fork_in_child() -> None:
+    global _starting, _loop
+    _starting = threading.Lock()
+    _loop = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,175 @@
+"""All kinds of work items alike: provider requests, callables, agents, an agent for each attempt (E1, E5)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from smartbatch import Answer, BatchingClient, ErrorKind, Message, ProviderError, Request, Usage
+from smartbatch.calls.stack import Call, CallSpec, Outcome
+from smartbatch.clock import VirtualClock
+from smartbatch.events import RequestFinished, RetryScheduled
+from smartbatch.models import evolve
+from smartbatch.providers import Provider
+
+KINDS = ("provider request", "callable", "agent", "agent factory")
+
+PATIENCE = 30.0  # real seconds
+Make = Callable[..., Request]
+
+
+class Scripted(Provider):
+    """Refuses the first call of each request and answers the second."""
+
+    name = "scripted"
+    scope = "scripted"
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+        return _call(request, attempt)
+
+
+@pytest.fixture(params=KINDS)
+def item(request: pytest.FixtureRequest) -> tuple[Scripted, Make]:
+    """A provider, and what makes a request of this kind; its first call fails, its second one answers."""
+    provider = Scripted()
+    if request.param == "provider request":
+        return provider, Request
+    if request.param == "callable":
+        return provider, lambda prompt, **fields: Request(prompt, call=_call, **fields)
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
+    call = _agent() if request.param == "agent" else _agents()
+    return provider, lambda prompt, **fields: Request(prompt, call=call, **fields)
+
+
+def _call(request: Request, attempt: int) -> Answer:
+    if attempt == 0:
+        raise ProviderError("down", kind=ErrorKind.SERVER_ERROR, status=500)
+    return Answer(text=f"re: {request.prompt}", usage=Usage(7, 3))
+
+
+def _model(fail: bool | None = None) -> Any:
+    """A model of functions: it fails as told, or with the first request of each prompt."""
+    from pydantic_ai import ModelHTTPError
+    from pydantic_ai.messages import ModelResponse, TextPart
+    from pydantic_ai.models.function import FunctionModel
+    from pydantic_ai.usage import RequestUsage
+
+    seen: set[str] = set()
+
+    def answer(messages: list[Any], _: Any) -> ModelResponse:
+        prompt = messages[-1].parts[-1].content
+        failing = prompt not in seen if fail is None else fail
+        seen.add(prompt)
+        if failing:
+            raise ModelHTTPError(500, "function")
+        return ModelResponse([TextPart(f"re: {prompt}")], usage=RequestUsage(input_tokens=7, output_tokens=3))
+
+    return FunctionModel(answer)
+
+
+def _agent() -> Callable[[Request, int], Answer]:
+    from pydantic_ai import Agent
+
+    from smartbatch.integrations.pydantic_ai import agent_call
+
+    return agent_call(Agent(_model()))
+
+
+def _agents() -> Callable[[Request, int], Answer]:
+    from pydantic_ai import Agent
+
+    from smartbatch.integrations.pydantic_ai import agent_factory_call
+
+    return agent_factory_call(lambda request, attempt: Agent(_model(attempt == 0)))
+
+
+@pytest.fixture
+def seen() -> dict[str, list[Any]]:
+    """What middleware, post-processor and observer were shown."""
+    return {"middleware": [], "post": [], "events": []}
+
+
+@pytest.fixture
+def client(
+    item: tuple[Scripted, Make], seen: dict[str, list[Any]], clock: VirtualClock
+) -> Iterator[BatchingClient]:
+    def watch(spec: CallSpec, proceed: Call) -> Sequence[Outcome]:
+        outcomes = proceed(spec)
+        seen["middleware"].append((spec.requests[0].context["row"], spec.attempt, outcomes[0]))
+        return outcomes
+
+    def post(result: Any) -> Any:
+        seen["post"].append(result.text)
+        return evolve(result, text=result.text.upper())
+
+    client = BatchingClient(
+        item[0],
+        clock=clock,
+        rng=random.Random(1),
+        middleware=[watch],
+        post_process=post,
+        observers=[seen["events"].append],
+        parallelism=4,
+    )
+    with client:
+        yield client
+
+
+def test_context_hooks_and_books_are_the_same_for_every_kind(
+    item: tuple[Scripted, Make], client: BatchingClient, seen: dict[str, list[Any]]
+) -> None:
+    """Eight items fail once and are answered then; whoever watches sees the same, whatever makes the call."""
+    _, make = item
+    contexts = [{"row": row} for row in range(8)]
+    futures = [client.submit(make(f"question {row}", context=contexts[row])) for row in range(8)]
+    results = [future.result(PATIENCE) for future in futures]
+    assert [result.text for result in results] == [f"RE: QUESTION {row}" for row in range(8)]
+    assert all(result.context is context for result, context in zip(results, contexts, strict=True))
+    assert {result.attempts for result in results} == {2}
+    assert {result.usage for result in results} == {Usage(7, 3)}
+    assert sorted(seen["post"]) == [f"re: question {row}" for row in range(8)]
+    calls = sorted(seen["middleware"], key=lambda call: call[:2])
+    assert [call[:2] for call in calls] == [(row, attempt) for row in range(8) for attempt in (0, 1)]
+    assert {call[2].kind for call in calls[::2]} == {ErrorKind.SERVER_ERROR}
+    assert {type(call[2]) for call in calls[1::2]} == {Answer}
+    ended = [event for event in seen["events"] if isinstance(event, RequestFinished)]
+    again = [event for event in seen["events"] if isinstance(event, RetryScheduled)]
+    assert (len(ended), len(again), {event.ok for event in ended}) == (8, 8, {True})
+    books = client.books
+    assert (books.submitted, books.succeeded, books.failed) == (8, 8, 0)
+
+
+def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Callable[..., Any]) -> None:
+    """Agents get the last message as their prompt and those before it as the history."""
+    pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelResponse, TextPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from smartbatch.integrations.pydantic_ai import agent_call
+
+    heard: list[tuple[str, str]] = []
+
+    def listen(messages: list[Any], info: Any) -> ModelResponse:
+        heard.extend((part.part_kind, part.content) for message in messages for part in message.parts)
+        heard.append(("instructions", messages[-1].instructions))
+        return ModelResponse([TextPart("fine")])
+
+    client = client_of(agent_call(Agent(FunctionModel(listen), instructions="Be brief.")))
+    talk = [
+        Message("system", "You are a clerk."),
+        Message("user", "Hello"),
+        Message("assistant", "Good day"),
+        {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
+    ]
+    assert client.submit(talk, system="In French.").result(PATIENCE).text == "fine"
+    assert heard == [
+        ("system-prompt", "You are a clerk."),
+        ("user-prompt", "Hello"),
+        ("text", "Good day"),
+        ("user-prompt", "And now?"),
+        ("instructions", "Be brief.\n\nIn French."),
+    ]
