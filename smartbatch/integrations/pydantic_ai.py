@@ -26,7 +26,7 @@ try:
     from pydantic_ai.usage import RunUsage
 except ImportError as _error:
     raise ImportError(
-        "smartbatch.integrations.pydantic_ai needs pydantic-ai: pip install 'smartbatch-llm[pydantic-ai]'"
+        "smartbatch.integrations.pydantic_ai needs the extra: pip install 'smartbatch-llm[pydantic-ai]'"
     ) from _error
 
 from smartbatch.integrations.pydantic_ai_errors import is_foreign, meaning
