@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from attrs import evolve, fields_dict
+from attrs import evolve
 
 from smartbatch.calls.stack import Middleware
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core import admission, tokens
+from smartbatch.core import admission
 from smartbatch.core.budget import Budget
 from smartbatch.core.classify import Classifier, Classifiers
-from smartbatch.core.fingerprint import fingerprint
-from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, WrongProcess
-from smartbatch.events import ClientStarted, ClientStopped, Event, Observer
+from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
+from smartbatch.events import (
+    ClientStarted,
+    ClientStopped,
+    Event,
+    Observer,
+    RequestFinished,
+    RequestSubmitted,
+)
+from smartbatch.intake import GENERATION, Intake, Preprocess, generation, open_model, with_settings
 from smartbatch.lists import ResultList, Stream
-from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
-from smartbatch.providers import create as create_provider
 from smartbatch.providers.base import Provider
 from smartbatch.runtime import lifecycle
 from smartbatch.runtime.engine import Engine
@@ -39,11 +43,6 @@ from smartbatch.runtime.ticket import ResultFuture
 from smartbatch.wiring import Lanes
 
 __all__ = ["BatchingClient", "Preprocess"]
-
-Preprocess = Callable[[Request], "Request | Answer | str | None"]
-"""A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
-
-_GENERATION = frozenset(fields_dict(Generation))
 
 
 class BatchingClient:
@@ -96,25 +95,25 @@ class BatchingClient:
         rng: random.Random | None = None,
         **params: Any,
     ) -> None:
-        settings = {name: params.pop(name) for name in list(params) if name not in _GENERATION}
+        settings = {name: params.pop(name) for name in list(params) if name not in GENERATION}
         if config is None:
             config = BatchingConfig.load(**settings)
         elif settings:
-            config = _with_settings(config, settings)
+            config = with_settings(config, settings)
         self.config = config
         self._clock: Clock = clock or RealClock()
         self._given_rng = rng
-        self._defaults = _generation(Generation(), params)
-        self._preprocess = tuple(preprocess)
+        self._defaults = generation(Generation(), params)
         self._post_process = post_process
         self._classifiers = Classifiers(classifiers)
         self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
         self._providers: dict[str, Provider] = {}
         self._stopped = False
         self._middleware = tuple(middleware)
+        self._provider, self.model = self._open(model, provider, provider_options)
+        self._second = None if config.fallback_model is None else self._open(config.fallback_model)
+        self._intake = Intake(self._provider, self.model, config, self._clock, self._defaults, preprocess)
         self._new_process()
-        self._provider, self.model = self._open_model(model, provider, provider_options)
-        self._second = None if config.fallback_model is None else self._open_model(config.fallback_model)
         trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
         for usable in filter(None, ((self._provider, self.model), self._second)):
             trial.of(*usable)
@@ -358,104 +357,77 @@ class BatchingClient:
     def _submit(
         self, request: Request, sink: Callable[[Result], None] | None, stream: ChunkBox | None = None
     ) -> ResultFuture:
-        for hook in self._preprocess:
-            verdict = hook(request)
-            if isinstance(verdict, Answer | str):
-                return self._local(request, verdict, sink, stream)
-            if verdict is not None:
-                request = admission.normalise(verdict, self._defaults)
-        self._check(request)
+        intake = self._intake
+        prepared = intake.preprocessed(request)
+        if isinstance(prepared, Answer):
+            return self._settled(request, intake.settled(request, prepared, Route.LOCAL), sink, stream)
+        intake.check(prepared)
+        key = None if stream is not None else intake.fingerprint(prepared)
+        known = intake.recalled(prepared, key)
+        if known is not None:
+            if self._post_process is not None:
+                known = self._post_process(known) or known
+            return self._settled(prepared, known, sink, stream)
         engine = self._running()
-        lane = engine.lane_of(self._provider, self.model, request.embedding)
+        lane = engine.lane_of(self._provider, self.model, prepared.embedding)
         if stream is None:
-            lane = lane.home_of(request, self._clock.now())
-        if request.timeout is None and self.config.request_timeout is not None:
-            request = evolve(request, timeout=self.config.request_timeout)
-        estimated = tokens.estimate_request(request)
-        prompt_tokens = lane.calibration.input(estimated)
-        output_tokens = 0 if request.embedding else lane.calibration.output(request.params.max_tokens)
+            lane = lane.home_of(prepared, self._clock.now())
+        estimates, reserve = intake.demand(lane, prepared)
         return engine.submit(
-            request,
-            request.id if request.id is not None else self._next_id(),
+            prepared,
+            intake.id_of(prepared),
             lane,
-            fingerprint=None if stream is not None else self._fingerprint(request),
-            tokens=(estimated, prompt_tokens + output_tokens),
-            reserve=self._most_it_costs(lane, request, prompt_tokens, output_tokens),
+            fingerprint=key if self.config.deduplicate else None,
+            keep=key if intake.cache is not None else None,
+            tokens=estimates,
+            reserve=reserve,
             sink=sink,
             stream=stream,
         )
 
-    def _check(self, request: Request) -> None:
-        """Refuse what the provider cannot do, before the request is queued."""
-        if request.embedding is not None and not self._provider.capabilities.max_texts:
-            raise InvalidRequest(f"{self._provider.name} has no embeddings", field="embedding")
-        self._provider.check(request, model=self.model)
-
-    def _next_id(self) -> str:
-        """Return an id that no other client and process has. No generator: Ctrl-C inside one would end it."""
-        return f"{self._id_prefix}{next(self._numbers)}"
-
-    def _fingerprint(self, request: Request) -> bytes | None:
-        if not (self.config.deduplicate and request.deduplicate) or request.call is not None:
-            return None
-        return fingerprint(request, self.model, self._provider.scope)
-
-    def _most_it_costs(self, lane: Lane, request: Request, prompt_tokens: int, output_tokens: int) -> float:
-        """The USD to reserve. Without a budget nothing depends on it, so nothing is computed."""
-        if self.config.budget is None or lane.rates is None or request.call is not None:
-            return 0.0
-        output = request.params.max_tokens or 2 * output_tokens
-        return lane.rates.cost(Usage(prompt_tokens, output))
-
-    def _local(
+    def _settled(
         self,
         request: Request,
-        answer: Answer | str,
+        result: Result,
         sink: Callable[[Result], None] | None,
         stream: ChunkBox | None,
     ) -> ResultFuture:
-        """Settle a request that a hook answered: no queue, no call, no cost."""
-        if isinstance(answer, str):
-            answer = Answer(answer)
-        result = Result(
-            request_id=request.id if request.id is not None else self._next_id(),
-            text=answer.text,
-            parsed=answer.value,
-            cost=0.0,
-            route=Route.LOCAL,
-            finish_reason=answer.finish_reason,
-            time_to_first_chunk=None if stream is None else 0.0,
-            model=f"{self._provider.name}:{self.model}",
-            context=request.context,
-        )
-        future = ResultFuture(self._running().callbacks.run_later, lambda _: None)
+        """Settle a request that needs no call: no queue, no cost, but counted like any other."""
+        engine, now = self._running(), self._clock.now()
+        if stream is not None:
+            result = evolve(result, time_to_first_chunk=0.0)
+        future = ResultFuture(engine.callbacks.run_later, lambda _: None)
         future.set_running_or_notify_cancel()
+        label = f"{self._provider.name}:{self.model}"
+        self._tell(RequestSubmitted(now, result.request_id, request.priority, label, False))
         future.settle(result)
         if sink is not None:
             sink(result)
+        self._tell(
+            RequestFinished(
+                at=now,
+                request_id=result.request_id,
+                priority=request.priority,
+                model=label,
+                ok=True,
+                cancelled=False,
+                error=None,
+                attempts=0,
+                queued=0.0,
+                seconds=0.0,
+                usage=result.usage,
+                cost=result.cost,
+                route=result.route,
+                deduplicated=False,
+            )
+        )
         return future
 
     def _stream(
         self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
     ) -> Iterator[Result]:
-        generation = {name: value for name, value in params.items() if name in _GENERATION}
-        defaults = _generation(self._defaults, generation) if generation else self._defaults
-        others = {name: value for name, value in params.items() if name not in _GENERATION}
-
-        def check(row: int, prompt: Prompt) -> Request:
-            return admission.normalise(prompt, defaults, row=row, **others)
-
-        requests: Iterable[Request]
-        if isinstance(prompts, str | Mapping):
-            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
-        if isinstance(prompts, Sequence):
-            requests = [check(row, prompt) for row, prompt in enumerate(prompts)]
-            for request in requests:
-                self._check(request)
-        else:
-            requests = (check(row, prompt) for row, prompt in enumerate(prompts))
         return Stream(
-            requests,
+            self._intake.requests(prompts, params),
             self._submit,
             self._clock,
             ahead=self.config.queue_capacity,
@@ -501,6 +473,7 @@ class BatchingClient:
             report=self._callback_raised,
             fallback=lambda lane: self._fallback(engine, lane),
             post_process=self._post_process,
+            keep=None if self._intake.cache is None else self._intake.cache.put,
         )
         # Lanes belong to one engine: another one may still be stopping, under a lock of its own.
         engine.lane_of = self._new_lanes(lambda lane: self._attach(lane, engine)).of
@@ -518,6 +491,8 @@ class BatchingClient:
             now=self._clock.now(),
             wake=engine.dispatcher.wake,
         )
+        if engine.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
+            lane.quota.detach(engine.queue, self._clock.now())
 
     def _stop(self, timeout: float | None, reason: str) -> None:
         with self._starting:
@@ -575,32 +550,17 @@ class BatchingClient:
         self._rng = self._given_rng or random.Random()
         self._starting = threading.Lock()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
-        self._id_prefix = f"req-{uuid.uuid4().hex[:8]}-"
-        self._numbers = itertools.count(1)
+        self._intake.renew()
 
-    def _open_model(
+    def _open(
         self,
         model: str | Provider | Callable[[Request, int], Any],
         provider: Provider | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[Provider, str]:
-        if options and (provider is not None or not isinstance(model, str)):
-            raise ConfigError("provider_options are for a provider named by prefix; this one is made already")
-        if isinstance(model, str) and provider is None:
-            provider, name = create_provider(model, clock=self._clock, options=options)
-        elif isinstance(model, str) and provider is not None:
-            name = model
-        elif isinstance(model, Provider):
-            provider, name = model, "default"
-        elif callable(model):
-            from smartbatch.providers.callable import CallableProvider
-
-            provider, name = CallableProvider(model), getattr(model, "__name__", "callable")
-        else:
-            raise ConfigError(f"model must be a text, a provider or a callable, not {type(model).__name__}")
-        assert provider is not None
-        self._providers[f"{provider.name}:{name}"] = provider
-        return provider, name
+        opened, name = open_model(model, provider, options, self._clock)
+        self._providers[f"{opened.name}:{name}"] = opened
+        return opened, name
 
     def _fallback(self, engine: Engine, lane: Lane) -> Lane | None:
         """Return the lane of the fallback model; called under the monitor."""
@@ -628,17 +588,3 @@ def _quiet(what: str, **fields: str) -> None:
     log = logs.get_logger()
     if log is not None:
         log.warning(what, **fields)
-
-
-def _with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:
-    unknown = settings.keys() - fields_dict(BatchingConfig).keys()
-    if unknown:
-        return BatchingConfig.load(environ={}, **settings)  # raises, and suggests the nearest name
-    return evolve(config, **settings)
-
-
-def _generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
-    """Return checked generation parameters: ``params`` over ``defaults``."""
-    if not params:
-        return admission.admit_defaults(defaults)
-    return admission.admit_defaults(evolve(defaults, **params))

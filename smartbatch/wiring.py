@@ -84,8 +84,8 @@ class Lanes:
                 if embedding is None and self._packs(provider):
                     lane.packed = self._build(provider, model, None, packed=True)
                     self._opened(lane.packed)
-                self._lanes[key] = lane
                 self._opened(lane)
+                self._lanes[key] = lane  # last: nobody, and no Ctrl-C, may leave a lane here that nobody serves
         return lane
 
     def _packs(self, provider: Provider) -> bool:

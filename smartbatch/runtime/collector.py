@@ -56,11 +56,13 @@ class Collector:
         self._router = router
         self._new_id = new_id
         self._fallback = fallback
+        self._moved = False  # to a lane that may have had its turn in this look
 
     def take_locked(self, now: float, aftermath: Aftermath) -> Flight | float:
         """Return the next flight with its permit taken, or when to ask again."""
         queue = self._queue
         wake = math.inf
+        self._moved = False
         lanes = queue.lanes
         if len(lanes) > 1:
             lanes = [lane for _, _, lane in sorted(_by_head(lanes), key=itemgetter(0, 1))]
@@ -80,7 +82,7 @@ class Collector:
                     break
             if lane.held:
                 wake = min(wake, lane.retry_budget.look(now))
-        return wake
+        return now if self._moved else wake
 
     def expire_locked(self, now: float, aftermath: Aftermath) -> float:
         """Fail what has run out of its own time; return when the next one does."""
@@ -187,6 +189,7 @@ class Collector:
                 lane.pop()
                 head.lane = other
                 other.put(head, head.due, now)
+                self._moved = True
                 return True
         too_long = now - lane.open_since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):

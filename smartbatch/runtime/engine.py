@@ -17,7 +17,7 @@ from smartbatch.core.budget import Budget
 from smartbatch.core.retry import RetryPolicy
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.models import Embedding, Request, Result
+from smartbatch.models import Answer, Embedding, Request, Result
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.callbacks import CallbackThread
@@ -50,7 +50,7 @@ class Engine:
         tell: tells an event to all observers; never raises.
         report: told what a user's callback raised.
         fallback: see :class:`~smartbatch.runtime.collector.Collector`.
-        post_process: see :class:`~smartbatch.runtime.router.ResponseRouter`.
+        post_process, keep: see :class:`~smartbatch.runtime.router.ResponseRouter`.
     """
 
     lane_of: Callable[[Provider, str, Embedding | None], Lane]
@@ -66,6 +66,7 @@ class Engine:
         report: Callable[[BaseException], None],
         fallback: Callable[[Lane], Lane | None],
         post_process: PostProcess | None,
+        keep: Callable[[bytes, Answer], object] | None,
     ) -> None:
         self._clock = clock
         self._tell = tell
@@ -90,6 +91,7 @@ class Engine:
             policy,
             patience=config.outage_patience,
             post_process=post_process,
+            keep=keep,
             rng=rng,
             validation_retries=config.validation_retries,
         )
@@ -121,6 +123,7 @@ class Engine:
         lane: Lane,
         *,
         fingerprint: bytes | None,
+        keep: bytes | None = None,
         tokens: tuple[int, int],
         reserve: float,
         sink: Callable[[Result], None] | None = None,
@@ -130,6 +133,7 @@ class Engine:
 
         Args:
             fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
+            keep: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
             tokens: estimated input tokens, and input and output together.
             reserve: most it can cost, USD.
             sink: gets the result as well, before anybody who waits for the future runs on.
@@ -144,6 +148,7 @@ class Engine:
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
         claim = Claim(request, request_id, future, now, deadline, sink)
         ticket = Ticket(request, lane, claim, fingerprint, stream)
+        ticket.keep = keep
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim
@@ -153,7 +158,7 @@ class Engine:
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
-                if not joined or claim.deadline is not None:
+                if not claim.running or claim.deadline is not None:  # one that joined may be more urgent
                     self.dispatcher.wake_locked()
                 if claim.deadline is not None:
                     self.dispatcher.wake_before_locked(claim.deadline)
@@ -257,6 +262,7 @@ class Engine:
             first = ticket is not None and self.queue.cancelled_locked(ticket, claim)
             if ticket is not None and first:
                 aftermath.cancelled(ticket, claim, self._clock.now())
+                self.dispatcher.wake_locked()  # it may have been what the others waited behind
         aftermath.perform(self._tell)
         if first and claim.sink is not None:
             claim.sink(_cancelled_result(claim))
@@ -273,6 +279,7 @@ class Engine:
                 error = _cancelled_result(claim).error
                 assert error is not None
                 self.router.fail_locked(ticket, error, self._clock.now(), aftermath)
+                self.dispatcher.wake_locked()
         aftermath.perform(self._tell)
 
     def _fail_the_rest(self, error: SmartbatchError) -> int:

@@ -46,7 +46,7 @@ class SharedQuota:
             max_rpm: requests a minute, or ``None``.
             max_tpm: tokens a minute, or ``None``.
             now: monotonic seconds.
-            wake: called, without any lock, when a call of another owner ends.
+            wake: called, without any lock, when a call of another owner ends, or another owner leaves.
         """
         with self.lock:
             self._limits[owner] = (max_rpm, max_tpm)
@@ -54,19 +54,24 @@ class SharedQuota:
             self._configure_locked(now)
 
     def detach(self, owner: object, now: float) -> None:
-        """Forget ``owner``; its limits no longer count, what it used still does."""
+        """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
         with self.lock:
             self._wakers.pop(owner, None)
             if self._limits.pop(owner, None) is not None and self._limits:
                 self._configure_locked(now)
+        self.wake_others(owner)
 
     def wake_others(self, owner: object) -> None:
-        """Tell the other clients that a call has ended. No lock may be held."""
-        if len(self._wakers) > 1:
-            with self.lock:
-                wakers = [wake for other, wake in self._wakers.items() if other is not owner]
-            for wake in wakers:
-                wake()
+        """Tell the other clients that a call has ended, also one of an owner that has left since.
+
+        No lock may be held.
+        """
+        if len(self._wakers) == 1 and owner in self._wakers:  # as mostly: there are no others
+            return
+        with self.lock:
+            wakers = [wake for other, wake in self._wakers.items() if other is not owner]
+        for wake in wakers:
+            wake()
 
     def _configure_locked(self, now: float) -> None:
         rpms = [rpm for rpm, _ in self._limits.values() if rpm is not None]
