@@ -13,6 +13,9 @@ from typing import Any
 from smartbatch.events import RequestFinished
 
 
+signal.signal(signal.SIGUSR1, lambda *_: None)
+
+
 def say(text: str) -> None:
     """Write at once and whole, so that nothing is lost however the process ends."""
     os.write(1, f"{text}\n".encode())
@@ -71,16 +74,22 @@ class Interrupted:
 
 def when_main_waits(then: Callable[[], object], inside: str = "") -> None:
     """Call ``then`` once the main thread waits for another thread, in a call named ``inside`` if given."""
-    main = threading.main_thread().ident
+    main: Any = threading.main_thread().ident
     while True:
-        frame: Any = sys._current_frames()[main]  # type: ignore[index]
-        if frame.f_code.co_name == "wait":
+        frame: Any = sys._current_frames().get(main)
+        top = frame
+        if frame is not None and frame.f_code.co_name == "wait" and frame.f_globals is vars(threading):
             while frame is not None and inside and frame.f_code.co_name != inside:
                 frame = frame.f_back
             if frame is not None:
                 break
         os.sched_yield()
     then()
+    # A signal that comes just before a wait begins is only heeded after it: a second one, without a
+    # meaning, ends the wait.
+    while sys._current_frames().get(main) is top:
+        signal.pthread_kill(main, signal.SIGUSR1)
+        os.sched_yield()
 
 
 def deaf_server() -> tuple[str, Callable[[], object]]:
