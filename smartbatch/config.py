@@ -124,6 +124,13 @@ class BatchingConfig:
         False, "bool", "Several prompts share a call, packed into one; see the risks in the documentation."
     )
     deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
+    cache: str | None = setting(
+        None, "text", "File that keeps answers, so that the same request is not paid again.", optional=True
+    )
+    cache_ttl: float = setting(7 * DAY, "float", "How long a kept answer counts.", 1, 3650 * DAY, unit="s")
+    cache_max_bytes: int = setting(
+        2**30, "int", "Size of the kept answers; the oldest go first.", 2**16, 2**44
+    )
     batching_strategy: Literal["auto", "individual"] = setting(
         "auto", "choice", "How the way of a request is chosen.", choices=("auto", "individual")
     )

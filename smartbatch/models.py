@@ -58,6 +58,8 @@ class Route(enum.Enum):
     SHARED = "shared"
     LOCAL = "local"
     """Answered by a preprocessing hook, without a call."""
+    CACHED = "cached"
+    """Answered from the cache, without a call."""
 
 
 class Strategy(enum.Enum):

@@ -46,9 +46,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     "observe": NOUNS | {"clock", "_version"},
     # the front door and what stands in it
     "lists": NOUNS | {"clock", "runtime"},
+    "cache": frozenset({"errors", "models"}),  # answers kept in a file
+    "intake": NOUNS
+    | {"cache", "clock", "config", "core", "providers", "runtime", "schemas"},  # before the queue
     "wiring": NOUNS | {"calls", "clock", "config", "core", "prices", "providers", "runtime"},
     "client": NOUNS
     | {
+        "intake",
         "calls",
         "clock",
         "config",

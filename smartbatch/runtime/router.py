@@ -63,6 +63,7 @@ class ResponseRouter:
         *,
         patience: float,
         post_process: PostProcess | None,
+        keep: Callable[[bytes, Answer], object] | None = None,
         rng: random.Random,
         validation_retries: int = 0,
     ) -> None:
@@ -71,6 +72,7 @@ class ResponseRouter:
         self._policy = policy
         self._patience = patience
         self._post_process = post_process
+        self._keep = keep
         self._validation = Validation(validation_retries)
         self._rng = rng
 
@@ -95,6 +97,8 @@ class ResponseRouter:
                 result = answered(ticket, outcome, seconds=seconds, parsed=None, route=route)
                 results.append(evolve(result, error=verdict))
                 continue
+            if self._keep is not None and ticket.keep is not None:
+                self._keep(ticket.keep, outcome)
             result = answered(ticket, outcome, seconds=seconds, parsed=verdict.value, route=route)
             results.append(result if self._post_process is None else self._processed(result))
         return results

@@ -192,6 +192,7 @@ class Ticket:
         "fingerprint",
         "group",
         "input_estimate",
+        "keep",
         "key",
         "lane",
         "last_error",
@@ -244,6 +245,7 @@ class Ticket:
         self.tally = Tally()
         self.usage = Usage()
         self.cost: float | None = 0.0
+        self.keep: bytes | None = None
         self.input_estimate = 0
         self.estimate = 0
         self.reserve = 0.0

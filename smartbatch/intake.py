@@ -1,0 +1,208 @@
+"""What a client does with a prompt before it is queued: hooks, checks, the cache, and what it will take."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import evolve, fields_dict
+
+from smartbatch.cache import ResponseCache
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core import admission, tokens
+from smartbatch.core.fingerprint import fingerprint
+from smartbatch.core.structured import Check, Parsed
+from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.providers import create as create_provider
+from smartbatch.providers.base import Provider
+from smartbatch.runtime.lane import Lane
+from smartbatch.schemas import schema_of
+
+__all__ = ["GENERATION", "Intake", "Preprocess", "generation", "open_model", "with_settings"]
+
+Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
+"""A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
+
+GENERATION = frozenset(fields_dict(Generation))
+"""Names of the parameters that are about generating and not about the request."""
+
+
+class Intake:
+    """Turns what callers pass into checked requests, and answers what needs no call.
+
+    Args:
+        defaults: the client's generation parameters, checked.
+        preprocess: hooks, in order.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        model: str,
+        config: BatchingConfig,
+        clock: Clock,
+        defaults: Generation,
+        preprocess: Sequence[Preprocess],
+    ) -> None:
+        self._provider = provider
+        self._model = model
+        self._config = config
+        self._defaults = defaults
+        self._hooks = tuple(preprocess)
+        self.cache = (
+            None
+            if config.cache is None
+            else ResponseCache(
+                config.cache, ttl=config.cache_ttl, max_bytes=config.cache_max_bytes, wall=clock.wall
+            )
+        )
+        self.renew()
+
+    def renew(self) -> None:
+        """Take ids of its own, in a new process; no generator: Ctrl-C inside one would end it."""
+        self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
+        self._numbers = itertools.count(1)
+        if self.cache is not None:
+            self.cache.abandon()
+
+    def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
+        """Return the checked requests of a list, at once for a sequence and lazily for anything else.
+
+        Raises:
+            InvalidRequest: names the row.
+        """
+        if isinstance(prompts, str | Mapping):
+            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
+        own = {name: value for name, value in params.items() if name in GENERATION}
+        defaults = generation(self._defaults, own) if own else self._defaults
+        others = {name: value for name, value in params.items() if name not in GENERATION}
+
+        def checked() -> Iterator[Request]:
+            for row, prompt in enumerate(prompts):
+                yield admission.normalise(prompt, defaults, row=row, **others)
+
+        if not isinstance(prompts, Sequence):
+            return checked()
+        requests = list(checked())
+        for request in requests:
+            self.check(request)
+        return requests
+
+    def preprocessed(self, request: Request) -> Request | Answer:
+        """Run the hooks; an answer ends the request without a call."""
+        for hook in self._hooks:
+            verdict = hook(request)
+            if isinstance(verdict, str):
+                return Answer(verdict)
+            if isinstance(verdict, Answer):
+                return verdict
+            if verdict is not None:
+                request = admission.normalise(verdict, self._defaults)
+        if request.timeout is None and self._config.request_timeout is not None:
+            request = evolve(request, timeout=self._config.request_timeout)
+        return request
+
+    def check(self, request: Request) -> None:
+        """Refuse what the provider cannot do, before the request is queued."""
+        if request.embedding is not None and not self._provider.capabilities.max_texts:
+            raise InvalidRequest(f"{self._provider.name} has no embeddings", field="embedding")
+        self._provider.check(request, model=self._model)
+
+    def id_of(self, request: Request) -> str:
+        """The request's own id, or one that no other client and process has."""
+        return request.id if request.id is not None else f"{self._prefix}{next(self._numbers)}"
+
+    def fingerprint(self, request: Request) -> bytes | None:
+        """What requests that may share one answer have in common; ``None`` for one that must not."""
+        if not request.deduplicate or request.call is not None:
+            return None
+        if not self._config.deduplicate and self.cache is None:
+            return None
+        return fingerprint(request, self._model, self._provider.scope)
+
+    def demand(self, lane: Lane, request: Request) -> tuple[tuple[int, int], float]:
+        """Return estimated input tokens, input and output together, and the most the request can cost in USD.
+
+        Without a budget nothing depends on the cost, so it is not computed.
+        """
+        estimated = tokens.estimate_request(request)
+        prompt = lane.calibration.input(estimated)
+        output = 0 if request.embedding else lane.calibration.output(request.params.max_tokens)
+        reserve = 0.0
+        if self._config.budget is not None and lane.rates is not None and request.call is None:
+            most = 0 if request.embedding else request.params.max_tokens or 2 * output
+            reserve = lane.rates.cost(Usage(prompt, most))
+        return (estimated, prompt + output), reserve
+
+    def recalled(self, request: Request, key: bytes | None) -> Result | None:
+        """Return the result the cache has for ``request``, if it has one that fits its schema."""
+        answer = None if self.cache is None or key is None else self.cache.get(key)
+        if answer is None:
+            return None
+        parsed: Any = None
+        if request.params.schema is not None:
+            verdict = Check(*schema_of(request.params.schema)).verdict(answer.text, answer.finish_reason)
+            if not isinstance(verdict, Parsed):
+                return None
+            parsed = verdict.value
+        return self.settled(request, evolve(answer, value=parsed), Route.CACHED)
+
+    def settled(self, request: Request, answer: Answer, route: Route) -> Result:
+        """Return the result of a request that took no call and cost nothing."""
+        return Result(
+            request_id=self.id_of(request),
+            text=answer.text,
+            parsed=answer.value,
+            embedding=answer.embedding,
+            cost=0.0,
+            route=route,
+            finish_reason=answer.finish_reason,
+            model=f"{self._provider.name}:{self._model}",
+            context=request.context,
+        )
+
+
+def open_model(
+    model: str | Provider | Callable[[Request, int], Any],
+    provider: Provider | None,
+    options: Mapping[str, Any] | None,
+    clock: Clock,
+) -> tuple[Provider, str]:
+    """Return the provider that ``model`` stands for, and the model's name as the provider knows it.
+
+    Raises:
+        ConfigError: for an unknown prefix, a missing key, or options that go nowhere.
+    """
+    if options and (provider is not None or not isinstance(model, str)):
+        raise ConfigError("provider_options are for a provider named by prefix; this one is made already")
+    if isinstance(model, str):
+        if provider is not None:
+            return provider, model
+        return create_provider(model, clock=clock, options=options)
+    if isinstance(model, Provider):
+        return model, "default"
+    if callable(model):
+        from smartbatch.providers.callable import CallableProvider
+
+        return CallableProvider(model), getattr(model, "__name__", "callable")
+    raise ConfigError(f"model must be a text, a provider or a callable, not {type(model).__name__}")
+
+
+def with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:
+    """Return ``config`` with ``settings`` over it.
+
+    Raises:
+        ConfigError: for an unknown name (the nearest is suggested) or a value out of its range.
+    """
+    if settings.keys() - fields_dict(BatchingConfig).keys():
+        return BatchingConfig.load(environ={}, **settings)  # raises
+    return evolve(config, **settings)
+
+
+def generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
+    """Return checked generation parameters: ``params`` over ``defaults``."""
+    return admission.admit_defaults(evolve(defaults, **params) if params else defaults)
