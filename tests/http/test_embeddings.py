@@ -128,3 +128,27 @@ def test_bad_wishes_are_refused_before_anything_is_sent(
         client.submit_embedding("a text", **arguments)  # type: ignore[arg-type]
     assert caught.value.field == field
     assert emu.ledger.received == 0
+
+
+def test_a_call_carries_no_more_tokens_than_the_provider_takes(emu: Emulator, client: BatchingClient) -> None:
+    """60 texts of 7,000 tokens are more than the 300,000 of a call: they are split before they are sent."""
+    texts = [f"{number} " + "word" * 7_000 for number in range(60)]
+    results = client.embed(texts, dimensions=8)
+    assert results.failed == 0
+    assert {call.status for call in emu.ledger.calls} == {200}
+    assert emu.ledger.received >= 2
+
+
+def test_vectors_are_a_matrix_where_numpy_is_installed(client: BatchingClient) -> None:
+    """32-bit floats, a row a text, exactly the numbers of the wire."""
+    numpy = pytest.importorskip("numpy")
+    texts = ["one", "two", "three"]
+    vectors = client.embed(texts, dimensions=16).vectors
+    assert (vectors.shape, vectors.dtype) == ((3, 16), numpy.float32)
+    assert [list(row) for row in vectors] == [list(vector_for(text, MODEL, 16)) for text in texts]
+
+
+def test_vectors_are_a_list_where_one_is_missing(client: BatchingClient) -> None:
+    """A failed text has ``None`` in its place, so positions stay those of the texts."""
+    vectors = client.embed(["one", "too long " * 8_000, "three"], dimensions=8).vectors
+    assert [vector is None for vector in vectors] == [False, True, False]
