@@ -25,7 +25,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.models import Embedding
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
-from smartbatch.runtime.lane import Lane
+from smartbatch.runtime.lane import Lane, Standing
 from smartbatch.runtime.quotas import shared_quota
 
 __all__ = ["Lanes"]
@@ -36,6 +36,7 @@ class _Health:
     """What all lanes of one provider and model share."""
 
     breaker: CircuitBreaker
+    standing: Standing
     retry_budget: RetryBudget
     rates: RateCard | None
 
@@ -85,7 +86,7 @@ class Lanes:
                     lane.packed = self._build(provider, model, None, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
-                self._lanes[key] = lane  # last: nobody, and no Ctrl-C, may leave a lane here that nobody serves
+                self._lanes[key] = lane  # last, so that no Ctrl-C can leave a lane here that nobody serves
         return lane
 
     def _packs(self, provider: Provider) -> bool:
@@ -118,6 +119,7 @@ class Lanes:
                 )
             ),
             breaker=health.breaker,
+            standing=health.standing,
             retry_budget=health.retry_budget,
             quota=shared_quota(provider.scope, model),
             rates=health.rates,
@@ -144,6 +146,7 @@ class Lanes:
                 max_pause=config.breaker_max_pause,
                 probes=config.breaker_probes,
             ),
+            Standing(),
             RetryBudget(),
             self._rates(provider, model),
         )

@@ -118,7 +118,7 @@ class Collector:
         permit = self._gates.admit(lane, demand, now)
         if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
             aftermath.events.append(PackingChanged(now, lane.label, True, reason))
-        if lane.open_since is not None:
+        if lane.standing.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, now, aftermath)
         if not isinstance(permit, Permit):
@@ -181,7 +181,8 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, aftermath)
             return True
-        if lane.open_since is None:
+        since = lane.standing.open_since
+        if since is None:
             return False
         if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
             other = self._fallback(lane)
@@ -191,17 +192,16 @@ class Collector:
                 other.put(head, head.due, now)
                 self._moved = True
                 return True
-        too_long = now - lane.open_since > self._config.outage_patience
+        too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
-            reason = f"it has been failing for {now - lane.open_since:.3g} s and the circuit breaker is open"
+            reason = f"it has been failing for {now - since:.3g} s and the circuit breaker is open"
             self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, aftermath)
             return True
         return False
 
     def _patience_ends(self, lane: Lane, at: float) -> float:
-        if lane.open_since is None:
-            return at
-        return min(at, lane.open_since + self._config.outage_patience + 0.001)
+        since = lane.standing.open_since
+        return at if since is None else min(at, since + self._config.outage_patience + 0.001)
 
 
 def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:

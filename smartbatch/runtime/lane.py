@@ -24,11 +24,24 @@ from smartbatch.providers.base import Provider
 from smartbatch.runtime.quotas import SharedQuota
 from smartbatch.runtime.ticket import Ticket, TicketState
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "Standing"]
 
 _sequence = itertools.count(1)
 _FADES = 0.2
 """Weight of the latest call in what a call takes: some five calls are remembered."""
+
+
+@define(eq=False)
+class Standing:
+    """How a provider and model stand, as all their lanes see it; they share the breaker, too.
+
+    Attributes:
+        answered: True once the provider gave any answer at all, an error included.
+        open_since: since when the breaker has not been closed; ``None`` while it is.
+    """
+
+    answered: bool = False
+    open_since: float | None = None
 
 
 @define(eq=False)
@@ -42,14 +55,13 @@ class Lane:
         model: the model's name without prefix.
         label: ``provider:model``, as events and errors name it.
         breaker: of this provider and model.
+        standing: of this provider and model.
         retry_budget: keeps retries few while the provider fails.
         quota: shared by everybody in the process who shares the provider's limits.
         rates: prices, or ``None`` when they are unknown.
         max_tokens: most estimated input tokens of one call.
         in_flight: calls under way.
         call: the provider's call with its layers around it.
-        answered: True once the provider gave any answer at all, an error included.
-        open_since: since when the breaker has not been closed; ``None`` while it is.
         later: tickets between two tries, by the end of their pause.
         company: what must be equal for requests to travel together.
         health: in a lane whose calls are packed prompts, whether packing pays; ``None`` elsewhere.
@@ -62,6 +74,7 @@ class Lane:
     label: str
     accumulator: BatchAccumulator
     breaker: CircuitBreaker
+    standing: Standing
     retry_budget: RetryBudget
     quota: SharedQuota
     rates: RateCard | None
@@ -72,8 +85,6 @@ class Lane:
     health: PackingHealth | None = None
     packed: Lane | None = None
     in_flight: int = 0
-    answered: bool = False
-    open_since: float | None = None
     waiting: int = 0
     later: list[tuple[float, int, Ticket]] = field(factory=list)
     held: list[tuple[float, int, Ticket]] = field(factory=list)
@@ -193,11 +204,12 @@ class Lane:
 
     def _release(self, now: float) -> None:
         """Let a held retry wait for service again, or all of them when the whole lane is in doubt."""
-        while self.held and (self.open_since is not None or self.retry_budget.look(now) <= now):
+        doubted = self.standing.open_since is not None
+        while self.held and (doubted or self.retry_budget.look(now) <= now):
             _, entry, ticket = heapq.heappop(self.held)
             if ticket.entry == entry:
                 self.put(ticket, ticket.due, now)
-                if self.open_since is None:
+                if not doubted:
                     return
 
     def promote(self, now: float) -> float:

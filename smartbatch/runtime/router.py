@@ -224,19 +224,20 @@ class ResponseRouter:
         retry = decide(
             self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
         )
-        too_long = outage and lane.open_since is not None and now - lane.open_since > self._patience
+        standing = lane.standing
+        too_long = outage and standing.open_since is not None and now - standing.open_since > self._patience
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        lane.answered = lane.answered or (stream is not None and stream.begun)
+        standing.answered = standing.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, outcome, now, aftermath)
-            if outcome.kind is ErrorKind.NETWORK_ERROR and not lane.answered:
+            if outcome.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
                 self._stop(lane, outcome, now, aftermath)
             return
         if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.tally.counted > 1)
-        if lane.answered and lane.breaker.state is not BreakerState.CLOSED:
+        if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
@@ -272,7 +273,7 @@ class ResponseRouter:
         if lane.breaker.state is BreakerState.CLOSED:
             return False
         if error.kind is ErrorKind.NETWORK_ERROR:
-            return lane.answered and not error.maybe_billed
+            return lane.standing.answered and not error.maybe_billed
         return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
 
     def _end_permit(
@@ -281,7 +282,7 @@ class ResponseRouter:
         lane = flight.permit.lane
         ending, worst = _ending(outcomes)
         if not isinstance(worst, ProviderError) or worst.status is not None:
-            lane.answered = True
+            lane.standing.answered = True
         usage = _sum_usage(outcomes)
         cost = sum(cost_of(lane, outcome) or 0.0 for outcome in outcomes)
         known = usage is not None
@@ -320,9 +321,9 @@ class ResponseRouter:
             return
         assert isinstance(change, Transition)
         if change.after is BreakerState.CLOSED:
-            lane.open_since = None
-        elif lane.open_since is None:
-            lane.open_since = now
+            lane.standing.open_since = None
+        elif lane.standing.open_since is None:
+            lane.standing.open_since = now
         aftermath.events.append(
             BreakerChanged(
                 now,
