@@ -575,8 +575,8 @@ class BatchingClient:
             try:
                 observer(event)
             except BaseException as error:  # an exit asked for on a worker would only end the worker
-                if isinstance(error, KeyboardInterrupt) and lifecycle.on_main_thread():
-                    raise  # it was not the observer's: the user wants to stop
+                if not isinstance(error, Exception) and lifecycle.on_main_thread():
+                    raise  # a signal's: the user wants to stop, and the observer just happened to run
                 _quiet("observer_raised", event=event.name, error=type(error).__name__)
 
     def _callback_raised(self, error: BaseException) -> None:

@@ -162,7 +162,7 @@ class Engine:
                     self.dispatcher.wake_locked()
                 if claim.deadline is not None:
                     self.dispatcher.wake_before_locked(claim.deadline)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
         self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))

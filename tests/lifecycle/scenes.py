@@ -12,7 +12,6 @@ from typing import Any
 
 from smartbatch.events import RequestFinished
 
-
 signal.signal(signal.SIGUSR1, lambda *_: None)
 
 

@@ -161,36 +161,38 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
     assert ended.code == 0
 
 
-def test_a_storm_of_interrupts_never_leaves_a_lock_behind() -> None:
-    """Interrupts that land anywhere in a submit leave the client working, and it still stops."""
+@pytest.mark.parametrize("landing", ["KeyboardInterrupt", "SystemExit"])
+def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: str) -> None:
+    """Wherever an interrupt lands in a submit, the client works on, and a stop completes what was taken."""
     ended = run_script(
-        """
+        f"""
         import random
         from smartbatch import BatchingClient
+        from smartbatch.events import ClientStopped
         from scenes import echo, say
+        def told(event):
+            if isinstance(event, ClientStopped):
+                say(f"stopped, {{event.failed}} unanswered, {{client.metrics.snapshot().waiting}} waiting")
         dice = random.Random(7)
-        client = BatchingClient(echo, parallelism=4).start()
-        asked = 0
-        def storm():
-            global asked
-            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0002, 0.004))
+        client = BatchingClient(echo, parallelism=4, observers=[told]).start()
+        def storm(n):
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0002, 0.002))
+            k = 0
             while True:
-                asked += 1
-                client.submit(f"p{asked}")
+                k += 1
+                client.submit(f"p{{n}} {{k}}")
         def interrupt(*_):
-            raise KeyboardInterrupt
+            raise {landing}
         signal.signal(signal.SIGALRM, interrupt)
         for n in range(300):
             try:
-                storm()
-            except KeyboardInterrupt:
-                client.cancel_pending()
-                assert client.submit(f"after {n}").result(timeout=15).ok
-        client.stop(timeout=15)
-        say("stopped")
+                storm(n)
+            except {landing}:
+                assert client.submit(f"after {{n}}").result(timeout=20).ok
+        client.stop(timeout=20)
         """,
         guard=60,
     )
     assert ended.err == ""
-    assert ended.lines == ["stopped"]
+    assert ended.lines == ["stopped, 0 unanswered, 0 waiting"]
     assert ended.code == 0
