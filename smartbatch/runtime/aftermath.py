@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from attrs import define, field
@@ -140,7 +141,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         cost=ticket.cost,
         latency=seconds,
         queued=max(0.0, ticket.started - submitted),
-        time_to_first_chunk=seconds if whole else _first_chunk(ticket),
+        time_to_first_chunk=seconds if whole else _first_chunk(ticket, seconds),
         attempts=ticket.attempts,
         route=route,
         finish_reason=answer.finish_reason,
@@ -150,9 +151,9 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
     )
 
 
-def _first_chunk(ticket: Ticket) -> float | None:
+def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
     stream = ticket.stream
-    return stream.first_at - ticket.started if stream is not None and stream.begun else None
+    return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
 
 
 def shared(result: Result, claim: Claim) -> Result:

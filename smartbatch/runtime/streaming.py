@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -284,7 +283,7 @@ class TextStream(Iterator[str]):
     def _close_elsewhere(self) -> None:
         """Close it on another thread: the garbage collector may be at work where a lock is held."""
         self._left = True
-        if self._box.over or self._process != os.getpid() or sys.is_finalizing():
+        if self._box.over or self._process != os.getpid():
             return
         with contextlib.suppress(RuntimeError):  # no thread to be had: the interpreter is going
             threading.Thread(target=self.close, name="smartbatch-close", daemon=True).start()

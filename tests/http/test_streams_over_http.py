@@ -28,7 +28,7 @@ ClientOf = Callable[..., BatchingClient]
 
 @pytest.fixture
 def emu() -> Iterator[Emulator]:
-    with emulator(hang_seconds=20, answers={"long": LONG, "short": "one two three"}) as running:
+    with emulator(hang_seconds=600, answers={"long": LONG, "short": "one two three"}) as running:
         yield running
 
 
@@ -79,7 +79,7 @@ def test_the_chunks_are_the_answer_and_its_usage_is_told(emu: Emulator, client_o
     assert not stream.result.usage.estimated
     assert stream.result.usage.output_tokens > 0
     assert stream.result.time_to_first_chunk is not None
-    assert 0.05 <= stream.result.time_to_first_chunk < stream.result.latency
+    assert 0.05 <= stream.result.time_to_first_chunk <= stream.result.latency
     assert [call.delivered for call in emu.ledger.calls] == [True]
 
 
@@ -231,14 +231,16 @@ def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: 
         for chunk in stream:
             text += chunk
             if child is None:
-                child = os.fork()
+                with stream._box._filled:  # as a worker may hold it at that moment
+                    child = os.fork()
+                    if child == 0:
+                        stream.close()
                 if child == 0:
                     for act in (lambda: next(stream), lambda: stream.result):
                         try:
                             act()
                         except WrongProcess:
                             print("not mine", flush=True)
-                    stream.close()
                     print("".join(client.stream("short")), flush=True)
                     break
         if child == 0:

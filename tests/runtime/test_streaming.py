@@ -7,7 +7,8 @@ import itertools
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -67,11 +68,16 @@ class Speaker(Provider):
         self.script = script
         self.usage = usage
         self.speeches: list[Speech] = []
+        self.shared_calls = 0
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
         speech = self.stream(request, model=model, attempt=attempt, timeout=timeout)
         list(speech)
         return speech.answer
+
+    def generate_many(self, requests: Sequence[Request], **_: Any) -> Any:
+        self.shared_calls += 1
+        raise NotImplementedError
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Speech:
         speech = Speech(self, str(request.prompt), attempt, timeout)
@@ -658,26 +664,23 @@ def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: Clien
     assert begun_one.result.ok
 
 
-def test_a_signal_handler_may_close_a_stream(client_of: ClientOf) -> None:
-    """Also one that interrupted the reading of it."""
-    clock = RealClock()
-    speaker = Speaker(clock)
-    client = client_of(speaker, clock=clock)
-    stream = begun(client, speaker)
-    room: Any = stream._box._filled
+def test_a_signal_handler_may_close_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Also one that interrupts the reading where a lock is held."""
 
-    def interrupt() -> None:
-        eventually(lambda: bool(room._waiters))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+    class Interrupted(deque[str]):
+        def popleft(self) -> str:
+            stream.close()  # as a handler that runs between two steps of the reader
+            return super().popleft()
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: stream.close())
-    try:
-        interrupting = Aside(interrupt)
+    speaker = Speaker(clock, lambda *_: ["be", 1000.0])
+    with clock.held():
+        stream = client_of(speaker).stream("long")
+        eventually(lambda: bool(stream._box._chunks))
+        stream._box._chunks = Interrupted(stream._box._chunks)
+        assert next(stream) == "be"
+        eventually(lambda: speaker.speeches[0].ended == 0.0)
         with pytest.raises(RequestCancelled):
-            list(stream)
-        interrupting.result()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+            next(stream)
 
 
 def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -718,15 +721,20 @@ def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> N
 
 
 def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A provider whose calls are shared gets a stream alone at every try."""
-    speaker = Speaker(
-        clock,
-        lambda prompt, attempt: [failure(ErrorKind.SERVER_ERROR)] if attempt < 3 else ["x"],
-        max_shared=10,
-    )
-    client = client_of(speaker, parallelism=10)
-    streams = [client.stream(f"p{number}") for number in range(4)]
-    assert [read(stream) for stream in streams] == [["x"]] * 4
+    """A provider whose calls are shared gets a stream alone at every try, however many wait by then."""
+
+    def script(prompt: str, attempt: int) -> list[Part]:
+        if prompt == "long":
+            return [100.0, "x"]
+        return [broken()] if attempt < 1 else ["x"]
+
+    speaker = Speaker(clock, script, max_shared=10)
+    client = client_of(speaker, parallelism=1)
+    with clock.held():
+        streams = [client.stream(f"p{number}") for number in range(4)]
+        last = client.stream("long")  # while it goes on, the retries of the others all become due
+    assert [read(stream) for stream in [*streams, last]] == [["x"]] * 5
+    assert speaker.shared_calls == 0
 
 
 def test_an_urgent_stream_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
