@@ -16,6 +16,7 @@ from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Generation, Request, Usage
 from smartbatch.providers.base import AnswerStream
+from smartbatch.providers.connections import Connection
 from smartbatch.providers.openai import OpenAIProvider
 from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader, _Sound
 from smartbatch.providers.sse import events
@@ -329,6 +330,24 @@ def test_what_is_closed_before_it_is_read_is_never_sent(serve: Serve, connect: C
     server = serve(streams(*LIMA))
     reading = stream(connect(server))
     reading.close()
+    found = error_of(reading)
+    assert (found.code, found.maybe_billed) == ("closed", False)
+    assert not server.requests
+
+
+def test_what_is_closed_while_it_is_dialled_is_never_sent(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even when there was nothing to cut yet at that moment."""
+    server = serve(streams(*LIMA))
+    reading = stream(connect(server))
+    dial = Connection._new_conn
+
+    def dials(connection: Connection) -> Any:
+        reading.close()
+        return dial(connection)
+
+    monkeypatch.setattr(Connection, "_new_conn", dials)
     found = error_of(reading)
     assert (found.code, found.maybe_billed) == ("closed", False)
     assert not server.requests

@@ -485,6 +485,17 @@ def test_leaving_early_closes_the_stream(
         assert isinstance(stream.result.error, RequestCancelled)
 
 
+def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Although its answer was complete by then: what one gets must not depend on who was faster."""
+    client = client_of(Speaker(clock, lambda *_: ["a", "b", "c"]))
+    stream = client.stream("why?")
+    eventually(lambda: client.books.succeeded == 1)
+    leaves_by_break(stream)
+    assert stream.result.ok
+    with pytest.raises(RequestCancelled):
+        next(stream)
+
+
 def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) -> None:
     """By the garbage collector, also where it is part of a cycle."""
     speaker = Speaker(clock)
