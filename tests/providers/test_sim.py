@@ -221,3 +221,50 @@ def test_the_kinds_of_faults_are_published():
     for kind in FAULTS:
         with pytest.raises(ProviderError):
             ask(sim(faults={kind: 1.0})[0])
+
+
+def spoken(provider: SimProvider, attempt: int = 0, timeout: float = 60.0):
+    request = Request(prompt="Hello?")
+    return provider.stream(request, model="demo", attempt=attempt, timeout=timeout)
+
+
+def test_a_stream_says_the_same_word_by_word():
+    """The first word after the latency, the last when the whole answer would have come."""
+    provider, clock = sim(latency=0.2, per_token=0.01)
+    stream = spoken(provider)
+    times = [(word, clock.now()) for word in stream]
+    assert "".join(word for word, _ in times) == stream.answer.text == ask(sim()[0]).text
+    assert 0.2 < times[0][1] < 0.25
+    assert times[-1][1] == pytest.approx(0.2 + 0.01 * stream.answer.usage.output_tokens)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_connection_strike_in_the_middle_of_a_stream(fault):
+    """Others strike before its first word, so that it can be tried again."""
+    provider, _ = sim(faults={fault: 1.0})
+    words = []
+    with pytest.raises(ProviderError):
+        for word in spoken(provider):
+            words.append(word)  # noqa: PERF402
+    assert bool(words) == (fault in ("timeout", "network"))
+
+
+def test_a_stream_keeps_its_time_out():
+    """The time counts for the whole of it."""
+    provider, clock = sim(latency=0.2, per_token=0.1)
+    with pytest.raises(ProviderError) as caught:
+        list(spoken(provider, timeout=0.5))
+    assert caught.value.kind is ErrorKind.TIMEOUT
+    assert clock.now() == pytest.approx(0.5)
+
+
+def test_a_closed_stream_says_nothing_more():
+    """And has no answer."""
+    stream = spoken(sim()[0])
+    words = iter(stream)
+    next(words)
+    stream.close()
+    with pytest.raises(ProviderError, match="closed"):
+        next(words)
+    with pytest.raises(RuntimeError):
+        _ = stream.answer
