@@ -243,7 +243,7 @@ def test_faults_of_the_connection_strike_in_the_middle_of_a_stream(fault):
     """Others strike before its first word, so that it can be tried again."""
     provider, _ = sim(faults={fault: 1.0})
     words = []
-    with pytest.raises(ProviderError):
+    with pytest.raises(ProviderError):  # noqa: PT012
         for word in spoken(provider):
             words.append(word)  # noqa: PERF402
     assert bool(words) == (fault in ("timeout", "network"))
