@@ -24,9 +24,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"models", "errors"}),
     # leaf rooms: knowledge of one thing, usable from everywhere
     "clock": frozenset(),  # time and waiting
-    "headers": frozenset(
-        {"models"}
-    ),  # what an API's limit headers say; adapters, core and emulator read them
+    "headers": frozenset({"models"}),  # what an API's limit headers say, and how far they are believed
     "prices": frozenset({"errors", "models"}),  # rate cards; config holds them, lanes use them
     "schemas": frozenset({"errors"}),  # JSON schemas from types
     "_settings": frozenset({"errors", "prices"}),  # how one setting is checked; prices are settings too
@@ -37,7 +35,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # adapters: a noun comes in, a noun goes out; the version is for the user agent
     "providers": NOUNS | {"headers", "_version"},
     # layers around one call: they know the provider they call and the verdicts they ask for
-    "calls": NOUNS | {"core", "providers", "clock"},
+    "calls": NOUNS | {"core", "headers", "providers", "clock"},
     # the threads
     "runtime": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
     # durable jobs: the other way to an answer, unknown to the threads

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from attrs import evolve
 
+from smartbatch.calls.soundness import flaw, invalid
 from smartbatch.core.packing import BatchCompiler, share, split, weigh
-from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError
+from smartbatch.errors import MissingAnswer, ProviderError
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import Provider
 
 __all__ = ["generate_packed"]
 
-SPOILED = frozenset({"refusal", "content_filter"})
+STOPPED = frozenset({"refusal", "content_filter"})
 """Ends that one prompt may have caused for all: then each is asked alone."""
 
 
@@ -36,10 +36,10 @@ def generate_packed(
     """
     packed = compiler.compile(requests)
     whole = provider.generate(packed.request, model=model, attempt=attempt, timeout=timeout)
-    if not _sound(whole):
-        raise ProviderError("the provider's answer to a pack is no answer", kind=ErrorKind.INVALID_RESPONSE)
+    if not isinstance(whole, Answer) or flaw(whole) is not None:
+        raise invalid("the provider's answer to a pack is no answer")
     texts: list[str | None] = [None] * len(requests)
-    if whole.finish_reason not in SPOILED:
+    if whole.finish_reason not in STOPPED:
         texts = split(packed, whole.text or "")
     asked = weigh([str(request.prompt) for request in requests])
     usages: list[Usage | None] = [None] * len(requests)
@@ -54,19 +54,3 @@ def generate_packed(
             part = evolve(whole, text=text, usage=usage, cost=cost, finish_reason="stop")
             parts.append(part)
     return parts
-
-
-def _sound(answer: object) -> bool:
-    """Whether ``answer`` can be taken apart; whatever else may be wrong with it is found in its parts."""
-    if not isinstance(answer, Answer) or not (answer.text is None or isinstance(answer.text, str)):
-        return False
-    usage: object = answer.usage
-    cost: object = answer.cost
-    if cost is not None and not (isinstance(cost, int | float) and 0 <= cost < math.inf):
-        return False
-    if usage is None:
-        return True
-    if not isinstance(usage, Usage):
-        return False
-    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
-    return all(isinstance(count, int) and count >= 0 for count in counts)

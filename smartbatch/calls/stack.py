@@ -11,7 +11,6 @@ Outside in, and why each stands where it stands:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -19,11 +18,12 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch.calls.packed import generate_packed
+from smartbatch.calls.soundness import checked, flaw, invalid
 from smartbatch.calls.streamed import Feed, cut, streamed
 from smartbatch.core.classify import Classifiers
 from smartbatch.core.packing import BatchCompiler
 from smartbatch.errors import ErrorKind, ProviderError, scrub
-from smartbatch.models import Answer, Request, Usage
+from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Provider
 from smartbatch.providers.callable import normalise
 
@@ -153,52 +153,12 @@ def _fitted(
     """Return one sound outcome for each request, whatever the code below returned."""
     size = len(spec.requests)
     if not isinstance(outcomes, list | tuple):
-        return (_invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
+        return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
     found = [
-        _checked(meaning(outcome) if meaning and isinstance(outcome, BaseException) else outcome)
+        checked(meaning(outcome) if meaning and isinstance(outcome, BaseException) else outcome)
         for outcome in outcomes[:size]
     ]
     return found + [None] * (size - len(found))
-
-
-def _checked(outcome: object) -> Outcome:
-    """Return ``outcome`` if the books can take it: nothing behind this point looks at types again."""
-    if isinstance(outcome, Answer):
-        flaw = _flaw(outcome)
-        return outcome if flaw is None else _invalid(f"the provider's answer has {flaw}")
-    if outcome is None:
-        return None
-    if not isinstance(outcome, ProviderError):
-        return _invalid(f"the provider returned {type(outcome).__name__} instead of an Answer")
-    if outcome.usage is not None and _unusable(outcome.usage):
-        outcome.usage = None
-    wait: object = outcome.retry_after
-    if wait is not None and not (isinstance(wait, int | float) and 0 <= wait < math.inf):
-        outcome.retry_after = None
-    return outcome
-
-
-def _flaw(answer: Answer) -> str | None:
-    text: object = answer.text
-    if text is not None and not isinstance(text, str):
-        return f"a {type(text).__name__} as its text"
-    if answer.usage is not None and _unusable(answer.usage):
-        return "a usage that is no Usage of whole numbers, 0 or more"
-    cost: object = answer.cost
-    if cost is not None and not (isinstance(cost, int | float) and 0 <= cost < math.inf):
-        return "a cost that is no number, 0 or more"
-    return None
-
-
-def _unusable(usage: object) -> bool:
-    if not isinstance(usage, Usage):
-        return True
-    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
-    return not all(isinstance(count, int) and count >= 0 for count in counts)
-
-
-def _invalid(message: str) -> ProviderError:
-    return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE)
 
 
 def classify(error: BaseException, provider: Provider) -> ProviderError:
@@ -231,6 +191,9 @@ def _guarded(call: Call, provider: Provider) -> Call:
         return _fitted(spec, outcomes)
 
     return guarded
+
+
+_flaw = flaw  # the name it had here
 
 
 def with_request(spec: CallSpec, *requests: Request) -> CallSpec:
