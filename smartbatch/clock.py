@@ -99,6 +99,10 @@ class _RealMonitor(threading.Condition):
         super().__init__(lock)
         self.lock = lock
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait as :class:`Monitor` says; a time the system cannot count to is cut, so look again after it."""
+        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
 
 class RealClock:
     """The machine's clocks."""

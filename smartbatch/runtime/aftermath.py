@@ -91,13 +91,17 @@ class Aftermath:
 
     def perform(self, tell: Callable[[Event], None]) -> None:
         """Do it all. No lock may be held."""
+        begun = 0
         try:
             for claim, result in self.settlements:
-                claim.future.settle(result)
-                if claim.sink is not None:
-                    claim.sink(result)
+                begun += 1
+                claim.end(result)
             for event in self.events:
                 tell(event)
+        except BaseException:  # Ctrl-C on a user's thread; others wait for the rest, without end
+            for claim, result in self.settlements[max(0, begun - 1) :]:
+                claim.end(result)
+            raise
         finally:
             if self.settlements:
                 self.queue.settled(self)

@@ -213,7 +213,10 @@ class BatchDispatcher:
             now = self._clock.now()
             outcomes, results = _mistaken(flight, mistake), [None] * len(flight.batch)
         with self._monitor:
-            self._router.route_locked(flight, outcomes, results, now, aftermath)
+            try:
+                self._router.route_locked(flight, outcomes, results, now, aftermath)
+            except Exception as mistake:
+                self._router.give_up_locked(flight, _verdict(flight, mistake), now, aftermath)
             following = self._next_locked(aftermath)
         lane.quota.wake_others(self._queue)
         return following
@@ -286,12 +289,16 @@ def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:
     batch = flight.batch
     if batch.state is BatchState.SENDING:
         batch.move(BatchState.AWAITING_RESPONSE)
+    return [_verdict(flight, mistake)] * len(batch)
+
+
+def _verdict(flight: Flight, mistake: BaseException) -> ProviderError:
     verdict = ProviderError(
         f"an error inside smartbatch ({type(mistake).__name__}); please report it with its cause",
-        batch_id=batch.id,
+        batch_id=flight.batch.id,
     )
     verdict.__cause__ = mistake
-    return [verdict] * len(batch)
+    return verdict
 
 
 def _plus(total: float | None, cost: float | None) -> float | None:

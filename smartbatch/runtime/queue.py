@@ -121,9 +121,8 @@ class RequestQueue:
     def start_locked(self, ticket: Ticket, now: float) -> bool:
         """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
         for claim in list(ticket.claims):
-            if not claim.running and not claim.future.set_running_or_notify_cancel():
+            if not claim.running and not claim.begin():
                 self._drop_claim_locked(ticket, claim)
-            claim.running = True
         if not ticket.claims:
             self._forget_locked(ticket)
             return False
@@ -142,7 +141,7 @@ class RequestQueue:
             ticket.lane.remove(ticket)
             self.books.waiting -= len(claims)
             self._freed_locked(len(claims))
-            claims = [claim for claim in claims if _may_settle(claim)]
+            claims = [claim for claim in claims if claim.running or claim.begin()]
             self.books.cancelled += len(ticket.claims) - len(claims)
         if ok:
             self.books.succeeded += len(claims)
@@ -160,8 +159,7 @@ class RequestQueue:
             return False
         claim.future.claim = None
         if not claim.running:
-            claim.running = True
-            claim.future.set_running_or_notify_cancel()
+            claim.begin()
             self._drop_claim_locked(ticket, claim)
             if not ticket.claims:
                 ticket.lane.remove(ticket)
@@ -182,7 +180,7 @@ class RequestQueue:
                 self._freed_locked(1)
             else:
                 self.books.in_flight -= 1
-            if waiting and not _may_settle(claim):
+            if waiting and not claim.running and not claim.begin():
                 self.books.cancelled += 1
             else:
                 self.books.failed += 1
@@ -277,8 +275,7 @@ class RequestQueue:
         self.books.submitted += 1
         if leader.state is TicketState.IN_FLIGHT:
             self.books.in_flight += 1
-            claim.future.set_running_or_notify_cancel()
-            claim.running = True
+            claim.begin()
             return
         self.books.waiting += 1
         # The more urgent of two askers decides; the old entries in the heaps are passed over.
@@ -306,14 +303,6 @@ class RequestQueue:
             del self._identical[ticket.fingerprint]
         if not self.live:
             self.idle.notify_all()
-
-
-def _may_settle(claim: Claim) -> bool:
-    """Move a waiting claim's future to running, so that it can be settled; False when it was cancelled."""
-    if not claim.running:
-        claim.running = True
-        return claim.future.set_running_or_notify_cancel()
-    return True
 
 
 def _again(closed: ClientClosed, request_id: str) -> ClientClosed:

@@ -189,6 +189,16 @@ class ResponseRouter:
             )
         )
 
+    def give_up_locked(
+        self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath
+    ) -> None:
+        """End a flight that a mistake broke off on the ground: whoever waits must hear of it all the same."""
+        if not flight.permit.ended:
+            self._gates.end(flight.permit, Ending.IGNORED, now)
+        for ticket in flight.batch.items:
+            if ticket.state is TicketState.IN_FLIGHT:
+                self.fail_locked(ticket, error, now, aftermath)
+
     def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End a flight that never took off."""
         self._gates.end(flight.permit, Ending.DROPPED, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
 from smartbatch.core.retry import Tally
@@ -115,10 +115,13 @@ class ResultFuture(Future[Result]):
         """End the future with ``result``, unless it was cancelled before its call started."""
         self.outcome = result
         self.claim = None  # the ticket is done with; a future must not keep it alive
-        if result.error is None:
-            self.set_result(result)
-        else:
-            self.set_exception(result.error)
+        try:
+            if result.error is None:
+                self.set_result(result)
+            else:
+                self.set_exception(result.error)
+        except InvalidStateError:  # somebody else ended it, who must not
+            pass
 
     def abandon(self, error: WrongProcess) -> None:
         """End the copy a forked child holds. No other thread of the child can know this future.
@@ -169,6 +172,20 @@ class Claim:
         self.joined = False
         self.running = False
         self.ticket: Ticket | None = None
+
+    def begin(self) -> bool:
+        """Move the future to running, so that the result can end it; False when it is over already."""
+        self.running = True
+        try:
+            return self.future.set_running_or_notify_cancel()
+        except RuntimeError:  # somebody else moved or ended it, who must not
+            return not self.future.done()
+
+    def end(self, result: Result) -> None:
+        """Tell ``result`` to whoever waits for it. No lock may be held; a second time does nothing more."""
+        self.future.settle(result)
+        if self.sink is not None:
+            self.sink(result)
 
 
 class Ticket:
