@@ -67,7 +67,7 @@ def test_a_returning_majority_does_not_wait_for_the_others() -> None:
 
 
 def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
-    """After a call of eight, one who is back first waits until nobody came for 4 ms, or until all are back."""
+    """After a call of eight, who is back first waits until nobody came for 4 ms, or until all are back."""
     back = {"flying": 0, "expected": 8, "landed": 100.0, "latest": 100.0}
     assert ready(waiting(1, **back)) == pytest.approx(100.004)
     assert ready(waiting(1, **back | {"latest": 100.003})) == pytest.approx(100.007)
