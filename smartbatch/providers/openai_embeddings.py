@@ -10,6 +10,7 @@ from attrs import evolve
 
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.openai_answers import limits_of, request_id_of
+from smartbatch.providers.texts import PLAIN_ID, count, short
 from smartbatch.providers.transport import Reply
 from smartbatch.providers.vectors import invalid, shares, vector
 
@@ -49,9 +50,8 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
     dropped: tuple[tuple[str, str], ...] = ()
     if wanted is not None and wanted.task_type is not None:
         dropped = (("task_type", "OpenAI's embeddings know no task types"),)
-    model = data.get("model")
     common = Answer(
-        model=model if isinstance(model, str) else None,
+        model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
         dropped=dropped,
@@ -60,23 +60,23 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
     return [evolve(common, embedding=each, usage=usage) for each, usage in zip(vectors, used, strict=True)]
 
 
-def _by_index(items: Any, count: int, dimensions: int | None) -> list[array[float]]:
-    if not isinstance(items, list) or len(items) != count:
+def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float]]:
+    if not isinstance(items, list) or len(items) != size:
         found = len(items) if isinstance(items, list) else "no"
-        raise invalid(f"the answer has {found} vectors for {count} texts")
+        raise invalid(f"the answer has {found} vectors for {size} texts")
     placed: dict[int, array[float]] = {}
     for item in items:
         index = item.get("index") if isinstance(item, dict) else None
-        if type(index) is not int or not 0 <= index < count or index in placed:
+        if type(index) is not int or not 0 <= index < size or index in placed:
             raise invalid("the vectors' indices are not those of the texts")
         placed[index] = vector(item.get("embedding"), dimensions)
-    return [placed[index] for index in range(count)]
+    return [placed[index] for index in range(size)]
 
 
 def _usage(usage: Any, requests: Sequence[Request]) -> list[Usage | None]:
     """Split the call's tokens over its texts by their length: the provider counts calls only."""
-    total = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    if type(total) is not int or total < 0:
+    total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    if total is None:
         return [None] * len(requests)
     weights = [len(request.prompt) for request in requests]
     return [Usage(input_tokens=part) for part in shares(total, weights)]
