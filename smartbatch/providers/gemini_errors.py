@@ -203,6 +203,6 @@ def _delay(value: Any) -> float | None:
         seconds, nanos = value.get("seconds", 0), value.get("nanos", 0)
         try:
             return max(0.0, int(seconds) + int(nanos) / 1e9)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
     return None
