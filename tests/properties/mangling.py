@@ -1,0 +1,188 @@
+"""Spoils JSON, streams and headers where it hurts: by their structure first, then byte by byte."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+ODD = (
+    *[
+        "null",
+        "true",
+        "false",
+        "0",
+        "-1",
+        "1",
+        "0.5",
+        "-0.0",
+        "1e999",
+        "-1e999",
+        "NaN",
+        "1e308",
+        "[]",
+        "{}",
+        "[null]",
+        "[[]]",
+        "[{}]",
+    ],
+    *('"\\ud800"', '"\\udc00\\ud800"', '""', '" "', '"\\u0000"', '"\\u2028"', '"ß漢😀"', '"NaN"', '"-5"'),
+    *("9" * digits for digits in (20, 400, 4299, 5000)),
+    *(f"-{'9' * 400}", f'"{"9" * 5000}"', f'"{"x" * 3000}"', '"41s"', '"999999999h"', '"error"'),
+    *("[" * depth + "]" * depth for depth in (50, 400, 800, 900, 950, 985)),
+    '{"a":' * 900 + "1" + "}" * 900,
+    '{"seconds": 1e999}',
+    f'{{"seconds": "-9", "nanos": {"9" * 400}}}',
+    '{"error": {"message": "no", "code": 429}}',
+    '{"message": {"content": "x"}}',
+    '{"text": "x"}',
+    '[1, "a", null]',
+)
+"""JSON values no server should send, or not where it sends them."""
+
+ODD_HEADERS = (
+    *("", " ", "0", "-1", "1", "1e999", "-inf", "inf", "nan", "1_000", "٣", "0x10", "1e308", "1,2", "1;w=60"),
+    *("9" * digits for digits in (19, 63, 400)),
+    *("1s", "6m0s", "250ms", "1h2m3.5s", "-5s", ".s", "9" * 60 + "h", "\x00", "\ud800", "a, b; c"),
+    *("Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct", "Mon, 99 Foo 99999 99:99:99 +9999", "12:00:00"),
+    *("31 Dec 9999 23:59:59 -2359", "1 Jan 0001 00:00:00 +2359", "Jan Jan Jan Jan Jan", "-- -- -- --"),
+    *("2026-11-21T06:00:00Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "2026-W01"),
+    *("0001-01-01T00:00Z", "2026-02-30T00:00:00Z", ", , ,", "() () ()"),
+)
+
+BREAKS = (b"\r", b"\n", b"\r\n", b"\n\n", b'"', b"\\", b"{", b"]")
+NOT_JSON = (b"", b" ", b"<html>", b"\xff\xfe", b"null", b"[]", b"{}", b"0", b'""', b"{" * 3000)
+
+
+def values(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the place of every value in ``tree``: its container and its key."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in list(items):
+        yield tree, key
+        yield from values(value)
+
+
+def spoiled(tree: Any, dice: random.Random) -> str:
+    """Return ``tree`` as JSON with some of its values replaced, removed, doubled, renamed or exchanged."""
+    tree = copy.deepcopy(tree)
+    odd: list[str] = []
+    for _ in range(dice.choice((1, 1, 1, 2, 3, 5))):
+        places = list(values(tree))
+        if not places:
+            break
+        (container, key), (other, another) = dice.choice(places), dice.choice(places)
+        kind = dice.randrange(8)
+        if kind < 4:
+            odd.append(dice.choice(ODD))
+            container[key] = f"@{len(odd) - 1}@"
+        elif kind == 4:
+            container[key] = copy.deepcopy(other[another])
+        elif kind == 5:
+            del container[key]
+        elif isinstance(container, list):
+            container.insert(dice.randrange(len(container) + 1), copy.deepcopy(container[key]))
+        elif kind == 6:
+            container[f"{key}_"] = container.pop(key)
+        else:
+            container[key] = [container[key]]
+    text = json.dumps(tree, ensure_ascii=dice.random() < 0.5)
+    return re.sub(r'"@(\d+)@"', lambda mark: odd[int(mark[1])], text)
+
+
+def garbled(data: bytes, dice: random.Random) -> bytes:
+    """Return ``data`` cut, doubled, overwritten or with pieces gone, once or a few times."""
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        at, to = sorted(dice.randrange(len(data) + 1) for _ in range(2))
+        to = min(to, at + dice.choice((1, 5, 50, 5000)))
+        match dice.randrange(6):
+            case 0:
+                data = data[:at]
+            case 1:
+                data = data[:at] + data[to:]
+            case 2:
+                data = data[:to] + data[at:to] + data[to:]
+            case 3:
+                data = data[:at] + dice.randbytes(dice.randint(1, 6)) + data[to:]
+            case 4:
+                data = data[:at] + dice.choice(ODD).encode() + data[to:]
+            case 5:
+                data = (
+                    data[:at]
+                    + dice.choice((b"\r", b"\n", b"\r\n", b"\n\n", b'"', b"\\", b"{", b"]"))
+                    + data[at:]
+                )
+    return data
+
+
+def body(tree: Any, dice: random.Random) -> bytes:
+    """Return a spoiled body; one in four is garbled on its way as well, and some are no JSON at all."""
+    if dice.random() < 0.02:
+        return dice.choice(
+            (b"", b" ", b"<html>", b"\xff\xfe", b"null", b"[]", b"{}", b"0", b'""', b"{" * 3000)
+        )
+    data = (spoiled(tree, dice) if dice.random() < 0.8 else json.dumps(tree)).encode("utf-8", "replace")
+    return garbled(data, dice) if dice.random() < 0.25 else data
+
+
+def stream(trees: list[Any], dice: random.Random, *, named: bool = False, end: str | None = None) -> bytes:
+    """Return server-sent events with some of them spoiled, lost, doubled or exchanged."""
+    trees = list(trees)
+    for _ in range(dice.choice((0, 0, 1, 1, 2))):
+        at = dice.randrange(len(trees))
+        match dice.randrange(4):
+            case 0:
+                del trees[at]
+            case 1:
+                trees.insert(dice.randrange(len(trees)), trees[at])
+            case 2:
+                dice.shuffle(trees)
+            case 3:
+                trees = trees[:at]
+        if not trees:
+            break
+    newline = dice.choice(("\n", "\n", "\r\n"))
+    rows: list[str] = []
+    for tree in trees:
+        if named:
+            rows.append(f"event: {tree['type'] if dice.random() < 0.9 else dice.choice(('error', '', 'x'))}")
+        text = spoiled(tree, dice) if dice.random() < 0.3 else json.dumps(tree, ensure_ascii=False)
+        rows += [f"data: {text}", ""]
+    if end is not None and dice.random() < 0.9:
+        rows += [f"data: {end}", ""]
+    data = (newline.join(rows) + newline).encode("utf-8", "replace")
+    return garbled(data, dice) if dice.random() < 0.3 else data
+
+
+def headers(names: tuple[str, ...], dice: random.Random) -> dict[str, str]:
+    """Return some of the headers, with values that are odd or cut and joined from odd ones."""
+    found = {}
+    for name in dice.sample(names, dice.randint(0, min(6, len(names)))):
+        value = dice.choice(ODD_HEADERS)
+        if dice.random() < 0.3:
+            other = dice.choice(ODD_HEADERS)
+            value = value[: dice.randint(0, len(value))] + other[dice.randint(0, len(other)) :]
+        found[name] = value
+    return found
+
+
+class Pieces:
+    """A live answer out of memory, in pieces of any size."""
+
+    def __init__(self, data: bytes, dice: random.Random, status: int, headers: dict[str, str]) -> None:
+        self.status = status
+        self.headers = headers
+        self._data, self._dice = data, dice
+
+    def __iter__(self) -> Iterator[bytes]:
+        at, most = 0, self._dice.choice((7, 60, 5000))
+        while at < len(self._data):
+            size = self._dice.randint(1, most)
+            yield self._data[at : at + size]
+            at += size
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None: ...

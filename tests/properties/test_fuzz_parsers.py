@@ -1,0 +1,384 @@
+"""Nothing a server may send gets past the parsers, or hangs them: answers, streams, errors, headers, texts.
+
+Each target takes real input, spoils it by its structure, and hands it to the adapter itself with the network
+left out. What comes back is an answer the books can take, or an error of this library; never anything else.
+Anthropic's parsers have such a test beside their own tests.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from properties import real_bodies
+from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
+from properties.real_bodies import KEY, PROMPT
+
+from smartbatch.calls.stack import _flaw
+from smartbatch.core.packing import BatchCompiler, Packed, split, word
+from smartbatch.core.structured import MAX_DEPTH, Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.headers import (
+    RETRY_AFTER_CEILING,
+    parse_duration,
+    parse_retry_after,
+    read_anthropic_limits,
+    read_limits,
+)
+from smartbatch.models import Answer, Embedding, LimitReport, Request, Usage
+from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini_errors import read_error as read_gemini_error
+from smartbatch.providers.gemini_streams import GeminiStream
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.openai_answers import read_error
+from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader
+from smartbatch.providers.replies import Reply
+from smartbatch.providers.sse import events
+
+SEED = 20_261_121
+DEFAULT = 1_500
+SOAK = 100_000
+
+REQUEST = Request(PROMPT)
+TEXTS = [Request(f"{PROMPT} {number}", embedding=Embedding(dimensions=3)) for number in range(3)]
+STATUSES = (200, 200, 301, 400, 401, 403, 404, 408, 413, 429, 429, 500, 502, 503, 504, 529, 599)
+NAMES = (
+    *(
+        f"x-ratelimit-{what}-{of}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+    *(f"x-ratelimit-{what}-project-tokens" for what in ("limit", "remaining", "reset")),
+    *(
+        f"anthropic-ratelimit-{of}-{what}"
+        for what in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens", "input-tokens", "output-tokens")
+    ),
+    "retry-after",
+    "retry-after-ms",
+    "date",
+    "x-request-id",
+)
+TYPES = ("application/json", "text/event-stream; charset=utf-8", "text/html", "")
+
+
+# -- what may come back --------------------------------------------------------------------------------
+
+
+def check_answer(answer: object) -> None:
+    assert isinstance(answer, Answer)
+    assert _flaw(answer) is None
+    for text in (answer.text, answer.model, answer.provider_request_id, answer.finish_reason):
+        assert text is None or isinstance(text, str)
+        (text or "").encode()  # no lone surrogates
+    check_usage(answer.usage)
+    check_limits(answer.limits)
+    if answer.embedding is not None:
+        assert len(answer.embedding) == 3
+        assert all(map(math.isfinite, answer.embedding))
+
+
+def check_error(error: ProviderError) -> None:
+    assert isinstance(error.kind, ErrorKind)
+    assert error.status is None or type(error.status) is int
+    assert error.code is None or isinstance(error.code, str)
+    assert str(error).isprintable()
+    assert KEY not in str(error)
+    assert PROMPT not in str(error)
+    check_wait(error.retry_after)
+    check_usage(error.usage)
+    check_limits(error.limits)
+
+
+def check_wait(seconds: object) -> None:
+    assert seconds is None or (isinstance(seconds, float | int) and 0 <= seconds <= RETRY_AFTER_CEILING)
+
+
+def check_usage(usage: object) -> None:
+    if usage is None:
+        return
+    assert isinstance(usage, Usage)
+    assert 0 <= usage.cached_tokens <= usage.input_tokens <= 2 * 10**9
+    assert 0 <= usage.reasoning_tokens <= usage.output_tokens <= 2 * 10**9
+
+
+def check_limits(limits: object) -> None:
+    if limits is None:
+        return
+    assert isinstance(limits, LimitReport)
+    for field in limits.__attrs_attrs__:
+        value = getattr(limits, field.name)
+        assert value is None or (value >= 0 and math.isfinite(float(value))), field.name
+
+
+def outcome(call: Callable[[], Any]) -> bool:
+    """Make a call and check what comes back; True for answers."""
+    try:
+        found = call()
+    except ProviderError as error:
+        check_error(error)
+        return False
+    for answer in found if isinstance(found, list) else [found]:
+        check_answer(answer)
+    return True
+
+
+# -- what is fed ---------------------------------------------------------------------------------------
+
+
+class Wire:
+    """Stands in for the transport, and for Gemini's SDK: answers with what the dice say."""
+
+    def __init__(self) -> None:
+        self.reply = Reply(200, {}, b"")
+
+    def post(self, path: str, sent: Any, timeout: Any) -> Any:
+        if isinstance(sent, bytes):
+            return self.reply
+        if self.reply.status != 200:
+            from smartbatch.providers.gemini_sdk import Refused
+
+            raise Refused(self.reply)
+        return self.reply.body.decode("utf-8", "replace")  # the SDK decodes
+
+    def options(self, timeout: float, headers: Any = None) -> float:
+        return timeout
+
+
+def reply(trees: list[Any], dice: random.Random) -> Reply:
+    status = 200 if dice.random() < 0.9 else dice.choice(STATUSES)
+    data = body(dice.choice(trees), dice)
+    found = headers(NAMES, dice) if dice.random() < 0.3 else {}
+    if dice.random() < 0.5:
+        found["content-type"] = dice.choice(TYPES)
+    return Reply(status, found, data)
+
+
+def openai(api: Any = "chat") -> tuple[OpenAIProvider, Wire]:
+    provider, wire = OpenAIProvider(KEY, "http://127.0.0.1:9/v1", api=api), Wire()
+    provider._transport = wire  # type: ignore[assignment]
+    return provider, wire
+
+
+def google() -> tuple[GeminiProvider, Wire]:
+    provider, wire = GeminiProvider(KEY, "http://127.0.0.1:9"), Wire()
+    provider._sdk = wire  # type: ignore[assignment]
+    return provider, wire
+
+
+def generating(made: Callable[[], tuple[Any, Wire]], trees: list[Any]) -> Callable[[random.Random], bool]:
+    provider, wire = made()
+
+    def target(dice: random.Random) -> bool:
+        wire.reply = reply(trees, dice)
+        return outcome(lambda: provider.generate(REQUEST, model="m", attempt=0, timeout=9.0))
+
+    return target
+
+
+def embedding(made: Callable[[], tuple[Any, Wire]], trees: list[Any]) -> Callable[[random.Random], bool]:
+    provider, wire = made()
+
+    def target(dice: random.Random) -> bool:
+        wire.reply = reply(trees, dice)
+        return outcome(lambda: provider.embed(TEXTS, model="m", attempt=0, timeout=9.0))
+
+    return target
+
+
+def live(data: bytes, dice: random.Random) -> Pieces:
+    status = 200 if dice.random() < 0.95 else dice.choice(STATUSES)
+    found = headers(NAMES, dice) if dice.random() < 0.2 else {}
+    if dice.random() < 0.2:
+        found["content-type"] = dice.choice(TYPES)
+    return Pieces(data, dice, status, found)
+
+
+def reading(made: Any) -> Answer:
+    """Read a stream to its end; its pieces are its text."""
+    text = "".join(made)
+    text.encode()
+    assert (made.answer.text or "") == text
+    return made.answer  # type: ignore[no-any-return]
+
+
+def chat_stream(dice: random.Random) -> bool:
+    data = stream(dice.choice(real_bodies.CHAT_STREAMS), dice, end="[DONE]")
+    if dice.random() < 0.05:
+        data = body(dice.choice(real_bodies.CHATS), dice)
+    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, dice), ChatReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+
+
+def response_stream(dice: random.Random) -> bool:
+    data = stream(dice.choice(real_bodies.RESPONSE_STREAMS), dice, named=True)
+    if dice.random() < 0.05:
+        data = body(dice.choice(real_bodies.RESPONSES), dice)
+    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, dice), ResponseReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+
+
+def gemini_stream(dice: random.Random) -> bool:
+    data = stream(dice.choice(real_bodies.GEMINI_STREAMS), dice)
+    return outcome(lambda: reading(GeminiStream(live(data, dice), REQUEST, (KEY,))))  # type: ignore[arg-type]
+
+
+def openai_errors(dice: random.Random) -> bool:
+    found = headers(NAMES, dice) if dice.random() < 0.5 else {}
+    data = body(dice.choice(real_bodies.ERRORS), dice)
+    check_error(read_error(Reply(dice.choice(STATUSES), found, data), [REQUEST], KEY))
+    return False
+
+
+def gemini_errors(dice: random.Random) -> bool:
+    found = headers(NAMES, dice) if dice.random() < 0.5 else {}
+    try:
+        data = json.loads(body(dice.choice(real_bodies.GEMINI_ERRORS), dice))
+    except (ValueError, RecursionError):
+        data = None
+    check_error(read_gemini_error(dice.choice(STATUSES), data, [REQUEST], KEY, headers=found))
+    return False
+
+
+def all_headers(dice: random.Random) -> bool:
+    found = headers(NAMES, dice)
+    wall = dice.choice((0.0, 1_790_000_000.0, 2.0**40))
+    wait = parse_retry_after(found, wall)
+    check_wait(wait)
+    reports = read_limits(found), read_anthropic_limits(found, wall)
+    for report in reports:
+        check_limits(report)
+    for value in found.values():
+        seconds = parse_duration(value)
+        assert seconds is None or 0 <= seconds < math.inf
+    return wait is not None or any(reports)
+
+
+def packs(dice: random.Random) -> bool:
+    compiler = BatchCompiler(partial(word, dice), native_schema=False)
+    packed = compiler.compile([Request(f"Question {number}") for number in range(4)])
+    pairs = list(zip(packed.ids, packed.checks, strict=True))
+    answers = [{"id": id_, "answer": f"{check} reply {at} {check}"} for at, (id_, check) in enumerate(pairs)]
+    whole = {"answers": answers}
+    text = spoiled(whole, dice) if dice.random() < 0.8 else json.dumps(whole)
+    if dice.random() < 0.5:
+        text = garbled(text.encode("utf-8", "replace"), dice).decode("utf-8", "replace")
+    found = split(packed, f"```json\n{text}\n```" if dice.random() < 0.2 else text)
+    assert len(found) == len(packed.ids)
+    for at, each in enumerate(found):
+        assert each is None or (isinstance(each, str) and each)
+        assert not any(each == f"reply {other}" for other in range(4) if other != at)
+    return any(found)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
+    "required": ["name"],
+}
+CHECK = Check(SCHEMA, lambda value: value)
+AROUND = (
+    "{}",
+    "```json\n{}\n```",
+    "Here it is: {} Hope that helps!",
+    "{}\n{}",
+    "// note\n{},",
+    "<think>{{</think>{}",
+)
+
+
+def written_json(dice: random.Random) -> bool:
+    tree = {"name": "Lima", "people": 10, "parts": [{"a": 1}, {"b": [1, 2, {"c": None}]}]}
+    text = spoiled(tree, dice) if dice.random() < 0.7 else json.dumps(tree)
+    if dice.random() < 0.2:
+        text = text.replace('"', "'")
+    text = dice.choice(AROUND).replace("{}", text)
+    if dice.random() < 0.5:
+        text = garbled(text.encode("utf-8", "replace"), dice).decode("utf-8", "replace")
+    assert isinstance(CHECK.verdict(text, "stop"), Parsed | Problem)
+    try:
+        value = recover_json(text)
+    except NoJson:
+        return False
+    depth, level = 0, [value]
+    while level := [
+        item
+        for found in level
+        if isinstance(found, dict | list)
+        for item in (found.values() if isinstance(found, dict) else found)
+    ]:
+        depth += 1
+    assert depth <= MAX_DEPTH
+    return True
+
+
+TARGETS: dict[str, Callable[[], Callable[[random.Random], bool]]] = {
+    "openai chat": lambda: generating(openai, real_bodies.CHATS),
+    "openai response": lambda: generating(partial(openai, "responses"), real_bodies.RESPONSES),
+    "openai embeddings": lambda: embedding(openai, real_bodies.EMBEDDINGS),
+    "openai errors": lambda: openai_errors,
+    "openai chat stream": lambda: chat_stream,
+    "openai response stream": lambda: response_stream,
+    "gemini": lambda: generating(google, real_bodies.GEMINIS),
+    "gemini embeddings": lambda: embedding(google, real_bodies.GEMINI_EMBEDDINGS),
+    "gemini errors": lambda: gemini_errors,
+    "gemini stream": lambda: gemini_stream,
+    "headers": lambda: all_headers,
+    "packed answers": lambda: packs,
+    "json in a text": lambda: written_json,
+}
+
+
+def fuzz(name: str, rounds: int) -> int:
+    """Feed a target and return how many inputs made sense; each has a seed, which a failure names."""
+    target = TARGETS[name]()
+    good = 0
+    for seed in range(SEED, SEED + rounds):
+        try:
+            good += target(random.Random(seed))
+        except BaseException as error:
+            error.add_note(f"{name}: seed {seed}")
+            raise
+    return good
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
+    """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""
+    good = fuzz(name, DEFAULT)
+    if "errors" not in name:
+        assert DEFAULT * 0.05 < good < DEFAULT * 0.99, f"{good} of {DEFAULT} make sense: the dice are loaded"
+
+
+PIECES = (
+    *("```json\n", "```", "{", "[", "}", "]", "{}", "[]", "[{}]", '{"a":1}', '["]"]', "{'a':1},"),
+    *('"', "'", "\\", '\\"', "'[", "]'", "x'", "a", " ", "\n", ",", "1,", "// x\n", "/*", "#", "(", "é"),
+    *("<think>", '{"answers":[', "context ", "exceed ", "try again in ", "spending ", "1m", "0"),
+    *("data: x\n", "data:\n\n", "event: "),
+)
+
+
+@pytest.mark.parametrize("before", ["", "['", '{"k": "', '{"answers": [{"id": "abcdefgh", "answer": "'])
+def test_long_and_hostile_texts_end(before: str) -> None:
+    """A hundred thousand letters of anything keep no worker: nothing grows with their square."""
+    packed = Packed(REQUEST, ("abcdefgh", "ijklmnop"), ("qrstuv", "wxyz23"))
+    for piece in PIECES:
+        text = before + piece * (100_000 // len(piece))
+        for whole in (text, text + "']" if before else text + "}"):
+            assert isinstance(CHECK.verdict(whole, "stop"), Parsed | Problem)
+            assert len(split(packed, whole)) == 2
+        data = text.encode()
+        assert len(list(events(data[at : at + 999] for at in range(0, len(data), 999)))) >= 0
+        told = {"error": {"message": text, "code": text, "type": text, "status": text}}
+        check_error(read_error(Reply(429, {"retry-after": text}, json.dumps(told).encode()), [REQUEST], KEY))
+        check_error(read_gemini_error(429, told, [REQUEST], KEY, headers={"retry-after": text}))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_hundred_thousand_of_each(name: str) -> None:
+    """The same, for long."""
+    fuzz(name, SOAK)
