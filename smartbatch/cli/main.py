@@ -123,6 +123,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=float, metavar="S", help="total seconds of one call")
     group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
     group.add_argument("--batching-strategy", choices=("auto", "individual"), help="how the way is chosen")
+    group.add_argument(
+        "--provider-option",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="argument of the provider, such as api=responses; may be given again",
+    )
     group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -220,9 +221,28 @@ def _client(args: argparse.Namespace) -> BatchingClient:
     return BatchingClient(
         args.model,
         config=BatchingConfig.load(file=args.config, **given),
+        provider_options=_provider_options(args.provider_option),
         system=args.system,
         max_tokens=args.max_tokens,
         temperature=args.temperature,
         seed=args.seed,
         observers=[tell_event] if args.verbose else [],
     )
+
+
+def _provider_options(pairs: list[str]) -> dict[str, Any]:
+    """Read ``K=V`` pairs; a value that is JSON, such as ``true`` or ``30``, is that, anything else a text.
+
+    Raises:
+        ConfigError: for a pair without ``=``.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--provider-option {key!r:.40} needs the form K=V, such as api=responses")
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options

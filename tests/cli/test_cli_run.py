@@ -24,6 +24,7 @@ import pytest
 from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
 
@@ -214,6 +215,8 @@ REFUSED = [
     ("in.txt", b"x\n", ["-o", "missing/out.jsonl"], "cannot be written: No such file or directory"),
     ("in.txt", b"x\n", ["--model", "nonsense:x"], "unknown provider"),
     ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
+    ("in.txt", b"x\n", ["--provider-option", "api"], "K=V"),
+    ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini", "--provider-option", "api=letters"], "letters"),
     ("in.txt", b"x\n", ["--template", "{prompt}", "--prompt-field", "prompt"], "not allowed with argument"),
     ("in.txt", b"x\n", ["--limit", "0"], "0 is not 1 or more"),
     ("in.txt", b"x\n", ["--batching-strategy", "magic"], "invalid choice"),
@@ -462,6 +465,17 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
         said = child.stderr.read()
     assert b"Traceback" not in said
     assert b"BrokenPipe" not in said
+
+
+def test_the_responses_api_is_chosen_by_a_provider_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the adapter takes can be given on the command line."""
+    Path("in.txt").write_text("a question\n")
+    with emulator() as emu:
+        monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+        options = ["--model", "openai:gpt-5-mini", "--provider-option", "api=responses"]
+        assert main(["run", "in.txt", "-o", "out.jsonl", "--quiet", *options]) == 0
+        assert [call.endpoint for call in emu.ledger.calls] == ["POST /v1/responses"]
 
 
 def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
