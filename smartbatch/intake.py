@@ -16,7 +16,7 @@ from smartbatch.core import admission, tokens
 from smartbatch.core.fingerprint import fingerprint
 from smartbatch.core.structured import Check, Parsed
 from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route, Usage
+from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route
 from smartbatch.providers import create as create_provider
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.lane import Lane
@@ -130,13 +130,8 @@ class Intake:
         Without a budget nothing depends on the cost, so it is not computed.
         """
         estimated = tokens.estimate_request(request)
-        prompt = lane.calibration.input(estimated)
-        output = 0 if request.embedding else lane.calibration.output(request.params.max_tokens)
-        reserve = 0.0
-        if self._config.budget is not None and lane.rates is not None and request.call is None:
-            most = 0 if request.embedding else request.params.max_tokens or 2 * output
-            reserve = lane.rates.cost(Usage(prompt, most))
-        return (estimated, prompt + output), reserve
+        whole, reserve = lane.demand(request, estimated, priced=self._config.budget is not None)
+        return (estimated, whole), reserve
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
         """Return the result the cache has for ``request``, if it has one that fits its schema."""

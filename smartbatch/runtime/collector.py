@@ -185,12 +185,10 @@ class Collector:
         if since is None:
             return False
         if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
-            other = self._fallback(lane)
+            # Vectors of two models cannot be compared, so whoever asked for one waits for this model.
+            other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
-                lane.pop()
-                head.lane = other
-                other.put(head, head.due, now)
-                self._moved = True
+                self._move_locked(lane, other, head, now)
                 return True
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
@@ -198,6 +196,16 @@ class Collector:
             self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, aftermath)
             return True
         return False
+
+    def _move_locked(self, lane: Lane, other: Lane, head: Ticket, now: float) -> None:
+        """Let the head of ``lane`` wait in ``other``, where it may take more tokens and cost more."""
+        lane.pop()
+        head.lane = other
+        head.company = other.company(head.request)
+        priced = self._config.budget is not None
+        head.estimate, head.reserve = other.demand(head.request, head.input_estimate, priced=priced)
+        other.put(head, head.due, now)
+        self._moved = True
 
     def _patience_ends(self, lane: Lane, at: float) -> float:
         since = lane.standing.open_since

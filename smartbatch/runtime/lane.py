@@ -18,7 +18,7 @@ from smartbatch.core.packing import packable
 from smartbatch.core.packing_health import PackingHealth
 from smartbatch.core.retry import RetryBudget
 from smartbatch.core.tokens import Calibration
-from smartbatch.models import Request
+from smartbatch.models import Request, Usage
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.quotas import SharedQuota
@@ -102,6 +102,19 @@ class Lane:
     def shares(self) -> bool:
         """Whether one call can carry several requests."""
         return self.accumulator.window.max_size > 1
+
+    def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
+        """Return the tokens ``request`` takes here and, where ``priced``, the most it can cost, USD.
+
+        Args:
+            estimated: its input tokens, as its text alone lets expect.
+        """
+        given = self.calibration.input(estimated)
+        made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
+        if not priced or self.rates is None or request.call is not None:
+            return given + made, 0.0
+        most = 0 if request.embedding else request.params.max_tokens or 2 * made
+        return given + made, self.rates.cost(Usage(given, most))
 
     def home_of(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits: this one, or while packing pays, the one for packs."""

@@ -165,7 +165,7 @@ class ResponseRouter:
         for half in (batch.items[:middle], batch.items[middle:]):
             group = object()
             for ticket in half:
-                if ticket.state is TicketState.IN_FLIGHT:
+                if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
                     ticket.group = group
                     ticket.alone = len(half) == 1
                     self._reschedule(ticket, error, 0.0, False, now, aftermath)
@@ -294,21 +294,20 @@ class ResponseRouter:
         if not isinstance(worst, ProviderError) or worst.status is not None:
             lane.standing.answered = True
         usage = _sum_usage(outcomes)
-        cost = sum(cost_of(lane, outcome) or 0.0 for outcome in outcomes)
-        known = usage is not None
+        costs = [cost_of(lane, outcome) for outcome in outcomes]
         changes = self._gates.end(
             flight.permit,
             ending,
             now,
             tokens=usage.total_tokens if usage is not None else None,
             output=usage.output_tokens if usage is not None else None,
-            cost=cost if known or ending is Ending.SUCCESS else None,
+            cost=None if None in costs else sum(cost for cost in costs if cost is not None),
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
             self._stop(lane, worst, now, aftermath)
-        if known and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
+        if usage is not None and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
             for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
                     lane.calibration.observe(ticket.input_estimate, outcome.usage)
@@ -401,11 +400,13 @@ def _account(ticket: Ticket, outcome: Outcome) -> None:
 
 
 def cost_of(lane: Lane, outcome: Outcome) -> float | None:
-    """Return the USD a call cost; ``None`` when the price is unknown."""
+    """Return the USD a call cost; ``None`` when the price, or what an answer used, is unknown."""
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
         return outcome.cost
-    if outcome is None or outcome.usage is None or not lane.provider.capabilities.priced:
+    if outcome is None or not lane.provider.capabilities.priced:
         return 0.0
+    if outcome.usage is None:
+        return None if isinstance(outcome, Answer) else 0.0
     return None if lane.rates is None else lane.rates.cost(outcome.usage)
 
 

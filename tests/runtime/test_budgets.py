@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scenes import PATIENCE, Scripted, failure, submit_all
+from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
@@ -121,3 +121,50 @@ def test_an_own_callable_may_say_what_it_cost(
     results = client.generate(["0", "1"])
     assert [result.cost for result in results] == list(costs)
     assert client.spent == pytest.approx(sum(costs))
+
+
+def test_an_answer_that_does_not_say_what_it_used_is_booked_as_reserved(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Some servers leave the usage out: nobody knows the cost, and the budget holds all the same."""
+    provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
+    client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
+    results = client.generate([f"p{i}" for i in range(8)])
+    assert [result.cost for result in results if result.ok] == [None] * 3
+    assert client.spent == 30.0
+
+
+def test_a_fallback_that_costs_more_reserves_more(clock: VirtualClock, client_of: ClientOf) -> None:
+    """What was reserved at the price of the first model would let the second overspend."""
+    down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
+    dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
+    client = client_of(
+        down,
+        budget=100.0,
+        prices={**PRICES, "dear:default": {"input": 0, "output": 3_000_000}},
+        max_tokens=10,
+        on_breaker_open="fallback",
+        fallback_model="sim:spare",
+        breaker_threshold=2,
+        breaker_pause=1_000.0,
+        breaker_max_pause=1_000.0,
+    )
+    client._second = (dear, "default")
+    results = client.generate([f"p{i}" for i in range(10)])
+    assert sum(result.ok for result in results) == 3
+    assert (client.spent, client._budget.overrun) == (90.0, 0)
+
+
+def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The bill of a call stands, whatever its answer is worth and however it is told."""
+    provider = Scripted(clock, lambda *_: Answer("nonsense", cost=0.5))
+    client = client_of(provider, packing=True, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        futures = submit_all(client, ["one", "two"])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    client.stop()
+    assert client.spent == 0.5 * len(provider.starts) == 2.0

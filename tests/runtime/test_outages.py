@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenes import PATIENCE, InTime, Scripted, broken, failure, submit_all, unavailable
+from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
@@ -125,6 +125,17 @@ def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -
     assert all(result.ok for result in results)
     assert {result.model for result in results} == {"sim:spare"}
     assert clock.now() < 60
+
+
+def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Vectors of two models cannot be compared: who asked for one waits until its model is back."""
+    down = Embedder(clock, lambda *_: unavailable() if clock.now() < 20 else "fine")
+    client = client_of(
+        down, on_breaker_open="fallback", fallback_model="sim:spare", breaker_threshold=2, retries=5
+    )
+    with clock.held():
+        futures = [client.submit_embedding(f"t{i}") for i in range(20)]
+    assert {future.result(PATIENCE).model for future in futures} == {"scripted:default"}
 
 
 def test_a_fallback_that_cannot_be_used_is_refused_at_construction(

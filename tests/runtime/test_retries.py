@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import CooldownStarted, RetryScheduled
-from smartbatch.models import Answer, Usage
+from smartbatch.models import Answer, Request, Usage
 from smartbatch.runtime.ticket import ResultFuture
 
 ClientOf = Callable[..., BatchingClient]
@@ -223,4 +223,26 @@ def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: Clien
     stopper.result()
     assert isinstance(first.exception(PATIENCE), SmartbatchError)
     assert second.cancelled()
+    assert len(provider.starts) == 1
+
+
+def test_halves_of_a_spoilt_call_are_no_further_tries_after_a_cancelled_stop(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A shared call that fails for what is in it is sent again in halves, but not once all is cancelled."""
+
+    class Spoilt(Scripted):
+        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
+            super().generate_many(requests, **details)
+            raise failure(ErrorKind.CLIENT_ERROR)
+
+    provider = Spoilt(clock, max_shared=10)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        futures = submit_all(client, "ab")
+        client.submit_urgent("c")
+        provider.wait_for(1)
+        client.cancel_pending()
+    assert all(isinstance(f.exception(PATIENCE), SmartbatchError) for f in futures if not f.cancelled())
+    client.stop()
     assert len(provider.starts) == 1
