@@ -239,10 +239,9 @@ class BatchDispatcher:
         batch.move(BatchState.SENDING)
         now = flight.started = self._clock.now()
         deadline = now + self._call_timeout
-        for ticket in batch.items:
-            limit = ticket.deadline
-            if limit is not None:
-                deadline = min(deadline, limit)
+        limits = [ticket.deadline for ticket in batch.items]
+        if None not in limits:  # who has less time than the others is told by the collector when it is over
+            deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
             batch.id,
             tuple(ticket.request for ticket in batch.items),

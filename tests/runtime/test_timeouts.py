@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -154,3 +154,26 @@ def test_a_provider_that_keeps_its_deadline_fails_the_same_way(
     future = client_of(provider).submit("x", timeout=2.0)
     assert isinstance(future.exception(PATIENCE), RequestTimeout | ProviderError)
     assert clock.now() <= 3.0
+
+
+def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A shared call may take as long as the most patient of its askers has; the others are told in time."""
+
+    class Punctual(Scripted):
+        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
+            answers = super().generate_many(requests, **details)
+            if details["timeout"] < 1.0:
+                raise TimeoutError
+            return answers
+
+    provider = Punctual(clock, latency=1.0, max_shared=10)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        patient, hurried = client.submit("patient", timeout=60.0), client.submit("hurried", timeout=1.5)
+    assert isinstance(hurried.exception(PATIENCE), RequestTimeout)
+    assert patient.result(PATIENCE).attempts == 1
+    assert [start.timeout for start in provider.starts] == [600.0, 59.0]
