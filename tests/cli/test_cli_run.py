@@ -467,8 +467,11 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     assert b"BrokenPipe" not in said
 
 
-def test_the_responses_api_is_chosen_by_a_provider_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_responses_api_is_chosen_by_a_provider_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Whatever the adapter takes can be given on the command line."""
+    monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("a question\n")
     with emulator() as emu:
         monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
