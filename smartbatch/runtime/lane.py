@@ -31,6 +31,10 @@ _FADES = 0.2
 """Weight of the latest call in what a call takes: some five calls are remembered."""
 
 
+_SPARE = 64
+"""Entries of a heap that may lie about, passed over when they come up, besides as many as are waiting."""
+
+
 @define(eq=False)
 class Standing:
     """How a provider and model stand, as all their lanes see it; they share the breaker, too.
@@ -144,6 +148,7 @@ class Lane:
             self.waiting -= 1
             self._urgent -= urgent
         ticket.entry = 0
+        self._thin()
 
     def head(self) -> Ticket | None:
         """The ticket that is served next, or ``None``."""
@@ -187,6 +192,7 @@ class Lane:
 
     def _push(self, ticket: Ticket, entry: int) -> None:
         """Let ``ticket`` be served. It counts last and with no call, so Ctrl-C leaves all or nothing."""
+        self._thin()
         urgent = False
         if self.shares:
             urgent = self._skips_window(ticket)
@@ -200,18 +206,26 @@ class Lane:
         self.waiting += 1
         self._urgent += urgent
 
+    def _thin(self) -> None:
+        """Throw out entries of tickets that have left, once they are most of a heap: they hold memory."""
+        most = 2 * self.waiting + _SPARE
+        if len(self.queue.queue) > most:
+            self.queue.queue = _living(self.queue.queue)
+        if len(self._arrivals) > most or len(self._musts) > most:
+            self._arrivals, self._musts = _living(self._arrivals), _living(self._musts)
+
     def flush(self, now: float) -> None:
         """Let what waits in the window now wait no longer; what comes later gathers as ever."""
         if self.shares:
             for _, entry, ticket in self.queue.queue:
-                if ticket.entry == entry:
-                    ticket.must_start = min(ticket.must_start, now)
+                if ticket.entry == entry and ticket.must_start > now:
+                    ticket.must_start = now
                     heapq.heappush(self._musts, (ticket.must_start, entry, ticket))
 
     def hold(self, ticket: Ticket) -> None:
         """Take the head, a retry, out of the way until the retry budget has room for one."""
         self.pop()
-        ticket.entry = -ticket.entry
+        ticket.entry = next(_sequence)  # it does not count for the window, where its old entry would be found
         ticket.paused = True
         heapq.heappush(self.held, (ticket.key, ticket.entry, ticket))
 
@@ -265,3 +279,10 @@ class Lane:
     @staticmethod
     def _skips_window(ticket: Ticket) -> bool:
         return ticket.alone or ticket.urgent or ticket.group is not None
+
+
+def _living(heap: list[tuple[float, int, Ticket]]) -> list[tuple[float, int, Ticket]]:
+    """Return a new heap of the entries that still count."""
+    living = [item for item in heap if item[2].entry == item[1]]
+    heapq.heapify(living)
+    return living

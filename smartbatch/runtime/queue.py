@@ -17,6 +17,8 @@ from smartbatch.runtime.ticket import Claim, Ticket, TicketState
 __all__ = ["Books", "RequestQueue"]
 
 _sequence = itertools.count(1)
+_SPARE = 64
+"""Deadlines of requests that have ended which may lie about, besides as many as there are requests."""
 
 
 @define
@@ -162,8 +164,8 @@ class RequestQueue:
             claim.begin()
             self._drop_claim_locked(ticket, claim)
             if not ticket.claims:
+                self._forget_locked(ticket)  # first: if Ctrl-C comes now, a worker will pass the ticket over
                 ticket.lane.remove(ticket)
-                self._forget_locked(ticket)
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Claim]]:
@@ -287,8 +289,13 @@ class RequestQueue:
             leader.lane.put(leader, leader.due, now)
 
     def _watch_deadline_locked(self, ticket: Ticket, claim: Claim) -> None:
-        if claim.deadline is not None:
-            heapq.heappush(self._deadlines, (claim.deadline, next(_sequence), ticket, claim))
+        if claim.deadline is None:
+            return
+        if len(self._deadlines) > 2 * (self.books.waiting + self.books.in_flight) + _SPARE:
+            pending = [item for item in self._deadlines if item[2].state is not TicketState.DONE]
+            heapq.heapify(pending)
+            self._deadlines = pending
+        heapq.heappush(self._deadlines, (claim.deadline, next(_sequence), ticket, claim))
 
     def _drop_claim_locked(self, ticket: Ticket, claim: Claim) -> None:
         ticket.claims.remove(claim)

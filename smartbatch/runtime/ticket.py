@@ -87,6 +87,8 @@ class ResultFuture(Future[Result]):
         except KeyboardInterrupt:
             self._on_interrupt()
             raise
+        finally:
+            del self  # an error raised here has this frame in its traceback, and the future has the error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
@@ -184,6 +186,7 @@ class Claim:
     def end(self, result: Result) -> None:
         """Tell ``result`` to whoever waits for it. No lock may be held; a second time does nothing more."""
         self.future.settle(result)
+        self.ticket = None  # which has this claim: neither shall wait for the garbage collector
         if self.sink is not None:
             self.sink(result)
 
