@@ -440,12 +440,14 @@ class BatchingClient:
         """Cancel what nobody waits for any more; called by a finaliser, in the middle of anything.
 
         If the queue's lock is free, this thread does not hold it. If not, it may, so the lock is not taken:
-        whoever meets the cancelled futures in the queue strikes them.
+        the collector strikes the cancelled futures when it looks, or a worker that meets them before.
         """
         engine = self._engine
-        busy = engine is None or engine.queue.monitor.lock.locked()
         for future in futures:
-            Future.cancel(future) if busy else future.cancel()
+            if engine is None or not engine.queue.monitor.lock.locked():
+                future.cancel()
+            elif Future.cancel(future):
+                engine.queue.forsaken.append(future)
 
     def _running(self) -> Engine:
         engine = self._engine

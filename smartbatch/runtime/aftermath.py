@@ -47,7 +47,7 @@ class Aftermath:
 
         The first pays for the tries so far, unless somebody is left who will pay for all of them.
         """
-        left = [claim for claim in ticket.claims if claim not in claims and not claim.future.cancelled()]
+        left = any(claim not in claims and not claim.future.cancelled() for claim in ticket.claims)
         for position, claim in enumerate(claims):
             first = position == 0 and not left
             own = (

@@ -32,6 +32,7 @@ class CallbackThread:
 
     def run_later(self, fn: Callable[[], Any]) -> None:
         """Have ``fn`` run soon."""
+        todo: list[Callable[[], Any]] = []
         with self._monitor:
             self._todo.append(fn)
             self._monitor.notify()
@@ -47,9 +48,8 @@ class CallbackThread:
                 self._clock.unspawned()
                 todo = list(self._todo)
                 self._todo.clear()
-        if self._thread is None:
-            for each in todo:
-                self._call(each)
+        for each in todo:
+            self._call(each)
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until every callback has run; at once when called from one of them."""

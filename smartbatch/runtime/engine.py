@@ -162,10 +162,10 @@ class Engine:
                     self.dispatcher.wake_locked()
                 if claim.deadline is not None:
                     self.dispatcher.wake_before_locked(claim.deadline)
+            self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
         except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
-        self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
         return future
 
     def books(self) -> Books:
@@ -212,10 +212,12 @@ class Engine:
         except BaseException:  # Ctrl-C: no more patience, but nobody is left waiting for ever
             self.cancel_pending()
             self._end(reason, release)
+            self.callbacks.close()
             raise
         if not idle:
             failed = self._end(reason, release)
         self.dispatcher.stop()
+        self._tell_forsaken()
         if timeout is not None:
             timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
         self.callbacks.drain(timeout)
@@ -227,6 +229,14 @@ class Engine:
         release()
         self.dispatcher.stop()
         return failed
+
+    def _tell_forsaken(self) -> None:
+        """Tell of what was cancelled behind the collector's back, which looks no more."""
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            for ticket, claim in self.queue.strike_forsaken_locked():
+                aftermath.cancelled(ticket, claim, self._clock.now())
+        aftermath.perform(self._tell)
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import deque
 
 from attrs import define
 
@@ -12,7 +13,7 @@ from smartbatch.clock import Clock, Monitor
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.models import Priority
 from smartbatch.runtime.lane import Lane
-from smartbatch.runtime.ticket import Claim, Ticket, TicketState
+from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket, TicketState
 
 __all__ = ["Books", "RequestQueue"]
 
@@ -53,7 +54,8 @@ class RequestQueue:
     """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
 
     Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` (for
-    whom the reserve is) and :attr:`idle` are further waiting rooms on the same lock.
+    whom the reserve is) and :attr:`idle` are further waiting rooms on the same lock. :attr:`forsaken` takes
+    futures that a finaliser cancelled where it could not take the monitor.
 
     Args:
         clock: time and waiting.
@@ -80,6 +82,7 @@ class RequestQueue:
         self.lanes: list[Lane] = []
         self.live: dict[Ticket, None] = {}
         self.settling: dict[object, None] = {}
+        self.forsaken: deque[ResultFuture] = deque()
         self.flushing = False
         self.closed: ClientClosed | None = None
         self._identical: dict[bytes, Ticket] = {}
@@ -198,6 +201,16 @@ class RequestQueue:
         while self._deadlines and self._deadlines[0][2].state is TicketState.DONE:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def strike_forsaken_locked(self) -> list[tuple[Ticket, Claim]]:
+        """Strike the claims whose futures were cancelled without the monitor; the caller tells of them."""
+        struck: list[tuple[Ticket, Claim]] = []
+        while self.forsaken:
+            claim = self.forsaken.popleft().claim
+            ticket = None if claim is None else claim.ticket
+            if claim is not None and ticket is not None and self.cancelled_locked(ticket, claim):
+                struck.append((ticket, claim))
+        return struck
 
     def settled(self, deeds: object) -> None:
         """Futures that ended under the lock have been settled after it."""

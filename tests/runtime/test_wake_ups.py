@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from scenes import PATIENCE, Aside, Embedder, InTime, Scripted, submit_all, unavailable
+from scenes import PATIENCE, Embedder, InTime, Scripted, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
@@ -14,7 +14,6 @@ from smartbatch.core.classify import Classifiers
 from smartbatch.models import Embedding
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.quotas import shared_quota
-from smartbatch.runtime.ticket import Ticket
 from smartbatch.wiring import Lanes
 
 ClientOf = Callable[..., BatchingClient]
@@ -148,27 +147,3 @@ def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock
     with pytest.raises(KeyboardInterrupt):
         lanes.of(provider, "model")
     assert lanes.of(provider, "model") in served
-
-
-def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
-    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second Ctrl-C lands in the middle of cancelling: a stop without limit returns all the same."""
-    provider = Scripted(clock)
-    client = client_of(provider, parallelism=1)
-    with clock.held():
-        flying = client.submit("flying")
-        provider.wait_for(1)
-        waiting = client.submit("waiting")
-
-        def interrupted(lane: Lane, ticket: Ticket) -> None:
-            monkeypatch.undo()
-            lane.remove(ticket)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Lane, "remove", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            waiting.cancel()
-    Aside(client.stop).result()
-    assert flying.result(PATIENCE).ok
-    assert provider.prompts == ["flying"]
