@@ -85,7 +85,12 @@ class Collector:
         return now if self._moved else wake
 
     def expire_locked(self, now: float, aftermath: Aftermath) -> float:
-        """Fail what has run out of its own time; return when the next one does."""
+        """Fail what has run out of its own time; return when the next one does.
+
+        What was cancelled without the monitor is struck as well.
+        """
+        for ticket, claim in self._queue.strike_forsaken_locked():
+            aftermath.cancelled(ticket, claim, now)
         for ticket, claim in self._queue.expired_locked(now):
             error = RequestTimeout(
                 f"the request's time-out ended after {now - claim.submitted:.3g} s and "
@@ -106,21 +111,17 @@ class Collector:
         if head.charged and lane.retry_budget.look(now) > now:
             lane.hold(head)  # a first call may go all the same
             return now
+        if lane.shares:  # what the head must wait for, its company would: do not gather it for each newcomer
+            at = self._gates.look(lane, _demand(lane, [head]), now)
+            if at > now:
+                self._note_changes_locked(lane, now, aftermath)
+                return self._patience_ends(lane, at)
         tickets = self._company_locked(lane, head)
-        given, made = _expected(lane, tickets)
-        demand = Demand(
-            tokens=given + made,
-            output=made,
-            cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
-            first=head.attempts == 0,
-            retry=head.charged,
-        )
+        demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
         if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
             aftermath.events.append(PackingChanged(now, lane.label, True, reason))
-        if lane.standing.open_since is not None:
-            for change in lane.breaker.changes():
-                self._router.note_change(lane, change, now, aftermath)
+        self._note_changes_locked(lane, now, aftermath)
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane.unpop(ticket)
@@ -207,9 +208,27 @@ class Collector:
         other.put(head, head.due, now)
         self._moved = True
 
+    def _note_changes_locked(self, lane: Lane, now: float, aftermath: Aftermath) -> None:
+        """Tell of what the breaker became when it was looked at."""
+        if lane.standing.open_since is not None:
+            for change in lane.breaker.changes():
+                self._router.note_change(lane, change, now, aftermath)
+
     def _patience_ends(self, lane: Lane, at: float) -> float:
         since = lane.standing.open_since
         return at if since is None else min(at, since + self._config.outage_patience + 0.001)
+
+
+def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
+    """Return what one call for ``tickets`` will use, of which the first is the head."""
+    given, made = _expected(lane, tickets)
+    return Demand(
+        tokens=given + made,
+        output=made,
+        cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
+        first=tickets[0].attempts == 0,
+        retry=tickets[0].charged,
+    )
 
 
 def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """The dispatcher: workers that carry batches to the provider and bring the verdicts back.
 
 A worker is a loop over one step: take a batch, make its call, route what came back, take the next. The thread
-pool is only ever asked for one more look, never handed a batch, so its own queue stays empty and priorities
-hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
+pool is only handed a batch when fewer than all its threads are busy, so its own queue stays empty and
+priorities hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
 """
 
 from __future__ import annotations

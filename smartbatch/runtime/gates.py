@@ -8,6 +8,7 @@ and never does I/O; it answers with a time. The free slot, the last gate, is the
 from __future__ import annotations
 
 import enum
+import math
 import random
 from typing import TypeAlias
 
@@ -87,15 +88,15 @@ class Gates:
         self._call_timeout = call_timeout
         self._rng = rng
 
+    def look(self, lane: Lane, demand: Demand, now: float) -> float:
+        """Return the earliest time at which asking for a permit makes sense: ``now`` when there is one."""
+        with lane.quota.lock:
+            return self._look_locked(lane, demand, now)
+
     def admit(self, lane: Lane, demand: Demand, now: float) -> Permit | float:
         """Return a permit, or the earliest time at which asking again makes sense."""
-        at = lane.breaker.look(now)
-        if demand.retry:
-            at = max(at, lane.retry_budget.look(now))
-        if not self.budget.fits(demand.cost):
-            return float("inf")
         with lane.quota.lock:
-            at = max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
+            at = self._look_locked(lane, demand, now)
             if at > now:
                 return at
             reservation = lane.quota.quota.take(now, demand.tokens, demand.output)
@@ -107,6 +108,14 @@ class Gates:
         lane.in_flight += 1
         through = lane.breaker.take(now, now + self._call_timeout)
         return Permit(lane, demand, reservation, through, self.budget.reserve(demand.cost))
+
+    def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
+        at = lane.breaker.look(now)
+        if demand.retry:
+            at = max(at, lane.retry_budget.look(now))
+        if not self.budget.fits(demand.cost):
+            return math.inf
+        return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
     def affordable(self, cost: float) -> bool:
         """Whether ``cost`` can still fit once what is reserved has been settled."""
