@@ -11,6 +11,7 @@ from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.models import Answer, Result, Route, Usage, evolve
 from smartbatch.runtime.queue import RequestQueue
+from smartbatch.runtime.quotas import SharedQuota
 from smartbatch.runtime.ticket import Claim, Ticket
 
 __all__ = ["Aftermath"]
@@ -24,14 +25,16 @@ class Aftermath:
         queue: whose requests it ends; a stop waits until they are settled.
         settlements: the claims to settle, with their results.
         events: what to tell the observers.
+        freed: quotas in which room was made by a call that never went; others may wait for it.
     """
 
     queue: RequestQueue
     settlements: list[tuple[Claim, Result]] = field(factory=list)
     events: list[Event] = field(factory=list)
+    freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.settlements or self.events)
+        return bool(self.settlements or self.events or self.freed)
 
     def answer(self, ticket: Ticket, claims: list[Claim], result: Result, now: float) -> None:
         """Settle ``claims`` with the result of ``ticket``; the first pays, the others share it at no cost."""
@@ -105,6 +108,8 @@ class Aftermath:
         finally:
             if self.settlements:
                 self.queue.settled(self)
+            for quota in self.freed:
+                quota.wake_others(self.queue)
 
     def _settle(self, ticket: Ticket, claim: Claim, result: Result, now: float) -> None:
         self.queue.settling[self] = None

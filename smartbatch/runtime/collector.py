@@ -129,6 +129,7 @@ class Collector:
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
+            aftermath.freed.append(lane.quota)
             return now
         batch: Batch[Ticket] = Batch(self._new_id(), min(ticket.due for ticket in starting))
         batch.fill(starting, int(demand.tokens))

@@ -180,7 +180,7 @@ class BatchDispatcher:
         """The system has no thread left: the workers there are do the work; without any, it fails."""
         now = self._clock.now()
         if self._busy:
-            self._router.return_locked(flight, now)
+            self._router.return_locked(flight, now, aftermath)
             return
         closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
         self._router.drop_locked(flight, closed, now, aftermath)

@@ -202,14 +202,16 @@ class ResponseRouter:
     def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
         """End a flight that never took off."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
+        aftermath.freed.append(flight.permit.lane.quota)
         flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self.fail_locked(ticket, error, now, aftermath)
 
-    def return_locked(self, flight: Flight, now: float) -> None:
+    def return_locked(self, flight: Flight, now: float, aftermath: Aftermath) -> None:
         """Let a flight that never took off wait again: somebody else will carry it."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
+        aftermath.freed.append(flight.permit.lane.quota)
         flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
-from scenes import PATIENCE, Embedder, InTime, Scripted, submit_all, unavailable
+from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
@@ -14,6 +16,7 @@ from smartbatch.core.classify import Classifiers
 from smartbatch.models import Embedding
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.quotas import shared_quota
+from smartbatch.runtime.ticket import Ticket
 from smartbatch.wiring import Lanes
 
 ClientOf = Callable[..., BatchingClient]
@@ -80,6 +83,35 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
     stopping.result()
     assert future.result(PATIENCE).ok
     assert mine.starts[0].at == 100.0
+
+
+def test_a_call_that_never_went_makes_room_for_the_other(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled request holds the last place of a shared quota for a moment, and then the other one looks."""
+    theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
+    other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
+    queue, dispatcher = other._running().queue, client._running().dispatcher
+    start = queue.start_locked
+
+    def slowly(ticket: Ticket, now: float) -> bool:
+        if ticket.request.prompt == "ghost":
+            client.submit("mine")
+            eventually(
+                lambda: dispatcher._wakes_at == math.inf
+            )  # it has looked, and waits for somebody's end
+            Future.cancel(ticket.claims[0].future)
+        return start(ticket, now)
+
+    with clock.held():
+        submit_all(other, "abc")  # of four that may go until a limit that was told has proven itself
+        theirs.wait_for(3)
+        monkeypatch.setattr(queue, "start_locked", slowly)
+        other.submit("ghost")
+        mine.wait_for(1)
+    assert mine.starts[0].at == 0.0
+    for each in (client, other):
+        each.stop(timeout=0)
 
 
 def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
