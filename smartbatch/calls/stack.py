@@ -18,7 +18,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch.calls.packed import generate_packed
-from smartbatch.calls.soundness import checked, flaw, invalid
+from smartbatch.calls.soundness import checked, invalid
 from smartbatch.calls.streamed import Feed, cut, streamed
 from smartbatch.core.classify import Classifiers
 from smartbatch.core.packing import BatchCompiler
@@ -191,9 +191,6 @@ def _guarded(call: Call, provider: Provider) -> Call:
         return _fitted(spec, outcomes)
 
     return guarded
-
-
-_flaw = flaw  # the name it had here
 
 
 def with_request(spec: CallSpec, *requests: Request) -> CallSpec:

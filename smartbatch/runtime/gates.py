@@ -105,7 +105,6 @@ class Gates:
         elif demand.first:
             lane.retry_budget.called()
         self.permits_out += 1
-        lane.in_flight += 1
         through = lane.breaker.take(now, now + self._call_timeout)
         return Permit(lane, demand, reservation, through, self.budget.reserve(demand.cost))
 
@@ -147,7 +146,6 @@ class Gates:
         permit.ended = True
         lane, demand = permit.lane, permit.demand
         self.permits_out -= 1
-        lane.in_flight -= 1
         changes: list[Change] = []
         with lane.quota.lock:
             quota, reservation = lane.quota.quota, permit.reservation

@@ -64,7 +64,6 @@ class Lane:
         quota: shared by everybody in the process who shares the provider's limits.
         rates: prices, or ``None`` when they are unknown.
         max_tokens: most estimated input tokens of one call.
-        in_flight: calls under way.
         call: the provider's call with its layers around it.
         later: tickets between two tries, by the end of their pause.
         company: what must be equal for requests to travel together.
@@ -88,7 +87,6 @@ class Lane:
     company: Callable[[Request], Hashable] = attrgetter("isolation_key")
     health: PackingHealth | None = None
     packed: Lane | None = None
-    in_flight: int = 0
     waiting: int = 0
     later: list[tuple[float, int, Ticket]] = field(factory=list)
     held: list[tuple[float, int, Ticket]] = field(factory=list)

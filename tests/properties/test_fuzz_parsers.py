@@ -19,7 +19,7 @@ from properties import real_bodies
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
-from smartbatch.calls.stack import _flaw
+from smartbatch.calls.soundness import flaw
 from smartbatch.core.packing import BatchCompiler, Packed, split, word
 from smartbatch.core.structured import MAX_DEPTH, Check, NoJson, Parsed, Problem, recover_json
 from smartbatch.errors import ErrorKind, ProviderError
@@ -72,7 +72,7 @@ TYPES = ("application/json", "text/event-stream; charset=utf-8", "text/html", ""
 
 def check_answer(answer: object) -> None:
     assert isinstance(answer, Answer)
-    assert _flaw(answer) is None
+    assert flaw(answer) is None
     for text in (answer.text, answer.model, answer.provider_request_id, answer.finish_reason):
         assert text is None or isinstance(text, str)
         (text or "").encode()  # no lone surrogates
