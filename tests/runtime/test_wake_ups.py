@@ -88,7 +88,7 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
 def test_a_call_that_never_went_makes_room_for_the_other(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled request holds the last place of a shared quota for a moment, and then the other one looks."""
+    """A cancelled request holds the last place of a shared quota for a moment, and the other one looks."""
     theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
     other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
     queue, dispatcher = other._running().queue, client._running().dispatcher
