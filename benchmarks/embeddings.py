@@ -28,6 +28,7 @@ from smartbatch.providers.openai import OpenAIProvider
 MODEL = "text-embedding-3-small"
 DIMENSIONS = 64
 THREADS, TEXTS, LATENCY = 64, 2_000, 0.05
+MOST_CALLS = 80
 FIXED_WINDOWS = (0.002, 0.005, 0.01, 0.02, 0.05)
 
 
@@ -70,7 +71,8 @@ def ask_all(client: BatchingClient) -> tuple[float, float]:
     return spent
 
 
-def run(title: str, prepare: Callable[[BatchingClient], None], **settings: Any) -> tuple[float, float]:
+def run(title: str, prepare: Callable[[BatchingClient], None], **settings: Any) -> tuple[float, float, int]:
+    """Return CPU seconds, wall seconds and calls."""
     with emulator("--latency", str(LATENCY)) as base_url:
         provider = OpenAIProvider("benchmark", base_url)
         with BatchingClient(MODEL, provider=provider, parallelism=THREADS, **settings) as client:
@@ -83,7 +85,7 @@ def run(title: str, prepare: Callable[[BatchingClient], None], **settings: Any) 
         f"{title:<24} {made:5} calls, {TEXTS / made:5.1f} texts a call, {TEXTS / wall:6.0f} texts/s, "
         f"CPU {1000 * cpu / TEXTS:.2f} ms a text"
     )
-    return cpu, wall
+    return cpu, wall, made
 
 
 def lone(count: int) -> tuple[float, float]:
@@ -116,11 +118,16 @@ def set_window(seconds: float) -> Callable[[BatchingClient], None]:
 
 
 def main() -> None:
-    cpu, wall = run("coalesced", lambda _: None)
-    single_cpu, single_wall = run("one call a text", lambda _: None, batching_strategy="individual")
-    best = min(run(f"window of {1000 * s:.0f} ms", set_window(s))[1] for s in FIXED_WINDOWS)
+    cpu, wall, _ = run("coalesced", lambda _: None)
+    single_cpu, single_wall, _ = run("one call a text", lambda _: None, batching_strategy="individual")
+    windows = [run(f"window of {1000 * s:.0f} ms", set_window(s))[1:] for s in FIXED_WINDOWS]
+    best = min(wall for wall, _ in windows)
+    best_full = min(wall for wall, made in windows if made <= MOST_CALLS)
     print(f"against one call a text  wall {wall / single_wall:.2f}, CPU {cpu / single_cpu:.2f}")
-    print(f"against the best window  throughput {best / wall:.2f}   (target: about 1, in at most 80 calls)")
+    print(
+        f"against the best window  throughput {best_full / wall:.2f} of those with at most {MOST_CALLS} calls "
+    )
+    print(f"                         (target: about 1), {best / wall:.2f} of all")
     ours, direct = lone(100)
     print(
         f"a lone request, p50      {1000 * (ours - direct):+.2f} ms against a direct call (target: at most 3)"
