@@ -125,7 +125,7 @@ def main() -> None:
     best_full = min(wall for wall, made in windows if made <= MOST_CALLS)
     print(f"against one call a text  wall {wall / single_wall:.2f}, CPU {cpu / single_cpu:.2f}")
     print(
-        f"against the best window  throughput {best_full / wall:.2f} of those with at most {MOST_CALLS} calls "
+        f"against the best window  throughput {best_full / wall:.2f} of those in at most {MOST_CALLS} calls"
     )
     print(f"                         (target: about 1), {best / wall:.2f} of all")
     ours, direct = lone(100)
