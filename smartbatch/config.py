@@ -107,7 +107,7 @@ class BatchingConfig:
         None, "text", "The model, as provider:model, that takes over from an open breaker.", optional=True
     )
     outage_patience: float = setting(
-        3600.0, "float", "How long requests wait out an outage of the provider.", 0, 7 * DAY, unit="s"
+        10_800.0, "float", "How long requests wait out an outage of the provider.", 0, 7 * DAY, unit="s"
     )
 
     max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9, optional=True)

@@ -47,7 +47,7 @@ def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, clie
         lambda prompt, _: unavailable() if 1_000 <= next(calls) < 1_500 else f"re: {prompt}",
         latency=0.2,
     )
-    client = client_of(provider, parallelism=64, queue_capacity=10_000, outage_patience=86_400)
+    client = client_of(provider, parallelism=64, queue_capacity=10_000)
     with clock.held():
         futures = submit_all(client, [f"p{i}" for i in range(5_000)])
     assert [future.result(PATIENCE).text for future in futures] == [f"re: p{i}" for i in range(5_000)]
