@@ -45,10 +45,10 @@ time; that headers keep refusals below 1 % is held in virtual time, by the tests
 
 @pytest.mark.parametrize("name", ["openai", "anthropic", "gemini"])
 def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
-    """Used to 90 %, none lost, and no second storm."""
+    """Used to 95 %, none lost, and no second storm."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:
         seconds, refused = run(name, emu, max_tokens=30)
-    assert CALLS / (150 + 100 * seconds) >= 0.9
+    assert CALLS / (150 + 100 * seconds) >= 0.95
     assert refused <= MOST
 
 
@@ -57,5 +57,5 @@ def test_a_limit_of_tokens_is_filled_and_kept(name: str) -> None:
     """60,000 a minute, of which each call is charged its output cap of 105."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, tpm=60_000) as emu:
         seconds, refused = run(name, emu, max_tokens=105)
-    assert 105 * CALLS / (60_000 + 1000 * seconds) >= 0.9
+    assert 105 * CALLS / (60_000 + 1000 * seconds) >= 0.95
     assert refused <= MOST
