@@ -18,8 +18,8 @@ from smartbatch.prices import Price
 __all__ = ["BatchingConfig"]
 
 PREFIX = "SMARTBATCH_"
-RESERVED = ("SMARTBATCH_BATCH_", "SMARTBATCH_STORE", "SMARTBATCH_TEST_")
-"""Variables of other parts of the library; a key of this class that starts so is still read."""
+RESERVED = ("SMARTBATCH_TEST_",)
+"""Variables of tests; a key of this class that starts so is still read."""
 
 LARGE_QUEUE = 10_000
 DAY = 86_400
@@ -131,6 +131,65 @@ class BatchingConfig:
     cache_max_bytes: int = setting(
         2**30, "int", "Size of the kept answers; the oldest go first.", 2**16, 2**44
     )
+    store: str | None = setting(
+        None,
+        "text",
+        "Where jobs are kept: a file, or a PostgreSQL address such as postgresql://…; in the user's state "
+        "folder when none.",
+        optional=True,
+    )
+    batch_enabled: bool = setting(True, "bool", "Allows batches at the provider; off, jobs go in real time.")
+    batch_threshold: int = setting(
+        10, "int", "Fewest requests for which submit_and_wait makes a batch.", 1, 1_000_000
+    )
+    batch_poll_interval: float = setting(
+        30.0, "float", "Time between two looks at a batch.", 0.01, 3600, unit="s"
+    )
+    batch_timeout: float = setting(
+        3600.0,
+        "float",
+        "How long waiting for a job lasts by default, and when a job that may falls back to real time.",
+        0.1,
+        30 * DAY,
+        unit="s",
+    )
+    batch_max_requests: int = setting(5000, "int", "Most requests of one batch.", 1, 100_000)
+    batch_settle: float = setting(
+        1800.0,
+        "float",
+        "How long a batch whose creation is unsure is looked for before its requests are sent again.",
+        0.1,
+        30 * DAY,
+        unit="s",
+    )
+    batch_on_unknown: Literal["settle", "hold"] = setting(
+        "settle",
+        "choice",
+        "What follows when it was not found: send again, or wait 26 hours, when it is certain.",
+        choices=("settle", "hold"),
+    )
+    batch_fallback: Literal["batch", "individual"] = setting(
+        "batch",
+        "choice",
+        "Where requests go that an expired, failed or late batch has not run: a new batch, or real time.",
+        choices=("batch", "individual"),
+    )
+    batch_retention: float | None = setting(
+        None,
+        "float",
+        "When files at the provider are deleted, after a job has ended; never when none.",
+        0,
+        365 * DAY,
+        unit="s",
+        optional=True,
+    )
+    batch_enqueued_tokens: int | None = setting(
+        None, "int", "Most tokens of one model in batches that have not ended.", 1, 10**12, optional=True
+    )
+    exclusive_workspace: bool = setting(
+        False, "bool", "Nobody else creates batches in this Anthropic workspace."
+    )
+
     batching_strategy: Literal["auto", "individual"] = setting(
         "auto", "choice", "How the way of a request is chosen.", choices=("auto", "individual")
     )

@@ -185,6 +185,28 @@ class ValidationFailed(SmartbatchError):
         super().__init__(message, kind=kind, **details)
 
 
+class StoreError(SmartbatchError):
+    """The store of jobs cannot be used; nothing was sent. The text says where it is and what to do."""
+
+
+class JobNotFound(SmartbatchError, LookupError):
+    """The store has no job of that id or key."""
+
+
+class JobConflict(SmartbatchError, ValueError):
+    """The key belongs to a job with other requests, another model or other parameters."""
+
+
+class JobTimeout(SmartbatchError, TimeoutError):
+    """The job has not ended in the time given; it goes on, and nothing is lost.
+
+    Attributes:
+        job_id: the job.
+    """
+
+    job_id: str | None = None
+
+
 class AllRequestsFailed(SmartbatchError):
     """Every request of a list failed.
 

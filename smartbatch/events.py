@@ -161,3 +161,69 @@ class ClientStarted(Event):
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
+
+
+@frozen
+class JobAccepted(Event):
+    """A job is on disk; from here on it cannot be lost."""
+
+    job_id: str
+    model: str
+    items: int
+
+
+@frozen
+class ShardChanged(Event):
+    """A shard of a job, which is one batch at the provider, moved to another state."""
+
+    job_id: str
+    shard_id: str
+    batch_id: str | None
+    model: str
+    before: str
+    after: str
+    size: int
+    reason: str = ""
+
+
+@frozen
+class JobProgress(Event):
+    """What is known of a job after a poll or after results were stored."""
+
+    job_id: str
+    model: str
+    total: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    running: int
+    """Items the provider says it has done but whose results are not stored yet."""
+    remaining: float | None
+    """Seconds until the job ends, as far as can be said."""
+    cost: float
+    realtime_cost: float
+
+
+@frozen
+class JobIncident(Event):
+    """Something that should not have happened; it is kept in the store as well."""
+
+    job_id: str
+    shard_id: str | None
+    kind: str
+    detail: str
+    money: float | None
+
+
+@frozen
+class JobFinished(Event):
+    job_id: str
+    model: str
+    succeeded: int
+    failed: int
+    cancelled: int
+    seconds: float
+    """Wall-clock seconds from acceptance to the last result."""
+    cost: float
+    realtime_cost: float
+    unpriced: int

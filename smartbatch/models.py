@@ -60,6 +60,8 @@ class Route(enum.Enum):
     """Answered by a preprocessing hook, without a call."""
     CACHED = "cached"
     """Answered from the cache, without a call."""
+    BATCH = "batch"
+    """Answered through the provider's Batch API."""
 
 
 class Strategy(enum.Enum):

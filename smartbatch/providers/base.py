@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.models import Answer, Request
+
+if TYPE_CHECKING:
+    from smartbatch.providers.batches import BatchApi
 
 __all__ = ["AnswerStream", "Capabilities", "Provider"]
 
@@ -127,6 +131,10 @@ class Provider(ABC):
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         """Whether ``model`` surely takes a temperature; asked before one is set that nobody asked for."""
         return False
+
+    def batches(self) -> BatchApi | None:
+        """Return the provider's Batch API, made when first asked for; ``None`` where there is none."""
+        return None
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception that :meth:`generate` raised."""

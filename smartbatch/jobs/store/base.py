@@ -1,0 +1,344 @@
+"""What a store of jobs does, in the words of the protocol: each method is one transaction.
+
+Rules all stores keep:
+
+- Every write to a job names the writer's :class:`~smartbatch.jobs.records.Grip`. When the job was taken over
+  meanwhile nothing is written and :class:`LostGrip` is raised.
+- A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LostGrip`.
+- What a method returned from is on disk. An error at a commit is looked up, never guessed.
+- A job becomes ``DONE`` in the transaction that stores its last result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from smartbatch.errors import SmartbatchError
+from smartbatch.jobs.records import (
+    Grip,
+    IncidentRow,
+    ItemState,
+    JobRow,
+    NewItem,
+    NewJob,
+    NewResult,
+    NewShard,
+    OpenItem,
+    ResultRow,
+    ShardRow,
+    ShardState,
+)
+
+__all__ = ["Direct", "Ingested", "LostGrip", "Payload", "Store", "Unsettled"]
+
+
+class LostGrip(SmartbatchError):
+    """Another process owns the job now, or moved the shard on; nothing was written."""
+
+
+@frozen
+class Payload:
+    """A request of a shard: where it stands in the shard and in the job, and its bytes."""
+
+    position: int
+    ix: int
+    payload: bytes = field(repr=False)
+
+
+@frozen
+class Direct:
+    """An item to be asked alone."""
+
+    ix: int
+    user_id: str | None
+    payload: bytes = field(repr=False)
+    tries: int
+
+
+@frozen
+class Unsettled:
+    """An item of a shard that has no result yet.
+
+    Attributes:
+        verdict: ``again`` or ``unrun`` where a line said so; ``None`` when no line came: it is missing.
+        body: the error that came with the verdict.
+        tries: shards and calls it went through before.
+    """
+
+    ix: int
+    verdict: str | None
+    body: bytes | None = field(repr=False)
+    tries: int
+
+
+@frozen
+class Ingested:
+    """What an ingest changed.
+
+    Attributes:
+        final: items that have their result by it.
+        doubled: items that had another result already, which stays.
+    """
+
+    final: tuple[int, ...] = ()
+    doubled: tuple[int, ...] = ()
+
+
+class Store(ABC):
+    """A durable book of jobs. Safe to use from several threads and, with others like it, several processes.
+
+    Attributes:
+        place: where it is, for people: a path or a DSN without its password.
+    """
+
+    place: str
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def accept(self, job: NewJob, items: Iterable[NewItem]) -> tuple[JobRow, bool]:
+        """Store a job and its items; return its row, and whether it is new.
+
+        A key that is known returns the job that has it, and ``items`` are not read. ``items`` is read lazily
+        and once. An empty one makes a job that is done.
+        """
+
+    @abstractmethod
+    def job(self, id_or_key: str) -> JobRow | None:
+        """Return a job by its id, else by its key."""
+
+    @abstractmethod
+    def jobs(self, *, unfinished: bool = False, limit: int = 1000) -> list[JobRow]:
+        """Return jobs, newest first."""
+
+    @abstractmethod
+    def forget(self, job_id: str) -> None:
+        """Delete a finished job with everything it has, and give the room back.
+
+        Raises:
+            StoreError: the job is not finished, so forgetting it could lose paid answers.
+        """
+
+    @abstractmethod
+    def request_cancel(self, job_id: str) -> None:
+        """Ask the job's owner, whoever it is, to cancel it."""
+
+    @abstractmethod
+    def unhold(self, job_id: str) -> None:
+        """Make a held job active again."""
+
+    # -- ownership -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def claimable(self, *, limit: int = 100) -> list[JobRow]:
+        """Return jobs with something left to do that nobody alive owns: unfinished ones, and finished ones
+        with shards to tidy. Those this store object owns already are left out."""
+
+    @abstractmethod
+    def claim(self, job_id: str, lease: float) -> Grip | None:
+        """Take a job for ``lease`` seconds; ``None`` while somebody alive owns it.
+
+        Somebody is alive whose lease runs by the database's clock, unless the system knows its process has
+        died. Items found ``ASKING`` are set back to ``DIRECT``, with one try more, and an incident
+        ``maybe_billed`` is written for them.
+        """
+
+    @abstractmethod
+    def renew(self, grips: Collection[Grip], lease: float) -> list[Grip]:
+        """Prolong leases; return those that are still held."""
+
+    @abstractmethod
+    def release(self, grip: Grip) -> None:
+        """Give a job back, so that another process may take it at once. Never raises ``LostGrip``."""
+
+    # -- shards ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_items(
+        self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
+    ) -> list[OpenItem]:
+        """Return items in ``state``, in order."""
+
+    @abstractmethod
+    def plan(self, grip: Grip, shard: NewShard) -> ShardRow:
+        """Put open items into a new shard, ``PLANNED``.
+
+        Raises:
+            LostGrip: also when one of the items is not open.
+        """
+
+    @abstractmethod
+    def shard(self, shard_id: str) -> ShardRow | None:
+        """Return a shard."""
+
+    @abstractmethod
+    def shards(self, job_id: str, *, states: Collection[ShardState] | None = None) -> list[ShardRow]:
+        """Return a job's shards by number."""
+
+    @abstractmethod
+    def shard_of(self, nonce: str) -> ShardRow | None:
+        """Return the shard with that nonce."""
+
+    @abstractmethod
+    def shards_in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
+        """Return shards of all jobs of an account."""
+
+    @abstractmethod
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
+        """Return requests of a shard by position, from the one after ``after``."""
+
+    @abstractmethod
+    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, int]:
+        """Return the item's position in the job for each position in the shard that exists."""
+
+    @abstractmethod
+    def tokens_of(self, job_id: str, ixs: Collection[int]) -> dict[int, int]:
+        """Return the estimated input tokens of items, for the cross-check."""
+
+    @abstractmethod
+    def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
+        """Move a shard to a state that may follow its own (or the same), with other columns changed.
+
+        Args:
+            shard: as it was read; its state is the guard.
+            changes: columns of :class:`ShardRow` by name.
+
+        Raises:
+            LostGrip: the job or the shard has moved on.
+            ValueError: for a transition that is not in the table.
+        """
+
+    @abstractmethod
+    def intend(self, grip: Grip, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
+        """Move ``READY`` to ``SUBMITTING``: after it, and never before, the one create is sent.
+
+        Args:
+            exclusive: in the same transaction, refuse (return ``None``) while another shard of the scope is
+                ``SUBMITTING``, ``UNCERTAIN`` or ``PROVISIONAL``.
+        """
+
+    @abstractmethod
+    def bury(
+        self, grip: Grip, shard: ShardRow, *, items: ItemState, tried: bool, note: str, at: float
+    ) -> ShardRow:
+        """End a shard as ``DEAD`` and free its items in the same transaction.
+
+        Args:
+            items: ``OPEN`` or ``DIRECT``: what its items without a result become.
+            tried: count it as a try of theirs.
+            at: Unix seconds.
+        """
+
+    @abstractmethod
+    def fail_shard(self, grip: Grip, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
+        """End a shard as ``DEAD`` and its items without a result as failed with ``body``."""
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def ingest(self, grip: Grip, shard: ShardRow, results: Sequence[NewResult], *, at: float) -> Ingested:
+        """Store up to a thousand results of a shard; the first of an item wins, the same again is nothing.
+
+        Also takes those of a ``DEAD`` shard, for items that are still open: a ghost's paid answers are used.
+        """
+
+    @abstractmethod
+    def unsettled(self, shard_id: str) -> list[Unsettled]:
+        """Return the items of a shard that have no result, by position."""
+
+    @abstractmethod
+    def settle(
+        self,
+        grip: Grip,
+        shard: ShardRow,
+        *,
+        opened: Collection[int] = (),
+        direct: Collection[int] = (),
+        finals: Sequence[NewResult] = (),
+        at: float,
+        **changes: Any,
+    ) -> ShardRow:
+        """End a shard as ``SETTLED``, with every item that is left going somewhere, in one transaction.
+
+        Args:
+            opened: items for a new shard, with one try more.
+            direct: items to be asked alone, with one try more.
+            finals: results for the rest.
+
+        Raises:
+            ValueError: when an item without a result is in none of the three.
+        """
+
+    @abstractmethod
+    def claim_direct(self, grip: Grip, limit: int) -> list[Direct]:
+        """Turn ``DIRECT`` items to ``ASKING`` and return them: only after that are they asked."""
+
+    @abstractmethod
+    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float) -> Ingested:
+        """Store what came of ``ASKING`` items; ``again`` makes them ``DIRECT`` with one try more, ``unrun``
+        makes them ``DIRECT`` without."""
+
+    @abstractmethod
+    def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:
+        """End every ``OPEN`` and ``DIRECT`` item as cancelled with ``body``; return how many."""
+
+    @abstractmethod
+    def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
+        """Return results by the item's position, from the one after ``after``."""
+
+    @abstractmethod
+    def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
+        """Return results by ``seq``, from the one after ``after``; none is ever skipped."""
+
+    # -- notes -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def note(self, grip: Grip, note: str | None, *, hold: bool = False) -> None:
+        """Say what a job waits for; with ``hold`` it waits for a person."""
+
+    @abstractmethod
+    def add_incident(self, incident: IncidentRow) -> bool:
+        """Keep an incident; False when the same kind, shard and detail is known."""
+
+    @abstractmethod
+    def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
+        """Return incidents, oldest first."""
+
+    @abstractmethod
+    def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
+        """Return those ids that belong to a shard of this store, or were found foreign to all of them."""
+
+    @abstractmethod
+    def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:
+        """Remember how long a batch took, for forecasts."""
+
+    @abstractmethod
+    def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
+        """Return size, seconds and time of the latest batches of ``model``, newest first."""
+
+    @abstractmethod
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small JSON-able fact, such as a learned limit."""
+
+    @abstractmethod
+    def recall(self, key: str) -> Any:
+        """Return a fact, or ``None``."""
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def spool(self) -> str:
+        """A folder of this store, on the local disk, for files on their way; mode 0700."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything held and close. May be called twice."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: forget connections, locks and grips without touching the parent's."""
