@@ -33,7 +33,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 
-__all__ = ["Direct", "Ingested", "LostGrip", "Payload", "Store", "Unsettled"]
+__all__ = ["Direct", "Ingested", "ItemAt", "LostGrip", "Payload", "Store", "Unsettled"]
 
 
 class LostGrip(SmartbatchError):
@@ -47,6 +47,16 @@ class Payload:
     position: int
     ix: int
     payload: bytes = field(repr=False)
+
+
+@frozen
+class ItemAt:
+    """An item of a shard: its position in the job, its own id, its bytes, its estimated input tokens."""
+
+    ix: int
+    user_id: str | None
+    payload: bytes = field(repr=False)
+    tokens: int
 
 
 @frozen
@@ -192,12 +202,8 @@ class Store(ABC):
         """Return requests of a shard by position, from the one after ``after``."""
 
     @abstractmethod
-    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, int]:
-        """Return the item's position in the job for each position in the shard that exists."""
-
-    @abstractmethod
-    def tokens_of(self, job_id: str, ixs: Collection[int]) -> dict[int, int]:
-        """Return the estimated input tokens of items, for the cross-check."""
+    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
+        """Return the item at each position of the shard that exists."""
 
     @abstractmethod
     def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
