@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import field, frozen
 
@@ -15,6 +15,9 @@ from smartbatch.emulator.head import Head
 from smartbatch.emulator.ledger import Call
 from smartbatch.emulator.limits import Limits, Refusal
 from smartbatch.emulator.settings import Settings
+
+if TYPE_CHECKING:
+    from smartbatch.emulator.desk import BatchCall
 
 __all__ = ["Api", "Done", "Parse", "Reply", "Task"]
 
@@ -34,6 +37,7 @@ class Reply:
             connection.
         billed: tokens billed when the delay is over.
         call: the ledger's entry; ``None`` for the emulator's own pages.
+        delivered: called once the whole reply has gone out.
     """
 
     status: int
@@ -45,6 +49,7 @@ class Reply:
     damage: str | None = None
     billed: int = 0
     call: Call | None = None
+    delivered: Callable[[], None] | None = field(default=None, repr=False)
 
 
 @frozen
@@ -103,6 +108,13 @@ class Api(ABC):
     @abstractmethod
     def check_key(self, head: Head, settings: Settings) -> None:
         """Raise ``Refused`` when no key, or a wrong one, came along."""
+
+    def batch_call(self, head: Head) -> BatchCall | None:  # noqa: ARG002
+        """Return what answers a request about files or batches; ``None`` for all others.
+
+        It checks the key itself. It meets no limit, but the faults of the connection and the outages.
+        """
+        return None
 
     @abstractmethod
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, define
 
+from smartbatch.emulator.ledger_batches import BatchBook, BatchLine, BatchRecord
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.settings import Settings
 from smartbatch.errors import ConfigError
@@ -53,11 +55,12 @@ class Call:
 
 
 class Ledger:
-    """All calls since the start or the last reset. Written by the emulator's thread, read by any.
+    """All calls and batches since the start or the last reset. Written by the emulator, read by any thread.
 
     Args:
-        path: a file that gets one JSON line as each call ends, at once. Where an index has several lines,
-            the last one counts. An earlier ledger there is replaced.
+        path: a file that gets one JSON line as each call ends, at once, and one for each thing that happens
+            to a batch. Where an index has several lines, the last one counts. An earlier ledger there is
+            replaced.
 
     Raises:
         ConfigError: when the file cannot be written, or holds something that is not a ledger.
@@ -65,6 +68,8 @@ class Ledger:
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._calls: list[Call] = []
+        self._book = BatchBook()
+        self._catch_up: Callable[[], object] = lambda: None
         self._limits = Limits(Settings())
         self._file = None if path is None else _open_fresh(path)
 
@@ -72,10 +77,13 @@ class Ledger:
     def read(cls, path: str | Path) -> Ledger:
         """Return the ledger another process wrote to ``path``; a torn last line is ignored."""
         found: dict[int, Call] = {}
-        for line in Path(path).read_bytes().split(b"\n")[:-1]:
-            call = Call(**json.loads(line))
-            found[call.index] = call
         ledger = cls()
+        for line in Path(path).read_bytes().split(b"\n")[:-1]:
+            row = json.loads(line)
+            if "batch" in row:
+                ledger._book.apply(row)
+            else:
+                found[row["index"]] = Call(**row)
         ledger._calls = [found[index] for index in sorted(found)]
         return ledger
 
@@ -90,25 +98,34 @@ class Ledger:
         return len(self._calls)
 
     @property
-    def billed_by_prompt(self) -> dict[str, list[Call]]:
-        """The billed calls of each prompt (by its SHA-256), in the order of arrival."""
-        found: dict[str, list[Call]] = defaultdict(list)
-        for call in self.calls:
-            if call.billed and call.prompt is not None:
-                found[call.prompt].append(call)
+    def batches(self) -> tuple[BatchRecord, ...]:
+        """All creates of batches in the order of arrival, with the lines that ran."""
+        self._catch_up()
+        return self._book.records
+
+    @property
+    def billed_by_prompt(self) -> dict[str, list[Call | BatchLine]]:
+        """The billed calls and lines of batches of each prompt (by its SHA-256), in the order of time."""
+        self._catch_up()
+        found: dict[str, list[Call | BatchLine]] = defaultdict(list)
+        mixed: list[Call | BatchLine] = [*self.calls, *self._book.lines()]
+        for each in sorted(mixed, key=lambda each: each.at):
+            if each.billed and each.prompt is not None:
+                found[each.prompt].append(each)
         return dict(found)
 
     def paid_twice(self, *, excluding_lost: bool = True) -> list[str]:
-        """Return the prompts (by their SHA-256) that were billed more than once.
+        """Return the prompts (by their SHA-256) that were billed more than once, in real time or in batches.
 
         Args:
-            excluding_lost: leave out those whose earlier answers were all lost in transit, so that asking
-                again was the only way.
+            excluding_lost: leave out those whose earlier answers were all lost in transit or in the results
+                of a batch, so that asking again was the only way. The answer of a line that ran can be
+                fetched, so it is not lost before it was fetched.
         """
         return [
             prompt
-            for prompt, calls in self.billed_by_prompt.items()
-            if len(calls) > 1 and (not excluding_lost or any(call.delivered for call in calls[:-1]))
+            for prompt, billed in self.billed_by_prompt.items()
+            if len(billed) > 1 and (not excluding_lost or any(map(_was_to_be_had, billed[:-1])))
         ]
 
     def allowed_requests(self, now: float) -> float:
@@ -127,6 +144,7 @@ class Ledger:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, fit for JSON."""
+        self._catch_up()
         calls = self.calls
         billed = [call for call in calls if call.billed]
         return {
@@ -141,11 +159,13 @@ class Ledger:
             "prompts_billed": len(self.billed_by_prompt),
             "paid_twice": len(self.paid_twice()),
             "utilisation": self.utilisation(),
+            "batches": self._book.summary(),
         }
 
     def full(self) -> dict[str, Any]:
         """Return the figures and every call, fit for JSON."""
-        return {**self.summary(), "calls": [asdict(call) for call in self.calls]}
+        calls = [asdict(call) for call in self.calls]
+        return {**self.summary(), "calls": calls, "batch_records": self._book.full()}
 
     def open(self, call: Call) -> None:
         """Enter a request that arrived."""
@@ -157,6 +177,16 @@ class Ledger:
         if self._file is not None and call.index < len(self._calls) and self._calls[call.index] is call:
             os.write(self._file, json.dumps(asdict(call)).encode() + b"\n")
 
+    def batch_event(self, event: Mapping[str, Any]) -> None:
+        """Enter something that happened to a batch; see :class:`BatchBook`."""
+        self._book.apply(event)
+        if self._file is not None:
+            os.write(self._file, json.dumps(event).encode() + b"\n")
+
+    def follow(self, catch_up: Callable[[], object]) -> None:
+        """Call this before figures are read: it enters what has become due meanwhile."""
+        self._catch_up = catch_up
+
     def judge_by(self, limits: Limits) -> None:
         """Use other limits for :meth:`allowed_requests`."""
         self._limits = limits
@@ -164,14 +194,20 @@ class Ledger:
     def reset(self) -> None:
         """Forget all calls, in the file as well."""
         self._calls = []
+        self._book = BatchBook()
         if self._file is not None:
             os.ftruncate(self._file, 0)
 
     def end(self) -> None:
         """Close the file."""
         if self._file is not None:
+            self._catch_up()
             os.close(self._file)
             self._file = None
+
+
+def _was_to_be_had(billed: Call | BatchLine) -> bool:
+    return not billed.lost if isinstance(billed, BatchLine) else billed.delivered
 
 
 def _open_fresh(path: str | Path) -> int:
@@ -179,7 +215,7 @@ def _open_fresh(path: str | Path) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"ledger file {path}: {error.strerror}") from error
-    if os.pread(file, 9, 0) not in (b"", b'{"index":'):
+    if os.pread(file, 9, 0) not in (b"", b'{"index":', b'{"batch":'):
         os.close(file)
         raise ConfigError(f"ledger file {path} holds something else; name another file")
     os.ftruncate(file, 0)

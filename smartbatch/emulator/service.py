@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,12 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.anthropic import AnthropicApi
 from smartbatch.emulator.api import Api, Reply, Task
+from smartbatch.emulator.desk import BatchCall, Desk
 from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.gemini import GeminiApi
 from smartbatch.emulator.head import Head
+from smartbatch.emulator.house import House
+from smartbatch.emulator.house_records import Lost
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.emulator.limits import Limits, Refusal
 from smartbatch.emulator.openai_api import OpenAIApi
@@ -31,6 +35,8 @@ _log = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
 # The first that serves a request; OpenAI's serves what is left.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
+MAX_UPLOAD = 256 * 1024 * 1024
+"""Bytes of a body that brings a file or a batch: what Anthropic takes, the most of the three."""
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
 
 
@@ -56,6 +62,9 @@ class Service:
         self._first: float | None = None
         self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
         ledger.judge_by(self._rules.limits)
+        self.house = House(settings, ledger, epoch=time.time() - time.monotonic())
+        # The loop that serves has the same clock.
+        ledger.follow(lambda: self.house.advance(time.monotonic()))
 
     @property
     def settings(self) -> Settings:
@@ -73,6 +82,7 @@ class Service:
         settings = evolve(self.settings, **changes)
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._rules.limits
         self._rules = _Rules(settings, FaultPlan(settings), limits)
+        self.house.configure(settings)
         self.ledger.judge_by(limits)
 
     def reset(self) -> None:
@@ -81,7 +91,13 @@ class Service:
         self._first = None
         self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
         self.ledger.judge_by(self._rules.limits)
+        self.house.reset()
         self.ledger.reset()
+
+    def most_body(self, head: Head) -> int:
+        """Return how many bytes the body of a request may have."""
+        most = self.settings.max_body
+        return most if _api(head).batch_call(head) is None else max(most, MAX_UPLOAD)
 
     def handle(self, head: Head, body: bytes, now: float) -> Reply:
         """Return the reply to a request.
@@ -98,9 +114,15 @@ class Service:
             self._first = now
         call = Call(self.ledger.received, now, f"{head.method} {head.path}")
         self.ledger.open(call)
-        api = next(api for api in _APIS if api.serves(head))
+        api = _api(head)
         try:
-            reply = self._answer(api, rules, head, body, call, now)
+            if (batch_call := api.batch_call(head)) is not None:
+                reply = self._answer_batch(api, rules, batch_call, head, body, call, now)
+            else:
+                reply = self._answer(api, rules, head, body, call, now)
+        except Lost as lost:
+            call.fault = lost.damage
+            reply = Reply(0, b"", damage=lost.damage)
         except Refused as refused:
             reply = Reply(refused.status, refused.body)
         except Exception as error:
@@ -136,6 +158,20 @@ class Service:
         call.fault = _fault(rules, call.index, fields)
         return _work(api, rules, task, call, now)
 
+    def _answer_batch(
+        self, api: Api, rules: _Rules, answer: BatchCall, head: Head, body: bytes, call: Call, now: float
+    ) -> Reply:
+        if rules.plan.in_outage(call.index, now - (self._first or now)):
+            call.fault = "outage"
+            return api.overloaded()
+        call.fault = _fault(rules, call.index, {})
+        if (refused := _refused_at_once(api, rules.settings, "", call.fault)) is not None:
+            return refused
+        url = f"http://{head.headers.get('host', '127.0.0.1')}"
+        reply = answer(head, body, Desk(self.house, rules.settings, now, url))
+        delay = call.latency = rules.plan.first_token(call.index)
+        return _spoiled(api, evolve(reply, delay=delay), call.fault)
+
     def _own_page(self, head: Head) -> Reply:
         if head.path == "/_ledger" and head.method == "GET":
             full = "full=1" in head.query.split("&")
@@ -147,6 +183,10 @@ class Service:
         return Reply(
             404, error_body("GET /_ledger, GET /_ledger?full=1 or POST /_ledger/reset", type_="emulator")
         )
+
+
+def _api(head: Head) -> Api:
+    return next(api for api in _APIS if api.serves(head))
 
 
 def _listed() -> str:
@@ -164,39 +204,51 @@ def _fault(rules: _Rules, index: int, fields: Mapping[str, Any]) -> str | None:
 def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
     """Return the answer, or what the call's fault makes of it."""
     settings, fault = rules.settings, call.fault
+    if (refused := _refused_at_once(api, settings, task.model, fault)) is not None:
+        return refused
+    done = task.perform(settings, rules.plan.identity(call.index), refuse=fault == "refusal")
+    delay = call.latency = rules.plan.latency(call.index, done.output_tokens)
+    rules.limits.spend(now, 0 if fault in ("500", "html") else done.output_tokens)
+    reply = Reply(200, done.body, delay=delay, billed=done.billed)
+    if isinstance(done.body, list) and fault not in ("500", "html"):
+        pace = settings.per_token * done.output_tokens / len(done.body)
+        delay = rules.plan.first_token(call.index)
+        reply = evolve(reply, content_type="text/event-stream", delay=delay, pace=pace)
+    return _spoiled(api, reply, fault)
+
+
+def _refused_at_once(api: Api, settings: Settings, model: str, fault: str | None) -> Reply | None:
+    """Return what a fault that comes before any work makes of a request; ``None`` for all others."""
     match fault:
         case "503":
             return api.overloaded()
         case "429" | "429_no_header":
-            return api.limited(_injected(settings), task.model, hint=fault == "429")
+            return api.limited(_injected(settings), model, hint=fault == "429")
         case "no_money":
-            return api.used_up(task.model)
+            return api.used_up(model)
         case "reset_before":
             return Reply(0, b"", damage=fault)
-    done = task.perform(settings, rules.plan.identity(call.index), refuse=fault == "refusal")
-    delay = call.latency = rules.plan.latency(call.index, done.output_tokens)
+    return None
+
+
+def _spoiled(api: Api, reply: Reply, fault: str | None) -> Reply:
+    """Return what a fault that comes after the work makes of its reply."""
+    body = reply.body
     match fault:
         case "500":
-            return evolve(api.failed(), delay=delay)
+            return evolve(api.failed(), delay=reply.delay)
         case "html":
-            return Reply(502, _HTML, content_type="text/html", delay=delay)
-    rules.limits.spend(now, done.output_tokens)
-    reply = Reply(200, done.body, delay=delay, billed=done.billed)
-    if isinstance(done.body, list):
-        pace = settings.per_token * done.output_tokens / len(done.body)
-        delay = rules.plan.first_token(call.index)
-        reply = evolve(reply, content_type="text/event-stream", delay=delay, pace=pace)
-    match fault:
+            return Reply(502, _HTML, content_type="text/html", delay=reply.delay)
         case "bad_json":
-            return evolve(reply, body=b'{"id": "chatcmpl-', pace=0.0)
+            return evolve(reply, body=b'{"id": "chatcmpl-', pace=0.0, delivered=None)
         case "empty":
-            return evolve(reply, body=b"", pace=0.0)
+            return evolve(reply, body=b"", pace=0.0, delivered=None)
         case "html_200":
-            return evolve(reply, body=_HTML, content_type="text/html", pace=0.0)
-        case "stream_end" | "stream_error" if isinstance(done.body, list):
-            begun = done.body[: max(1, len(done.body) // 2)]
+            return evolve(reply, body=_HTML, content_type="text/html", pace=0.0, delivered=None)
+        case "stream_end" | "stream_error" if isinstance(body, list):
+            begun = body[: max(1, len(body) // 2)]
             error = [api.error_event()] if fault == "stream_error" else []
-            return evolve(reply, body=begun + error)
+            return evolve(reply, body=begun + error, delivered=None)
         case "stream_end" | "stream_error":
             return evolve(reply, damage="truncated")
         case None | "refusal":

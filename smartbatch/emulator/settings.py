@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import field, fields, frozen
 
+from smartbatch.emulator.batch_settings import BatchSettings
 from smartbatch.errors import ConfigError
 
 __all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
@@ -64,9 +65,9 @@ def _models(models: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if models is None else tuple(models)
 
 
-@frozen
-class Settings:
-    """How the emulator behaves.
+@frozen(kw_only=True)
+class Settings(BatchSettings):
+    """How the emulator behaves; see :class:`~smartbatch.emulator.batch_settings.BatchSettings` for batches.
 
     Args:
         latency: median seconds until an answer (or until a stream's first event).
@@ -94,7 +95,7 @@ class Settings:
         models: models that exist; ``None`` accepts any name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: connections at once; more are answered 503 and closed.
-        max_body: bytes of a request body; more is answered 413.
+        max_body: bytes of a request body; more is answered 413. Uploads and batches may have 256 MiB.
 
     Raises:
         ConfigError: for a value out of its range; the text names the setting.
@@ -140,6 +141,7 @@ class Settings:
             raise ConfigError("burst needs rpm, and contradicts enforce='second', which allows no burst")
         if self.outage is not None and (self.outage[0] < 0 or self.outage[1] < 0):
             raise ConfigError(f"outage is (start index, count), both 0 or more, not {self.outage!r}")
+        self.check_batches()
 
     @classmethod
     def names(cls) -> frozenset[str]:

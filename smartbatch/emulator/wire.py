@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             return False
         head = parse_head(bytes(self._buffer[:end]))
         del self._buffer[:end]
-        most = self._service.settings.max_body
+        most = self._service.most_body(head)
         if head.length is None:
             self._chunks = Chunks(head, most)
         elif head.length > most:
@@ -242,6 +242,8 @@ class Connection(asyncio.Protocol):
         step()
 
     def _settle(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
+        if delivered and reply.delivered is not None:
+            reply.delivered()
         if reply.call is not None:
             self._service.ledger.close(
                 reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered

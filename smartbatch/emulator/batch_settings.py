@@ -1,0 +1,173 @@
+"""What an emulator can be told about batches: a part of its settings, and the faults batches meet by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from attrs import field, fields, frozen
+
+from smartbatch.errors import ConfigError
+
+__all__ = [
+    "BATCH_FAULTS",
+    "LINE_FAULTS",
+    "BatchFaultFor",
+    "BatchSettings",
+    "LineFaultFor",
+    "checked_names",
+    "group_of",
+]
+
+BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
+"""``fault_for(index, label)`` names the faults of a create and its batch, or ``None`` for the dice."""
+
+LineFaultFor: TypeAlias = "Callable[[int, int, str | None], str | None]"
+"""``fault_for(index, position, custom_id)`` names the fault of a line, or ``None`` for the dice."""
+
+BATCH_FAULTS = {
+    "lost_create": "the batch is created, then the connection is reset before the answer",
+    "dropped_create": "the connection is reset before anything happens",
+    "late_create": "the answer is lost, and the batch lands up to batch_late_seconds later",
+    "fail_validation": "the batch fails its validation, nothing runs",
+    "stuck": "the batch never ends, unless it is cancelled",
+    "expire_part": "the batch expires with half of its lines done",
+    "expire_all": "the batch expires with nothing done",
+    "no_money_lines": "every line fails because the credit is used up",
+    "list_lag": "the batch is missing from lists for up to batch_list_lag seconds",
+    "get_lag": "the batch is not found by its id for up to batch_get_lag seconds",
+    "shuffled": "results in another order than the requests",
+    "wrong_counts": "the counts do not add up",
+    "results_unavailable": "downloads are answered 503 for batch_results_outage seconds after the end",
+    "cut_download": "the first download of each result file ends early, and looks whole",
+    "odd_status": "a status word nobody knows, for the first half of the run",
+    "cancel_completes": "the batch is completed although it was cancelled",
+}
+"""The faults of a create and of a whole batch: rates are a batch's chance to meet them."""
+
+LINE_FAULTS = {
+    "missing_lines": "the line ran and is billed, and is in no result",
+    "doubled_lines": "two results under the same id, with different answers",
+    "malformed_lines": "the result is cut, or no JSON at all",
+    "swapped_answers": "the answer of another line under this id",
+    "status_zero": "a failed line with status code 0 (OpenAI), or without any known error",
+    "item_error": "the line fails with an error of the service: sending it again may help",
+    "item_invalid": "the line is refused: sending it again does not help",
+    "no_usage": "the answer says nothing about tokens",
+    "foreign_lines": "one more result, under an id nobody asked for",
+}
+"""The faults of single lines: rates are a line's chance to meet them."""
+
+# Of each group a batch (or line) meets one at most; everything else falls independently.
+_GROUPS = (
+    ("lost_create", "dropped_create", "late_create"),
+    ("fail_validation", "stuck", "expire_part", "expire_all", "no_money_lines"),
+    tuple(name for name in LINE_FAULTS if name != "foreign_lines"),
+)
+
+
+def group_of(name: str) -> tuple[str, ...]:
+    """Return the faults that exclude each other and this one, itself among them."""
+    return next((group for group in _GROUPS if name in group), (name,))
+
+
+def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
+    known = [*BATCH_FAULTS, *LINE_FAULTS]
+    for name, rate in faults.items():
+        if name not in known:
+            raise ConfigError(f"unknown batch fault {name!r}; use one of {', '.join(known)}")
+        if not 0 <= rate <= 1:
+            raise ConfigError(f"the rate of batch fault {name!r} is from 0 to 1, not {rate!r}")
+    for group in _GROUPS:
+        if sum(faults.get(name, 0.0) for name in group) > 1 + 1e-9:
+            raise ConfigError(f"the rates of {', '.join(group)} in batch_faults add up to more than 1")
+    return dict(faults)
+
+
+@frozen(kw_only=True)
+class BatchSettings:
+    """How the emulator treats batches. All times are seconds.
+
+    Args:
+        batch_validating: from the create until the run is queued, or the validation failed.
+        batch_queueing: from the validation until the first line runs.
+        batch_turnaround: median from create to end, validation and queue included.
+        batch_turnaround_sigma: sigma of the lognormal spread around it; 0 makes all equal.
+        batch_window: from create until what has not run expires.
+        batch_cancel_seconds: from a cancel until the batch has ended.
+        batch_retention: from the end until the results are gone; 29 days by default (Anthropic's).
+        batch_enqueued_tokens: tokens of prompts a model's unfinished batches may have together.
+        batch_enqueued_refusal: above it, ``"late"`` creates the batch, which fails then (OpenAI's way;
+            the others have none and answer early), ``"early"`` answers the create with 429.
+        batch_max_lines: lines of a batch; ``None`` for the provider's own limit.
+        batch_max_bytes: bytes of a batch's input; ``None`` for the provider's own limit.
+        batch_faults: rates by the names in :data:`BATCH_FAULTS` and :data:`LINE_FAULTS`.
+        batch_fault_for: names the faults of a create by its index and label; in-process only.
+        batch_line_fault_for: names the fault of a line by the index of its batch, its position and its
+            custom id; in-process only.
+        batch_late_seconds: a late create lands within so many.
+        batch_list_lag: a batch with that fault is in the lists within so many.
+        batch_get_lag: a batch with that fault is found by its id within so many.
+        batch_results_outage: downloads fail so long after the end of a batch with that fault.
+        batch_echo_metadata: False drops the metadata of OpenAI's batches, as some servers do.
+        batch_echo_input_file: False leaves the id of the input file out of OpenAI's batches.
+        batch_inline_metadata: False leaves the metadata out of the inline results of Gemini's batches.
+        batch_error_details: True gives Gemini's error lines the ``details`` its SDK cannot read.
+    """
+
+    batch_validating: float = 0.0
+    batch_queueing: float = 0.0
+    batch_turnaround: float = 0.0
+    batch_turnaround_sigma: float = 0.0
+    batch_window: float = 86_400.0
+    batch_cancel_seconds: float = 0.0
+    batch_retention: float = 29 * 86_400.0
+    batch_enqueued_tokens: float | None = None
+    batch_enqueued_refusal: Literal["late", "early"] = "late"
+    batch_max_lines: int | None = None
+    batch_max_bytes: int | None = None
+    batch_faults: Mapping[str, float] = field(factory=dict, converter=_batch_faults)
+    batch_fault_for: BatchFaultFor | None = None
+    batch_line_fault_for: LineFaultFor | None = None
+    batch_late_seconds: float = 1.0
+    batch_list_lag: float = 1.0
+    batch_get_lag: float = 1.0
+    batch_results_outage: float = 1.0
+    batch_echo_metadata: bool = True
+    batch_echo_input_file: bool = True
+    batch_inline_metadata: bool = True
+    batch_error_details: bool = False
+
+    def check_batches(self) -> None:
+        """Raise ``ConfigError`` for a value out of its range; the text names the setting."""
+        optional = {"batch_enqueued_tokens", "batch_max_lines", "batch_max_bytes"}
+        for attribute in fields(BatchSettings):
+            name, value = attribute.name, getattr(self, attribute.name)
+            if name in optional:
+                if value is not None and not (math.isfinite(value) and value >= 1):
+                    raise ConfigError(f"{name} is a number of 1 or more, not {value!r}")
+            elif attribute.type in ("float", float) and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} is a number of 0 or more, not {value!r}")
+        if self.batch_enqueued_refusal not in ("late", "early"):
+            raise ConfigError(
+                f"batch_enqueued_refusal is 'late' or 'early', not {self.batch_enqueued_refusal!r}"
+            )
+
+
+def checked_names(named: str | Sequence[str] | None, known: Mapping[str, Any], hook: str) -> tuple[str, ...]:
+    """Return the faults a hook named.
+
+    Args:
+        named: what it returned.
+        known: the names it may use.
+        hook: the setting's name, for the error.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    names = () if named is None else (named,) if isinstance(named, str) else tuple(named)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{hook} named an unknown fault {name!r}; use one of {', '.join(known)}")
+    return names

@@ -1,0 +1,438 @@
+"""The house of files and batches: what every provider's Batch API is behind its own words.
+
+Nothing here touches a socket, a clock or a thread: the time is an argument, and what was due until then
+happens when somebody asks. A simulation drives it in virtual time, the service behind HTTP in real time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from smartbatch.emulator.house_job import Job
+from smartbatch.emulator.house_plan import BatchDice, Timeline, timeline
+from smartbatch.emulator.house_records import (
+    Entry,
+    Fetched,
+    HouseError,
+    Line,
+    Lost,
+    Problem,
+    RemoteBatch,
+    RemoteFile,
+)
+from smartbatch.emulator.house_results import cut_short, results, written
+from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.settings import Settings
+
+__all__ = ["House"]
+
+_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
+_Account = tuple[str, str]  # the API's name and the key
+
+
+class House:
+    """All files and batches of an emulator. Safe to use from several threads.
+
+    Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential: another
+    key sees only its own things. ``now`` is monotonic seconds and never goes back.
+
+    Args:
+        settings: times, limits and faults; see :class:`~smartbatch.emulator.batch_settings.BatchSettings`.
+        ledger: where it books.
+        epoch: what is added to monotonic seconds to make them Unix seconds.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger, *, epoch: float = 0.0) -> None:
+        self._lock = threading.RLock()
+        self._ledger = ledger
+        self._epoch = epoch
+        self._generation = 0
+        self.configure(settings)
+        self._clear()
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on; batches that exist keep their course."""
+        with self._lock:
+            self._settings = settings
+            self._dice = BatchDice(settings)
+
+    def reset(self) -> None:
+        """Forget everything; no id is ever used again."""
+        with self._lock:
+            self._generation += 1
+            self._clear()
+
+    def _clear(self) -> None:
+        self._files: dict[_Account, dict[str, RemoteFile]] = defaultdict(dict)
+        self._jobs: dict[_Account, dict[str, Job]] = defaultdict(dict)
+        self._active: list[Job] = []
+        self._coming: list[Job] = []  # late creates
+        self._creates: dict[str, int] = defaultdict(int)
+        self._uploads = 0
+
+    def unix(self, now: float) -> float:
+        """Return monotonic seconds as Unix seconds."""
+        return self._epoch + now
+
+    # files
+
+    def put_file(
+        self,
+        api: str,
+        key: str,
+        name: str,
+        data: bytes,
+        now: float,
+        *,
+        identity: str | None = None,
+        purpose: str = "batch",
+        lifetime: float = math.inf,
+    ) -> RemoteFile:
+        """Keep a file.
+
+        Args:
+            name: for people.
+            data: its bytes.
+            identity: its id where the client chooses it; ``None`` makes one.
+            purpose: what it is for.
+            lifetime: seconds until it is gone.
+
+        Raises:
+            HouseError: ``exists``, when there is a file of that id.
+        """
+        with self._lock:
+            self.advance(now)
+            files = self._files[api, key]
+            if identity is None:
+                identity = "file-" + self._dice.identity("file", self._generation, self._uploads)
+                self._uploads += 1
+            elif self._file(api, key, identity, now) is not None:
+                raise HouseError("exists", f"File {identity} already exists.")
+            files.pop(identity, None)  # a new one is the newest, also under an old name
+            files[identity] = RemoteFile(identity, name, purpose, data, now, now + lifetime)
+            return files[identity]
+
+    def file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
+        """Return a file, results included; ``None`` for one that never was or is no more."""
+        with self._lock:
+            self.advance(now)
+            found = self._file(api, key, file_id, now)
+            if found is None and file_id.startswith(("file-", "batch-")):
+                outputs = self._outputs(api, key, now)
+                found = next((file for file in outputs if file.id == file_id), None)
+            return found
+
+    def files(self, api: str, key: str, now: float) -> list[RemoteFile]:
+        """Return the files of an account, results included, the newest first."""
+        with self._lock:
+            self.advance(now)
+            kept = [file for file in self._files[api, key].values() if now < file.expires_at]
+            found = [*reversed(kept), *self._outputs(api, key, now)]
+            return sorted(found, key=lambda file: -file.created_at)
+
+    def delete_file(self, api: str, key: str, file_id: str, now: float) -> bool:
+        """Delete a file; False when there is none.
+
+        A batch that has landed keeps its lines. A create that has not landed and names the file never will.
+        """
+        with self._lock:
+            found = self.file(api, key, file_id, now)
+            if found is None:
+                return False
+            if found.batch is not None:
+                self._jobs[api, key][found.batch].removed.add(found.id)
+            else:
+                del self._files[api, key][file_id]
+            return True
+
+    def _file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
+        file = self._files[api, key].get(file_id)
+        return file if file is not None and now < file.expires_at else None
+
+    def _outputs(self, api: str, key: str, now: float) -> list[RemoteFile]:
+        found = []
+        for job in self._jobs[api, key].values():
+            if not job.closed or now >= job.ended_at + self._settings.batch_retention:
+                continue
+            batch = job.seen(now)
+            for part, identity in (("succeeded", batch.output_id), ("failed", batch.error_id)):
+                if identity is not None and identity not in job.removed:
+                    name, gone = f"{job.id}_{part}.jsonl", job.ended_at + self._settings.batch_retention
+                    found.append(
+                        RemoteFile(identity, name, "batch_output", b"", job.ended_at, gone, job.id, part)
+                    )
+        return found
+
+    # batches
+
+    def create(
+        self,
+        api: str,
+        key: str,
+        entries: Sequence[Entry],
+        *,
+        now: float,
+        label: Mapping[str, str] | None = None,
+        model: str = "",
+        endpoint: str = "",
+        file_id: str | None = None,
+        problems: Sequence[Problem] = (),
+    ) -> RemoteBatch:
+        """Create a batch and return it.
+
+        Args:
+            entries: its requests.
+            label: what the client writes on it.
+            model: whose enqueued tokens it counts for.
+            endpoint: what its lines are sent to.
+            file_id: the file it came in.
+            problems: why it will fail its validation.
+
+        Raises:
+            HouseError: ``no_such_file`` or ``enqueued``; nothing was created.
+            Lost: the client hears nothing; the batch may exist, or come to exist.
+        """
+        with self._lock:
+            self.advance(now)
+            index = self._creates[api]
+            self._creates[api] += 1
+            label = dict(label or {})
+            name = _PREFIXES.get(api, "") + self._dice.identity("batch", self._generation, api, index)
+            faults = self._dice.of_batch(api, index, label)
+            if "fail_validation" in faults and not problems:
+                problems = [Problem("invalid_request", "The batch could not be validated.")]
+            job = Job(
+                name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
+                self._dice, self._course(index, api, now, len(entries), faults, failing=bool(problems)),
+            )  # fmt: skip
+            return self._accept(job, now)
+
+    def _accept(self, job: Job, now: float) -> RemoteBatch:
+        if "dropped_create" in job.faults:
+            self._book_create(job, now, "dropped")
+            raise Lost("reset_before")
+        if not self._has_file(job, now):
+            self._book_create(job, now, "refused")
+            raise HouseError("no_such_file", f"File {job.file_id} does not exist.")
+        late = self._settings.batch_enqueued_refusal == "late" and job.api == "openai"
+        if not late and (problem := self._crowded(job, now)) is not None:
+            self._book_create(job, now, "refused")
+            raise HouseError("enqueued", problem.message)
+        if "late_create" in job.faults:
+            self._book_create(job, now, "late")
+            seconds = self._settings.batch_late_seconds * self._dice.die("late", job.api, job.index)
+            self._recourse(job, now + seconds)
+            self._coming.append(job)
+            self._coming.sort(key=lambda job: job.timeline.landed)
+            self.advance(now)
+            raise Lost("reset")
+        self._book_create(job, now, "lost" if "lost_create" in job.faults else "landed")
+        self._land(job)
+        self._run(job, now)
+        if "lost_create" in job.faults:
+            raise Lost("reset")
+        return job.seen(now)
+
+    def batch(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
+        """Return a batch as it is now; ``None`` when there is none, or it cannot be found yet."""
+        with self._lock:
+            job = self._job(api, key, batch_id, now)
+            if job is None or self._hidden(job, "get_lag", self._settings.batch_get_lag, now):
+                return None
+            return job.seen(now)
+
+    def batches(self, api: str, key: str, now: float) -> list[RemoteBatch]:
+        """Return the batches of an account that lists show, the newest first."""
+        with self._lock:
+            self.advance(now)
+            lag = self._settings.batch_list_lag
+            jobs = [job for job in self._jobs[api, key].values() if not job.deleted]
+            shown = [job.seen(now) for job in jobs if not self._hidden(job, "list_lag", lag, now)]
+            return sorted(shown, key=lambda batch: (-batch.created_at, -batch.index))
+
+    def cancel(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
+        """Cancel a batch and return it; after its end nothing changes. ``None`` when there is none.
+
+        Its lines that have run keep their results; it ends after ``batch_cancel_seconds``.
+        """
+        with self._lock:
+            job = self._job(api, key, batch_id, now)
+            if job is None:
+                return None
+            if not job.closed and job.cancelled_at is None:
+                job.cancel(now, self._settings.batch_cancel_seconds)
+                self._ledger.batch_event({"batch": job.id, "event": "cancelled", "at": now})
+                self._run(job, now)
+            return job.seen(now)
+
+    def delete(self, api: str, key: str, batch_id: str, now: float) -> bool:
+        """Take a batch out of sight; False when there is none. What runs goes on."""
+        with self._lock:
+            job = self._job(api, key, batch_id, now)
+            if job is not None:
+                job.deleted = True
+            return job is not None
+
+    # results
+
+    def outputs(self, api: str, key: str, batch_id: str, now: float) -> list[Line]:
+        """Return the results of a batch that has ended, as its faults leave them.
+
+        Raises:
+            HouseError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
+        """
+        with self._lock:
+            return results(self._ended(api, key, batch_id, now))
+
+    def fetch(
+        self,
+        api: str,
+        key: str,
+        batch_id: str,
+        now: float,
+        *,
+        write: Callable[[Line], bytes],
+        part: str | None = None,
+    ) -> Fetched:
+        """Return a download of results, damaged as the batch's faults say.
+
+        Args:
+            write: makes a line's JSON, without its end.
+            part: ``succeeded`` or ``failed`` (all others) for those lines; ``None`` for all.
+
+        Raises:
+            HouseError: as :meth:`outputs`.
+        """
+        with self._lock:
+            job = self._ended(api, key, batch_id, now)
+            lines = [
+                line
+                for line in results(job)
+                if part is None or (line.outcome == "succeeded") == (part == "succeeded")
+            ]
+            pieces = written(lines, write)
+            body: bytes | list[bytes] = b"".join(pieces)
+            if "cut_download" in job.faults and part not in job.fetched:
+                begin, whole = cut_short(pieces, self._dice.die("cut", job.id, part))
+                body, lines = [begin] if begin else b"", lines[:whole]
+            job.fetched.add(part)
+            return Fetched(body, lambda: self.delivered(batch_id, lines))
+
+    def delivered(self, batch_id: str, lines: Sequence[Line]) -> None:
+        """Book that lines went out whole; those that do not carry their own answer are left out."""
+        true = [line.position for line in lines if line.true and line.outcome == "succeeded"]
+        with self._lock:
+            self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": true})
+
+    def _ended(self, api: str, key: str, batch_id: str, now: float) -> Job:
+        job = self._job(api, key, batch_id, now)
+        if job is None:
+            raise HouseError("not_found", f"No batch found with id '{batch_id}'.")
+        if not job.closed:
+            raise HouseError("not_ended", f"Batch {batch_id} has not ended yet.")
+        if now >= job.ended_at + self._settings.batch_retention:
+            raise HouseError("gone", f"The results of batch {batch_id} are no longer kept.")
+        outage = self._settings.batch_results_outage if "results_unavailable" in job.faults else 0.0
+        if now < job.ended_at + outage:
+            raise HouseError("unavailable", "The service is temporarily unavailable.")
+        return job
+
+    # the course of time
+
+    def advance(self, now: float) -> None:
+        """Let happen what was due until now."""
+        with self._lock:
+            while self._coming and self._coming[0].timeline.landed <= now:
+                job = self._coming.pop(0)
+                if self._has_file(job, job.timeline.landed):
+                    self._land(job)
+                else:
+                    self._ledger.batch_event({"batch": job.id, "event": "fenced"})
+            for job in tuple(self._active):
+                self._run(job, now)
+
+    def _has_file(self, job: Job, now: float) -> bool:
+        return job.file_id is None or self._file(job.api, job.key, job.file_id, now) is not None
+
+    def _land(self, job: Job) -> None:
+        landed = job.timeline.landed
+        if not job.problems and (problem := self._crowded(job, landed)) is not None:
+            job.problems = (problem,)
+            self._recourse(job, landed)
+        self._jobs[job.api, job.key][job.id] = job
+        self._active.append(job)
+        self._ledger.batch_event({"batch": job.id, "event": "landed", "at": landed})
+
+    def _run(self, job: Job, now: float) -> None:
+        if job.closed:
+            return
+        if lines := job.advance(now):
+            rows = [
+                [line.position, line.custom_id, line.prompt, line.at, line.billed, line.lost]
+                for line in lines
+            ]
+            self._ledger.batch_event({"batch": job.id, "event": "ran", "lines": rows})
+        if now >= job.ended_at:
+            job.closed = True
+            self._active.remove(job)
+            end = {"batch": job.id, "event": "ended", "at": job.ended_at, "state": job.final}
+            self._ledger.batch_event(end)
+
+    def _course(
+        self, index: int, api: str, landed: float, total: int, faults: frozenset[str], *, failing: bool
+    ) -> Timeline:
+        turnaround = self._dice.turnaround(api, index)
+        return timeline(self._settings, landed, turnaround, total, faults, failing=failing)
+
+    def _recourse(self, job: Job, landed: float) -> None:
+        job.follow(
+            self._course(job.index, job.api, landed, len(job.entries), job.faults, failing=bool(job.problems))
+        )
+
+    def _crowded(self, job: Job, now: float) -> Problem | None:
+        """Return the problem of a batch whose tokens find no room; ``None`` when they do."""
+        limit = self._settings.batch_enqueued_tokens
+        if limit is None:
+            return None
+        waiting = sum(
+            other.charge
+            for other in self._active
+            if (other.api, other.key, other.model) == (job.api, job.key, job.model)
+            and not other.problems
+            and now < other.ended_at
+        )
+        if waiting + job.charge <= limit:
+            return None
+        message = (
+            f"Enqueued token limit reached for {job.model} in organization emulator. Limit: {int(limit):,} "
+            "enqueued tokens. Please try again once some in_progress batches have been completed."
+        )
+        return Problem("token_limit_exceeded", message)
+
+    def _hidden(self, job: Job, fault: str, seconds: float, now: float) -> bool:
+        if fault not in job.faults:
+            return False
+        return now < job.timeline.landed + seconds * self._dice.die(fault, job.api, job.index)
+
+    def _job(self, api: str, key: str, batch_id: str, now: float) -> Job | None:
+        self.advance(now)
+        job = self._jobs[api, key].get(batch_id)
+        return None if job is None or job.deleted else job
+
+    def _book_create(self, job: Job, now: float, fate: str) -> None:
+        self._ledger.batch_event(
+            {
+                "batch": job.id,
+                "event": "created",
+                "api": job.api,
+                "index": job.index,
+                "at": now,
+                "fate": fate,
+                "total": len(job.entries),
+                "label": job.label,
+                "custom_id": job.entries[0].custom_id if job.entries else None,
+            }
+        )

@@ -1,0 +1,97 @@
+"""The results of a batch: its lines in the order and the state in which they are handed out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+
+from attrs import evolve
+
+from smartbatch.emulator.house_job import Job
+from smartbatch.emulator.house_records import Line
+
+__all__ = ["cut_short", "results", "written"]
+
+
+def results(job: Job) -> list[Line]:
+    """Return the lines of a batch that has ended, damaged as its faults say."""
+    if job.final == "failed":
+        return []
+    lines = [line for position in range(len(job.entries)) for line in _lines(job, position)]
+    if "shuffled" in job.faults:
+        random.Random(job.id).shuffle(lines)
+    return lines
+
+
+def _lines(job: Job, position: int) -> Iterator[Line]:
+    entry = job.entries[position]
+    identity = job.identity(position)
+    if position >= len(job.ran):
+        outcome = "cancelled" if job.final == "cancelled" else "expired"
+        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity)  # type: ignore[arg-type]
+        return
+    ran = job.ran[position]
+    if ran.error is not None:
+        body = ran.body or b""
+        line = Line(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
+    else:
+        line = Line(entry.custom_id, position, "succeeded", job.body(position), 200, None, identity)
+    yield from _damaged(job, line, position)
+
+
+def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
+    faults = job.ran[position].faults
+    if "malformed_lines" in faults:
+        torn = "cut" if job.dice.die("torn", job.id, position) < 0.5 else "garbage"
+        yield evolve(line, torn=torn, true=False)
+    elif line.error is None and "swapped_answers" in faults and (other := _other(job, position)) is not None:
+        yield evolve(line, body=job.body(other), true=False)
+    elif "missing_lines" not in faults:
+        yield line
+        if line.error is None and "doubled_lines" in faults:
+            other = _other(job, position)
+            identity = job.identity(position + len(job.entries))
+            body = job.body(position if other is None else other)
+            yield evolve(line, body=body, identity=identity, true=False)
+    if "foreign_lines" in faults:
+        stranger = job.dice.identity("stranger", job.id, position)
+        yield evolve(line, custom_id=f"{stranger}-0", position=None, identity=stranger, true=False)
+
+
+def _other(job: Job, position: int) -> int | None:
+    """Return the position of another line that succeeded, the next one if possible."""
+    count = len(job.ran)
+    for step in range(1, count):
+        other = (position + step) % count
+        if job.ran[other].error is None:
+            return other
+    return None
+
+
+def written(lines: Iterable[Line], write: Callable[[Line], bytes]) -> list[bytes]:
+    """Return the lines as bytes with their line ends; spoiled where they are to be.
+
+    Args:
+        lines: the lines.
+        write: makes a line's JSON, without its end.
+    """
+    return [_spoiled(write(line), line.torn) + b"\n" for line in lines]
+
+
+def _spoiled(data: bytes, torn: str | None) -> bytes:
+    if torn == "cut":
+        return data[: len(data) // 2]
+    return b"\x00\xff upstream connect error" if torn == "garbage" else data
+
+
+def cut_short(pieces: list[bytes], die: float) -> tuple[bytes, int]:
+    """Return the begin of a download, and how many whole lines are in it.
+
+    Args:
+        pieces: its lines with their ends.
+        die: from 0 to 1; where the cut is, and whether it falls on the end of a line.
+    """
+    count = int(die * len(pieces))
+    begin = b"".join(pieces[:count])
+    half = pieces[count][: len(pieces[count]) // 2] if pieces and int(die * 1000) % 2 else b""
+    return begin + half, count
