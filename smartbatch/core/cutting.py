@@ -1,0 +1,196 @@
+"""How the open items of a job are cut into shards: in order, within the provider's limits, about even.
+
+Where a provider shows no label with its batches (Anthropic), the number of requests is the one thing by which
+a batch tells whose it is. For those, shards of different sizes can be asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from attrs import frozen
+
+__all__ = ["Cut", "Sized", "cut"]
+
+_DEPTH = 4
+"""Shards that the end of a list is cut into at most, for all sizes to differ."""
+_TRIES = 20_000
+"""Ways that are tried for the end: well under a tenth of a second."""
+
+
+class Sized(Protocol):
+    """An item to be put into a shard: its position in the job, bytes of its line, estimated input tokens."""
+
+    @property
+    def ix(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+@frozen
+class Cut:
+    """Where a list of items was cut.
+
+    Attributes:
+        shards: the items' positions in the job, shard by shard; together all items that are not too big.
+        too_big: items that fit into no batch, not even alone.
+        clashing: numbers (from 0) of the shards whose size could not be made different from all others and
+            from those that are taken; empty unless that was asked for.
+    """
+
+    shards: tuple[tuple[int, ...], ...]
+    too_big: tuple[int, ...] = ()
+    clashing: tuple[int, ...] = ()
+
+
+def cut(
+    items: Sequence[Sized],
+    *,
+    max_requests: int,
+    max_bytes: float,
+    max_tokens: float,
+    overhead_per_line: int = 1,
+    distinct: bool = False,
+    taken_sizes: Collection[int] = (),
+) -> Cut:
+    """Cut ``items`` into as few shards as their order and the limits allow, of about the same size each.
+
+    Args:
+        items: in the order in which they are sent.
+        max_requests: most items of a shard, 1 or more.
+        max_bytes: most bytes of a shard's lines; what a batch has besides is for the caller to take off.
+        max_tokens: most estimated input tokens of a shard: the enqueued-token limit, or infinity.
+        overhead_per_line: bytes of a line besides ``size``: its line end.
+        distinct: make all sizes different, largest first, at the price of one or two shards more.
+        taken_sizes: with ``distinct``, sizes of shards elsewhere that must not come again.
+
+    Raises:
+        ValueError: ``max_requests`` is below 1.
+    """
+    if max_requests < 1:
+        raise ValueError("max_requests must be 1 or more")
+    fitting: list[Sized] = []
+    too_big: list[Sized] = []
+    for item in items:
+        fits = item.size + overhead_per_line <= max_bytes and item.tokens <= max_tokens
+        (fitting if fits else too_big).append(item)
+    row = _Row(fitting, max_requests, max_bytes, max_tokens, overhead_per_line)
+    sizes = _different(row, frozenset(taken_sizes)) if distinct else _even(row)
+    shards: list[tuple[int, ...]] = []
+    start = 0
+    for size in sizes:
+        shards.append(tuple(item.ix for item in fitting[start : start + size]))
+        start += size
+    clashing = tuple(_clashes(sizes, taken_sizes)) if distinct else ()
+    return Cut(tuple(shards), tuple(item.ix for item in too_big), clashing)
+
+
+class _Row:
+    """Items in a row, and how far a shard can reach that begins at one of them."""
+
+    def __init__(
+        self, items: Sequence[Sized], requests: int, size: float, tokens: float, overhead: int
+    ) -> None:
+        self.length = len(items)
+        self._requests = requests
+        self._limits = (
+            (list(accumulate((item.size + overhead for item in items), initial=0)), size),
+            (list(accumulate((item.tokens for item in items), initial=0)), tokens),
+        )
+
+    def end(self, start: int) -> int:
+        """Return the farthest end of a shard that begins at ``start``."""
+        end = min(start + self._requests, self.length)
+        for sums, limit in self._limits:
+            if sums[end] - sums[start] > limit:
+                end = bisect_right(sums, sums[start] + limit, start, end) - 1
+        return end
+
+    def begin(self, end: int) -> int:
+        """Return the earliest begin of a shard that ends at ``end``."""
+        low, high = max(0, end - self._requests), end - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.end(middle) >= end:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+def _even(row: _Row) -> list[int]:
+    """Return sizes of the fewest shards, each as near to an equal share of what is left as it can be."""
+    # From the back: the earliest begin of each last shard; before it, too much would be left for those after.
+    begins = [row.length]
+    while begins[-1]:
+        begins.append(row.begin(begins[-1]))
+    sizes, start = [], 0
+    for left in range(len(begins) - 1, 0, -1):
+        share = -(-(row.length - start) // left)
+        end = min(row.end(start), max(begins[left - 1], start + share))
+        sizes.append(end - start)
+        start = end
+    return sizes
+
+
+def _different(row: _Row, taken: frozenset[int]) -> list[int]:
+    """Return sizes that differ: the largest one free each time, and the end divided so that it comes out.
+
+    Where the sizes from the largest possible down to its half are used up, they are used again, so that equal
+    ones are at least far apart.
+    """
+    sizes: list[int] = []
+    used = set(taken)
+    start = 0
+    while start < row.length:
+        most = row.end(start) - start
+        if row.length - start <= 2 * most:
+            ending = _ending(row, start, used)
+            if ending is not None:
+                return [*sizes, *ending]
+        size = next((size for size in range(most, most // 2, -1) if size not in used), None)
+        if size is None:
+            used = set(taken)
+            size = next((size for size in range(most, most // 2, -1) if size not in used), most)
+        used.add(size)
+        sizes.append(size)
+        start += size
+    return sizes
+
+
+def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
+    """Return free sizes, all different, that make up the rest from ``start``; the fewest that are found."""
+    tries = iter(range(_TRIES))
+
+    def divide(start: int, used: frozenset[int], parts: int) -> list[int] | None:
+        left, most = row.length - start, row.end(start) - start
+        if parts == 1:
+            return [left] if left <= most and left not in used else None
+        for size in range(-(-left // parts), min(most, left - 1) + 1):  # from an equal share upwards
+            if next(tries, None) is None:
+                return None
+            if size in used:
+                continue
+            rest = divide(start + size, used | {size}, parts - 1)
+            if rest is not None:
+                return [size, *rest]
+        return None
+
+    for parts in range(1, _DEPTH + 1):
+        found = divide(start, frozenset(used), parts)
+        if found is not None:
+            return found
+    return None
+
+
+def _clashes(sizes: Sequence[int], taken: Collection[int]) -> Iterator[int]:
+    seen = set(taken)
+    for number, size in enumerate(sizes):
+        if size in seen:
+            yield number
+        seen.add(size)

@@ -1,0 +1,330 @@
+"""Requests and results of jobs as bytes, and back: compact JSON, the same bytes for the same thing.
+
+Dictionaries keep their order, which for a schema is the order in which a model writes its answer. Every text
+has a version, so that rows stay readable when the form changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from attrs import evolve, fields_dict, frozen
+
+from smartbatch.core.snapshot import NotJson, snapshot
+from smartbatch.errors import InvalidRequest, SmartbatchError
+from smartbatch.jobs.forms import (
+    VERSION,
+    counts,
+    damaged,
+    error_form,
+    error_of,
+    packed,
+    read,
+    strict,
+    unpacked,
+    written,
+)
+from smartbatch.jobs.records import NewItem
+from smartbatch.models import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
+
+__all__ = [
+    "Shared",
+    "decode_error",
+    "decode_params",
+    "decode_request",
+    "decode_result",
+    "encode_error",
+    "encode_params",
+    "encode_request",
+    "encode_result",
+    "job_digest",
+]
+
+_NAMES = tuple(fields_dict(Generation))
+_DEFAULT = Result("")
+_NOTHING = Generation()
+
+
+@frozen
+class Shared:
+    """What all requests of a job have in common; requests store only what differs from it.
+
+    Args:
+        params: generation parameters.
+        embedding: set when vectors are asked for.
+    """
+
+    params: Generation = _NOTHING
+    embedding: Embedding | None = None
+
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+def encode_params(params: Generation, embedding: Embedding | None = None) -> bytes:
+    """Return what a job's requests share as bytes.
+
+    Raises:
+        InvalidRequest: a parameter has no JSON form.
+    """
+    given = {name: value for name in _NAMES if (value := getattr(params, name)) is not None}
+    form: dict[str, Any] = {"v": VERSION, "params": given}
+    if embedding is not None:
+        form["embedding"] = [embedding.task_type, embedding.dimensions]
+    return _checked(form, None)
+
+
+def decode_params(data: bytes) -> Shared:
+    """Return what :func:`encode_params` was given; a schema made of a class comes back as a plain one.
+
+    Raises:
+        StoreError: ``data`` is damaged, or of a newer version.
+    """
+    form = read(data)
+    try:
+        return Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding")))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged() from None
+
+
+def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
+    """Return ``request`` as bytes: all that counts for its answer, and its context.
+
+    Its id is kept beside it. Its time-out and its longest wait are left out: a job has its own. A schema that
+    was made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
+
+    Args:
+        request: as :func:`~smartbatch.core.admission.normalise` returned it.
+        shared: what the job's other requests have in common with it.
+        row: its position in the list, from 0, for errors.
+
+    Raises:
+        InvalidRequest: it has an own callable, a context without a JSON form, or a lone surrogate; names the
+            field and the row.
+    """
+    if request.call is not None:
+        problem = "is an own callable, which cannot be kept for another process: use submit() for it"
+        _refuse("call", problem, row)
+    prompt = request.prompt
+    form: dict[str, Any] = {"v": VERSION}
+    if isinstance(prompt, str):
+        form["prompt"] = prompt
+    else:
+        form["chat"] = [[message.role, message.content] for message in prompt]
+    if request.params is not shared.params and (different := _difference(request.params, shared.params)):
+        form["params"] = different
+    if (own := request.embedding) != shared.embedding:
+        form["embedding"] = None if own is None else [own.task_type, own.dimensions]
+    for name in ("purpose", "isolation_key", "context"):
+        if (value := getattr(request, name)) is not None:
+            form[name] = value
+    if request.priority is not Priority.NORMAL:
+        form["priority"] = int(request.priority)
+    if not request.deduplicate:
+        form["deduplicate"] = False
+    if len(form) == 2 and "prompt" in form:  # the common case: one text, which the encoder itself can judge
+        try:
+            return strict(form).encode()
+        except UnicodeEncodeError:
+            pass
+    return _checked(form, row)
+
+
+def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
+    """Return the request :func:`encode_request` was given, with ``id``; of its own it has what it had then.
+
+    Raises:
+        StoreError: ``data`` is damaged, or of a newer version.
+    """
+    form = read(data)
+    try:
+        params = shared.params
+        if different := form.get("params"):
+            params = evolve(params, **_generation(different))
+        prompt: str | tuple[Message, ...]
+        if "chat" in form:
+            prompt = tuple(Message(role, _content(content)) for role, content in form["chat"])
+        else:
+            prompt = form["prompt"]
+        return Request(
+            prompt,
+            params,
+            priority=form.get("priority", Priority.NORMAL),
+            id=id,
+            context=form.get("context"),
+            purpose=form.get("purpose"),
+            isolation_key=form.get("isolation_key"),
+            embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,
+            deduplicate=form.get("deduplicate", True),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged() from None
+
+
+def job_digest(items: Iterable[NewItem], *, head: bytes = b"") -> bytes:
+    """Return 32 bytes that stand for all of a job: other ids, requests or another order give others.
+
+    Args:
+        items: in order; read once.
+        head: what the job has besides, such as its model and what :func:`encode_params` returned.
+    """
+    running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
+    for item in items:
+        name = b"-" if item.user_id is None else b"%d:" % len(own := _name(item.user_id)) + own
+        running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: no two rows of parts look alike
+        running.update(item.payload)
+    return running.digest()
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def encode_result(result: Result) -> bytes:
+    """Return ``result`` as bytes, without its id, which is kept beside it.
+
+    An answer that was paid for is never refused: lone surrogates and numbers that are not finite are kept,
+    and a ``parsed`` object without a JSON form is left out; it can be made of the text again. Error texts are
+    scrubbed once more.
+    """
+    form: dict[str, Any] = {"v": VERSION}
+    for name in ("text", "finish_reason", "model", "provider_request_id", "cost", "time_to_first_chunk"):
+        if (value := getattr(result, name)) is not None:
+            form[name] = value
+    for name in ("latency", "queued", "attempts", "deduplicated"):
+        if (value := getattr(result, name)) != getattr(_DEFAULT, name):
+            form[name] = value
+    if result.usage != _DEFAULT.usage:
+        form["usage"] = counts(result.usage)
+    if result.route is not None:
+        form["route"] = result.route.value
+    if result.dropped:
+        form["dropped"] = result.dropped
+    if result.embedding is not None:
+        form["embedding"] = packed(result.embedding)
+    if result.error is not None:
+        form["error"] = error_form(result.error)
+    if result.context is not None:
+        form["context"] = result.context
+    if result.parsed is not None:
+        form["parsed"] = result.parsed
+    return written(form)
+
+
+def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Result:
+    """Return the result :func:`encode_result` was given.
+
+    Args:
+        data: what it returned.
+        request_id: the request's id; also of the error.
+        context: the request's context, where the bytes hold none.
+
+    Raises:
+        StoreError: ``data`` is damaged, or of a newer version.
+    """
+    form = read(data)
+    try:
+        usage = form.get("usage")
+        route = form.get("route")
+        return Result(
+            request_id,
+            text=form.get("text"),
+            parsed=form.get("parsed"),
+            embedding=unpacked(form["embedding"]) if "embedding" in form else None,
+            usage=_DEFAULT.usage if usage is None else Usage(*usage),
+            cost=form.get("cost"),
+            latency=form.get("latency", 0.0),
+            queued=form.get("queued", 0.0),
+            time_to_first_chunk=form.get("time_to_first_chunk"),
+            attempts=form.get("attempts", 0),
+            route=None if route is None else Route(route),
+            finish_reason=form.get("finish_reason"),
+            model=form.get("model"),
+            provider_request_id=form.get("provider_request_id"),
+            error=error_of(form["error"], request_id) if "error" in form else None,
+            context=form.get("context", context),
+            dropped=tuple((name, reason) for name, reason in form.get("dropped", ())),
+            deduplicated=form.get("deduplicated", False),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged() from None
+
+
+def encode_error(error: SmartbatchError) -> bytes:
+    """Return the bytes of a result that is nothing but ``error``; they serve many items alike."""
+    return encode_result(Result("", error=error))
+
+
+def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchError | None:
+    """Return the error in the bytes of a result, or ``None`` when it has none.
+
+    Raises:
+        StoreError: ``data`` is damaged, or of a newer version.
+    """
+    form = read(data)
+    try:
+        return error_of(form["error"], request_id) if "error" in form else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged() from None
+
+
+# -- parts of requests ---------------------------------------------------------------------------------------
+
+
+def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
+    """Write what a user gave; refuse what JSON or UTF-8 cannot carry."""
+    copied: dict[str, Any] = {}
+    for name, value in form.items():
+        if name == "params":
+            copied[name] = {field: _plain(field, own, row) for field, own in value.items()}
+        else:
+            copied[name] = _plain("prompt" if name == "chat" else name, value, row)
+    return strict(copied).encode()
+
+
+def _plain(field: str, value: Any, row: int | None) -> Any:
+    try:
+        return snapshot(value)
+    except NotJson as error:
+        place = f"at {error.path[:120]} it " if error.path else "it "
+        _refuse(field, f"of a job must be JSON: {place}{error.reason}", row)
+
+
+def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
+    place = "" if row is None else f"row {row} (counted from 0): "
+    raise InvalidRequest(f"{place}{field} {problem}", field=field, row=row)
+
+
+def _difference(own: Generation, shared: Generation) -> dict[str, Any]:
+    """Return the fields that differ, as they would on the wire: there 1, 1.0 and True are three things."""
+    return {name: value for name in _NAMES if not _same(value := getattr(own, name), getattr(shared, name))}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other or one is None or other is None:
+        return one is other
+    try:
+        return strict(one) == strict(other)
+    except (TypeError, ValueError, RecursionError):
+        return False  # it is written, and refused there by its name
+
+
+def _generation(form: Mapping[str, Any]) -> dict[str, Any]:
+    stop = form.get("stop")
+    return dict(form) if stop is None else {**form, "stop": tuple(stop)}
+
+
+def _embedding(form: Any) -> Embedding | None:
+    if form is None:
+        return None
+    task_type, dimensions = form
+    return Embedding(task_type, dimensions)
+
+
+def _content(form: Any) -> str | tuple[Mapping[str, Any], ...]:
+    return form if isinstance(form, str) else tuple(form)
+
+
+def _name(user_id: str) -> bytes:
+    return user_id.encode("utf-8", "surrogatepass")
