@@ -327,12 +327,18 @@ class NewResult:
 
 @frozen
 class ResultRow:
-    """A result as the store has it; ``seq`` grows within a job in the order of commit."""
+    """A result as the store has it.
+
+    Attributes:
+        payload: the item's own bytes, for its context.
+        seq: grows within a job in the order of commit.
+    """
 
     ix: int
     user_id: str | None
     outcome: str
     body: bytes = field(repr=False)
+    payload: bytes = field(repr=False)
     cost: float | None
     seq: int
 
