@@ -146,8 +146,10 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
         prompt: str | tuple[Message, ...]
         if "chat" in form:
             prompt = tuple(Message(role, _content(content)) for role, content in form["chat"])
-        else:
+        elif isinstance(form["prompt"], str):
             prompt = form["prompt"]
+        else:
+            raise damaged()
         return Request(
             prompt,
             params,
