@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as the service speaks it: messages, their streams, and token counts.
+"""Anthropic's Messages API as the service speaks it: messages, streams, token counts; batches next door.
 
 Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
 """
@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import Any
 
 from attrs import evolve
 
+from smartbatch.emulator import anthropic_batches
 from smartbatch.emulator.answers import Composed
 from smartbatch.emulator.anthropic_requests import Asking, parse_messages, refused
 from smartbatch.emulator.anthropic_requests import error_body as anthropic_error
 from smartbatch.emulator.anthropic_streams import message_events
 from smartbatch.emulator.api import Api, Done, Parse, Reply, Task
+from smartbatch.emulator.desk import BatchCall, Desk
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.limits import Level, Limits, Refusal
 from smartbatch.emulator.openai_api import composed
@@ -39,14 +42,24 @@ class AnthropicApi(Api):
         return head.path == "/v1/messages" or head.path.startswith("/v1/messages/")
 
     def check_key(self, head: Head, settings: Settings) -> None:
-        scheme, _, bearer = head.authorization.partition(" ")
-        key = head.headers.get("x-api-key", "").strip()
-        if not key and scheme.lower() == "bearer":
-            key = bearer.strip()
+        key = _key(head)
         if not key:
             raise refused(401, "x-api-key header is required")
         if settings.keys is not None and key not in settings.keys:
             raise refused(401, "invalid x-api-key")
+
+    def batch_call(self, head: Head) -> BatchCall | None:
+        return self._answer_batch if anthropic_batches.is_about_batches(head) else None
+
+    def _answer_batch(self, head: Head, body: bytes, desk: Desk) -> Reply:
+        self.check_key(head, desk.settings)
+
+        def parse(head: Head, fields: Mapping[str, Any]) -> Task:
+            message = _Message(parse_messages(head, fields))
+            self.check_model(message.model, desk.settings)
+            return message
+
+        return anthropic_batches.answer(head, body, desk, key=_key(head), parse=parse)
 
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
         if head.path not in ("/v1/messages", "/v1/messages/count_tokens"):
@@ -144,6 +157,13 @@ class _Message(Task):
             message["usage"]["output_tokens"] = 0
         body = message_events(message) if asked.stream else json.dumps(message).encode()
         return Done(body, answer.tokens, asked.input_tokens + answer.tokens)
+
+
+def _key(head: Head) -> str:
+    """The key of a request, in its own header or as a bearer token; empty without either."""
+    scheme, _, bearer = head.authorization.partition(" ")
+    key = head.headers.get("x-api-key", "").strip()
+    return key or (bearer.strip() if scheme.lower() == "bearer" else "")
 
 
 def _body(model: str, input_tokens: int, answer: Composed, identity: str) -> dict[str, Any]:

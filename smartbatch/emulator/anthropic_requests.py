@@ -12,7 +12,7 @@ from smartbatch.emulator.answers import count_tokens
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.requests import Asked, Refused
 
-__all__ = ["Asking", "error_body", "parse_messages", "refused"]
+__all__ = ["Asking", "error_body", "parse_messages", "refused", "version_of"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -64,6 +64,16 @@ def refused(status: int, message: str) -> Refused:
     return found
 
 
+def version_of(head: Head) -> str:
+    """Return the API version of a request, or raise :class:`Refused`."""
+    version = head.headers.get("anthropic-version")
+    if version is None:
+        raise refused(400, "anthropic-version: header is required")
+    if version not in _VERSIONS:
+        raise refused(400, f'anthropic-version: "{version}" is not a valid version.')
+    return version
+
+
 def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = False) -> Asking:
     """Return what a request asks for.
 
@@ -75,11 +85,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
     Raises:
         Refused: for what the service does not take.
     """
-    version = head.headers.get("anthropic-version")
-    if version is None:
-        raise refused(400, "anthropic-version: header is required")
-    if version not in _VERSIONS:
-        raise refused(400, f'anthropic-version: "{version}" is not a valid version.')
+    version = version_of(head)
     _check_fields(body, version)
     model = body.get("model")
     if not isinstance(model, str) or not model:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from datetime import UTC, datetime
+from typing import TypeAlias, overload
 
 from attrs import frozen
 
@@ -30,6 +31,16 @@ class Desk:
     settings: Settings
     now: float
     url: str
+
+    @overload
+    def say(self, moment: float) -> str: ...
+    @overload
+    def say(self, moment: None) -> None: ...
+    def say(self, moment: float | None) -> str | None:
+        """Return monotonic seconds as the date and time of RFC 3339 in UTC; ``None`` for ``None``."""
+        if moment is None:
+            return None
+        return datetime.fromtimestamp(self.house.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 BatchCall: TypeAlias = "Callable[[Head, bytes, Desk], Reply]"

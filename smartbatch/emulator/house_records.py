@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from attrs import field, frozen
 
@@ -80,29 +80,33 @@ class Entry:
         charge: tokens it counts for while it waits.
         run: called with 24 hexadecimal digits that name the work; returns its outcome, always the same,
             or raises ``Refused``.
+        note: what else the client wrote on it, to be repeated in its result (Gemini's ``metadata``).
     """
 
     custom_id: str | None
     prompt: str
     charge: int
     run: Callable[[str], Done] = field(repr=False)
+    note: Mapping[str, Any] | None = None
 
 
-def entry_of(custom_id: str | None, task: Task, settings: Settings) -> Entry:
+def entry_of(
+    custom_id: str | None, task: Task, settings: Settings, *, note: Mapping[str, Any] | None = None
+) -> Entry:
     """Return the entry of a task that was understood."""
     prompt = hashlib.sha256(task.prompt.encode()).hexdigest()
     return Entry(
-        custom_id, prompt, task.charge, lambda identity: task.perform(settings, identity, refuse=False)
+        custom_id, prompt, task.charge, lambda identity: task.perform(settings, identity, refuse=False), note
     )
 
 
-def wrong_entry(custom_id: str | None, refused: Refused) -> Entry:
+def wrong_entry(custom_id: str | None, refused: Refused, *, note: Mapping[str, Any] | None = None) -> Entry:
     """Return the entry of a request that will be refused when its turn comes."""
 
     def run(identity: str) -> NoReturn:  # noqa: ARG001
         raise refused
 
-    return Entry(custom_id, "", 0, run)
+    return Entry(custom_id, "", 0, run, note)
 
 
 @frozen
@@ -182,6 +186,7 @@ class RemoteBatch:
         expires_at: when what has not run expires.
         problems: why it failed.
         output_id: the file with the lines that succeeded; only after the end, ``None`` without such lines.
+            Gemini's has all lines.
         error_id: the file with the other lines; likewise.
         input_tokens: of all lines so far.
         output_tokens: likewise.
@@ -230,6 +235,7 @@ class Line:
         identity: 24 hexadecimal digits that name the work.
         torn: ``cut`` or ``garbage`` when the line is to be spoiled; ``None`` when it is whole.
         true: True when it is whole, carries its own answer, and is the first of its id.
+        note: of the entry it carries the id of.
     """
 
     custom_id: str | None
@@ -241,6 +247,7 @@ class Line:
     identity: str
     torn: str | None = None
     true: bool = True
+    note: Mapping[str, Any] | None = None
 
 
 @frozen

@@ -16,11 +16,19 @@ __all__ = ["cut_short", "results", "written"]
 def results(job: Job) -> list[Line]:
     """Return the lines of a batch that has ended, damaged as its faults say."""
     if job.final == "failed":
-        return []
+        return _all_refused(job) if job.api == "anthropic" else []
     lines = [line for position in range(len(job.entries)) for line in _lines(job, position)]
     if "shuffled" in job.faults:
         random.Random(job.id).shuffle(lines)
     return lines
+
+
+def _all_refused(job: Job) -> list[Line]:
+    """Return the lines of a batch that failed its validation where a batch does not fail as a whole."""
+    return [
+        Line(entry.custom_id, position, "errored", b"", 0, "invalid", job.identity(position), note=entry.note)
+        for position, entry in enumerate(job.entries)
+    ]
 
 
 def _lines(job: Job, position: int) -> Iterator[Line]:
@@ -28,7 +36,7 @@ def _lines(job: Job, position: int) -> Iterator[Line]:
     identity = job.identity(position)
     if position >= len(job.ran):
         outcome = "cancelled" if job.final == "cancelled" else "expired"
-        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity)  # type: ignore[arg-type]
+        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity, note=entry.note)  # type: ignore[arg-type]
         return
     ran = job.ran[position]
     if ran.error is not None:
@@ -36,7 +44,7 @@ def _lines(job: Job, position: int) -> Iterator[Line]:
         line = Line(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
     else:
         line = Line(entry.custom_id, position, "succeeded", job.body(position), 200, None, identity)
-    yield from _damaged(job, line, position)
+    yield from _damaged(job, evolve(line, note=entry.note), position)
 
 
 def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
@@ -55,7 +63,7 @@ def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
             yield evolve(line, body=body, identity=identity, true=False)
     if "foreign_lines" in faults:
         stranger = job.dice.identity("stranger", job.id, position)
-        yield evolve(line, custom_id=f"{stranger}-0", position=None, identity=stranger, true=False)
+        yield evolve(line, custom_id=f"{stranger}-0", position=None, identity=stranger, true=False, note=None)
 
 
 def _other(job: Job, position: int) -> int | None:
