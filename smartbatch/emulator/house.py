@@ -10,8 +10,10 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from smartbatch.emulator.house_job import Job
+from smartbatch.emulator.house_files import Account, Files
+from smartbatch.emulator.house_job import Job, crowded
 from smartbatch.emulator.house_plan import BatchDice, Timeline, timeline
 from smartbatch.emulator.house_records import (
     Entry,
@@ -23,14 +25,13 @@ from smartbatch.emulator.house_records import (
     RemoteBatch,
     RemoteFile,
 )
-from smartbatch.emulator.house_results import cut_short, results, written
+from smartbatch.emulator.house_results import check_ready, cut_short, results, written
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.settings import Settings
 
 __all__ = ["House"]
 
 _PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
-_Account = tuple[str, str]  # the API's name and the key
 
 
 class House:
@@ -43,7 +44,12 @@ class House:
         settings: times, limits and faults; see :class:`~smartbatch.emulator.batch_settings.BatchSettings`.
         ledger: where it books.
         epoch: what is added to monotonic seconds to make them Unix seconds.
+
+    Attributes:
+        begun: uploads in pieces that have begun and not ended, by what their API calls them.
     """
+
+    begun: dict[str, Any]
 
     def __init__(self, settings: Settings, ledger: Ledger, *, epoch: float = 0.0) -> None:
         self._lock = threading.RLock()
@@ -66,12 +72,13 @@ class House:
             self._clear()
 
     def _clear(self) -> None:
-        self._files: dict[_Account, dict[str, RemoteFile]] = defaultdict(dict)
-        self._jobs: dict[_Account, dict[str, Job]] = defaultdict(dict)
+        generation = self._generation
+        self._files = Files(lambda number: "file-" + self._dice.identity("file", generation, number))
+        self._jobs: dict[Account, dict[str, Job]] = defaultdict(dict)
         self._active: list[Job] = []
         self._coming: list[Job] = []  # late creates
         self._creates: dict[str, int] = defaultdict(int)
-        self._uploads = 0
+        self.begun = {}
 
     def unix(self, now: float) -> float:
         """Return monotonic seconds as Unix seconds."""
@@ -105,21 +112,15 @@ class House:
         """
         with self._lock:
             self.advance(now)
-            files = self._files[api, key]
-            if identity is None:
-                identity = "file-" + self._dice.identity("file", self._generation, self._uploads)
-                self._uploads += 1
-            elif self._file(api, key, identity, now) is not None:
-                raise HouseError("exists", f"File {identity} already exists.")
-            files.pop(identity, None)  # a new one is the newest, also under an old name
-            files[identity] = RemoteFile(identity, name, purpose, data, now, now + lifetime)
-            return files[identity]
+            return self._files.put(
+                (api, key), name, data, now, identity=identity, purpose=purpose, lifetime=lifetime
+            )
 
     def file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
         """Return a file, results included; ``None`` for one that never was or is no more."""
         with self._lock:
             self.advance(now)
-            found = self._file(api, key, file_id, now)
+            found = self._files.get((api, key), file_id, now)
             if found is None and file_id.startswith(("file-", "batch-")):
                 outputs = self._outputs(api, key, now)
                 found = next((file for file in outputs if file.id == file_id), None)
@@ -129,8 +130,7 @@ class House:
         """Return the files of an account, results included, the newest first."""
         with self._lock:
             self.advance(now)
-            kept = [file for file in self._files[api, key].values() if now < file.expires_at]
-            found = [*reversed(kept), *self._outputs(api, key, now)]
+            found = [*self._files.all((api, key), now), *self._outputs(api, key, now)]
             return sorted(found, key=lambda file: -file.created_at)
 
     def delete_file(self, api: str, key: str, file_id: str, now: float) -> bool:
@@ -145,26 +145,13 @@ class House:
             if found.batch is not None:
                 self._jobs[api, key][found.batch].removed.add(found.id)
             else:
-                del self._files[api, key][file_id]
+                self._files.delete((api, key), file_id)
             return True
 
-    def _file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
-        file = self._files[api, key].get(file_id)
-        return file if file is not None and now < file.expires_at else None
-
     def _outputs(self, api: str, key: str, now: float) -> list[RemoteFile]:
-        found = []
-        for job in self._jobs[api, key].values():
-            if not job.closed or now >= job.ended_at + self._settings.batch_retention:
-                continue
-            batch = job.seen(now)
-            for part, identity in (("succeeded", batch.output_id), ("failed", batch.error_id)):
-                if identity is not None and identity not in job.removed:
-                    name, gone = f"{job.id}_{part}.jsonl", job.ended_at + self._settings.batch_retention
-                    found.append(
-                        RemoteFile(identity, name, "batch_output", b"", job.ended_at, gone, job.id, part)
-                    )
-        return found
+        keeps = self._settings.batch_retention
+        jobs = [job for job in self._jobs[api, key].values() if job.closed and now < job.ended_at + keeps]
+        return [file for job in jobs for file in job.results_files(now, keeps)]
 
     # batches
 
@@ -217,8 +204,7 @@ class House:
         if not self._has_file(job, now):
             self._book_create(job, now, "refused")
             raise HouseError("no_such_file", f"File {job.file_id} does not exist.")
-        late = self._settings.batch_enqueued_refusal == "late" and job.api == "openai"
-        if not late and (problem := self._crowded(job, now)) is not None:
+        if not self._fails_late(job) and (problem := self._crowded(job, now)) is not None:
             self._book_create(job, now, "refused")
             raise HouseError("enqueued", problem.message)
         if "late_create" in job.faults:
@@ -301,18 +287,14 @@ class House:
 
         Args:
             write: makes a line's JSON, without its end.
-            part: ``succeeded`` or ``failed`` (all others) for those lines; ``None`` for all.
+            part: ``succeeded`` or ``failed`` (all others) for those lines; ``all`` or ``None`` for all.
 
         Raises:
             HouseError: as :meth:`outputs`.
         """
         with self._lock:
             job = self._ended(api, key, batch_id, now)
-            lines = [
-                line
-                for line in results(job)
-                if part is None or (line.outcome == "succeeded") == (part == "succeeded")
-            ]
+            lines = results(job, part)
             pieces = written(lines, write)
             body: bytes | list[bytes] = b"".join(pieces)
             if "cut_download" in job.faults and part not in job.fetched:
@@ -321,23 +303,29 @@ class House:
             job.fetched.add(part)
             return Fetched(body, lambda: self.delivered(batch_id, lines))
 
+    def size(
+        self, api: str, key: str, batch_id: str, now: float, *, write: Callable[[Line], bytes], part: str
+    ) -> int:
+        """Return the bytes of an undamaged download; see :meth:`fetch`. 0 while there is none."""
+        with self._lock:
+            try:
+                job = self._ended(api, key, batch_id, now)
+            except HouseError:
+                return 0
+            return sum(map(len, written(results(job, part), write)))
+
     def delivered(self, batch_id: str, lines: Sequence[Line]) -> None:
         """Book that lines went out whole; those that do not carry their own answer are left out."""
         true = [line.position for line in lines if line.true and line.outcome == "succeeded"]
-        with self._lock:
-            self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": true})
+        if true:
+            with self._lock:
+                self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": true})
 
     def _ended(self, api: str, key: str, batch_id: str, now: float) -> Job:
         job = self._job(api, key, batch_id, now)
         if job is None:
             raise HouseError("not_found", f"No batch found with id '{batch_id}'.")
-        if not job.closed:
-            raise HouseError("not_ended", f"Batch {batch_id} has not ended yet.")
-        if now >= job.ended_at + self._settings.batch_retention:
-            raise HouseError("gone", f"The results of batch {batch_id} are no longer kept.")
-        outage = self._settings.batch_results_outage if "results_unavailable" in job.faults else 0.0
-        if now < job.ended_at + outage:
-            raise HouseError("unavailable", "The service is temporarily unavailable.")
+        check_ready(job, now, self._settings.batch_retention, self._settings.batch_results_outage)
         return job
 
     # the course of time
@@ -355,11 +343,11 @@ class House:
                 self._run(job, now)
 
     def _has_file(self, job: Job, now: float) -> bool:
-        return job.file_id is None or self._file(job.api, job.key, job.file_id, now) is not None
+        return job.file_id is None or (self._files.get((job.api, job.key), job.file_id, now) is not None)
 
     def _land(self, job: Job) -> None:
         landed = job.timeline.landed
-        if not job.problems and (problem := self._crowded(job, landed)) is not None:
+        if not job.problems and self._fails_late(job) and (problem := self._crowded(job, landed)) is not None:
             job.problems = (problem,)
             self._recourse(job, landed)
         self._jobs[job.api, job.key][job.id] = job
@@ -393,24 +381,11 @@ class House:
         )
 
     def _crowded(self, job: Job, now: float) -> Problem | None:
-        """Return the problem of a batch whose tokens find no room; ``None`` when they do."""
-        limit = self._settings.batch_enqueued_tokens
-        if limit is None:
-            return None
-        waiting = sum(
-            other.charge
-            for other in self._active
-            if (other.api, other.key, other.model) == (job.api, job.key, job.model)
-            and not other.problems
-            and now < other.ended_at
-        )
-        if waiting + job.charge <= limit:
-            return None
-        message = (
-            f"Enqueued token limit reached for {job.model} in organization emulator. Limit: {int(limit):,} "
-            "enqueued tokens. Please try again once some in_progress batches have been completed."
-        )
-        return Problem("token_limit_exceeded", message)
+        return crowded(job, self._active, self._settings.batch_enqueued_tokens, now)
+
+    def _fails_late(self, job: Job) -> bool:
+        """Return whether a batch without room for its tokens is created, to fail then: only OpenAI's may."""
+        return job.api == "openai" and self._settings.batch_enqueued_refusal == "late"
 
     def _hidden(self, job: Job, fault: str, seconds: float, now: float) -> bool:
         if fault not in job.faults:
@@ -423,16 +398,4 @@ class House:
         return None if job is None or job.deleted else job
 
     def _book_create(self, job: Job, now: float, fate: str) -> None:
-        self._ledger.batch_event(
-            {
-                "batch": job.id,
-                "event": "created",
-                "api": job.api,
-                "index": job.index,
-                "at": now,
-                "fate": fate,
-                "total": len(job.entries),
-                "label": job.label,
-                "custom_id": job.entries[0].custom_id if job.entries else None,
-            }
-        )
+        self._ledger.batch_event(job.created(now, fate))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attrs import define, field, frozen
 
 from smartbatch.emulator.house_plan import BatchDice, Timeline
-from smartbatch.emulator.house_records import Counts, Entry, Problem, RemoteBatch, State
+from smartbatch.emulator.house_records import Counts, Entry, Problem, RemoteBatch, RemoteFile, State
 from smartbatch.emulator.ledger_batches import BatchLine
 from smartbatch.emulator.requests import Refused
 
-__all__ = ["Job", "Ran"]
+__all__ = ["Job", "Ran", "crowded"]
 
 _KEPT = 4096
 """Bytes of an answer that is kept; a larger one (vectors) is made again when it is fetched."""
@@ -34,7 +35,10 @@ class Ran:
 
 @define(eq=False)
 class Job:
-    """A batch. Its owner holds the lock."""
+    """A batch. Its owner holds the lock.
+
+    ``charge`` are the tokens it counts for while it is unfinished.
+    """
 
     id: str
     index: int
@@ -55,6 +59,7 @@ class Job:
     cancelled_at: float | None = None
     closed: bool = False
     deleted: bool = False
+    charge: int = 0
     ran: list[Ran] = field(factory=list, repr=False)
     input_tokens: int = 0
     output_tokens: int = 0
@@ -62,6 +67,7 @@ class Job:
     removed: set[str] = field(factory=set)
 
     def __attrs_post_init__(self) -> None:
+        self.charge = sum(entry.charge for entry in self.entries)
         self.follow(self.timeline)
 
     def follow(self, course: Timeline) -> None:
@@ -69,11 +75,6 @@ class Job:
         self.timeline = course
         self.stop_at = self.ended_at = course.ended
         self.final = course.final
-
-    @property
-    def charge(self) -> int:
-        """Tokens it counts for while it is unfinished."""
-        return sum(entry.charge for entry in self.entries)
 
     def cancel(self, now: float, seconds: float) -> None:
         """Cancel it; a second time, or after its end, changes nothing.
@@ -88,6 +89,20 @@ class Job:
         if "cancel_completes" in self.faults and math.isfinite(self.ended_at):
             return
         self.stop_at, self.ended_at, self.final = now, now + seconds, "cancelled"
+
+    def created(self, now: float, fate: str) -> dict[str, Any]:
+        """Return the event of its create for the ledger; see :class:`BatchRecord` for the fates."""
+        return {
+            "batch": self.id,
+            "event": "created",
+            "api": self.api,
+            "index": self.index,
+            "at": now,
+            "fate": fate,
+            "total": len(self.entries),
+            "label": self.label,
+            "custom_id": self.entries[0].custom_id if self.entries else None,
+        }
 
     def advance(self, now: float) -> list[BatchLine]:
         """Run the lines that are due and return their entries in the ledger."""
@@ -122,8 +137,9 @@ class Job:
         """Return it as it looks now; its lines must have been advanced."""
         state, plan = self.state(now), self.timeline
         ended = now >= self.ended_at
-        files = ended and self.final != "failed"
         succeeded = sum(ran.error is None for ran in self.ran)
+        over = ended and self.final != "failed"
+        output_id, error_id = self._files(succeeded) if over else (None, None)
         odd = state == "running" and now < plan.started + plan.run_seconds / 2
         ran = bool(self.ran) or state in ("running", "finalizing") or (ended and now >= plan.started)
         return RemoteBatch(
@@ -144,16 +160,36 @@ class Job:
             ended_at=self.ended_at if ended else None,
             expires_at=plan.expires,
             problems=self.problems if ended else (),
-            output_id=self.file("succeeded") if files and succeeded else None,
-            error_id=self.file("failed") if files and succeeded < plan.total else None,
+            output_id=output_id,
+            error_id=error_id,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
         )
 
-    def file(self, part: str) -> str:
-        """Return the id of the file with a part of its results: the same at all times."""
-        name = self.dice.identity("results", self.id, part)
-        return f"batch-{name}" if self.api == "gemini" else f"file-{name}"
+    def results_files(self, now: float, keeps: float) -> list[RemoteFile]:
+        """Return the files with its results, those deleted left out.
+
+        Args:
+            now: monotonic seconds.
+            keeps: seconds they are kept after its end.
+        """
+        batch = self.seen(now)
+        parts = ("all",) if self.api == "gemini" else ("succeeded", "failed")
+        return [
+            RemoteFile(
+                identity, f"{self.id}_{part}.jsonl", "batch_output", b"",
+                self.ended_at, self.ended_at + keeps, self.id, part,
+            )
+            for part, identity in zip(parts, (batch.output_id, batch.error_id), strict=False)
+            if identity is not None and identity not in self.removed
+        ]  # fmt: skip
+
+    def _files(self, succeeded: int) -> tuple[str | None, str | None]:
+        """Return the ids of the files with its results: the same at all times. Gemini has one for all."""
+        if self.api == "gemini":
+            return f"batch-{self.dice.identity('results', self.id, 'all')}", None
+        good, bad = (f"file-{self.dice.identity('results', self.id, part)}" for part in ("good", "bad"))
+        return good if succeeded else None, bad if succeeded < self.timeline.total else None
 
     def _counts(self, succeeded: int, ended: bool) -> Counts:
         total, errored = self.timeline.total, len(self.ran) - succeeded
@@ -196,6 +232,31 @@ class Job:
         body = _whole(done.body, faults)
         output = min(done.output_tokens, done.billed)
         return Ran(None, 200, done.billed, output, body if len(body) <= _KEPT else None, faults)
+
+
+def crowded(job: Job, others: Iterable[Job], limit: float | None, now: float) -> Problem | None:
+    """Return the problem of a batch whose tokens find no room beside others; ``None`` when they do.
+
+    Args:
+        job: the batch.
+        others: those that have not ended.
+        limit: tokens that may wait for a model; ``None`` for any number.
+        now: monotonic seconds.
+    """
+    waiting = sum(
+        other.charge
+        for other in others
+        if (other.api, other.key, other.model) == (job.api, job.key, job.model)
+        and not other.problems
+        and now < other.ended_at
+    )
+    if limit is None or waiting + job.charge <= limit:
+        return None
+    message = (
+        f"Enqueued token limit reached for {job.model} in organization emulator. Limit: {int(limit):,} "
+        "enqueued tokens. Please try again once some in_progress batches have been completed."
+    )
+    return Problem("token_limit_exceeded", message)
 
 
 def _whole(body: bytes | list[bytes], faults: frozenset[str]) -> bytes:

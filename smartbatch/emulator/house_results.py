@@ -8,19 +8,43 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import evolve
 
 from smartbatch.emulator.house_job import Job
-from smartbatch.emulator.house_records import Line
+from smartbatch.emulator.house_records import HouseError, Line
 
-__all__ = ["cut_short", "results", "written"]
+__all__ = ["check_ready", "cut_short", "results", "written"]
 
 
-def results(job: Job) -> list[Line]:
-    """Return the lines of a batch that has ended, damaged as its faults say."""
+def check_ready(job: Job, now: float, keeps: float, outage: float) -> None:
+    """Raise ``HouseError`` when the results of a batch cannot be had.
+
+    Args:
+        job: the batch.
+        now: monotonic seconds.
+        keeps: seconds its results are kept.
+        outage: seconds they cannot be had after its end, if that is its fault.
+    """
+    if not job.closed:
+        raise HouseError("not_ended", f"Batch {job.id} has not ended yet.")
+    if now >= job.ended_at + keeps:
+        raise HouseError("gone", f"The results of batch {job.id} are no longer kept.")
+    if "results_unavailable" in job.faults and now < job.ended_at + outage:
+        raise HouseError("unavailable", "The service is temporarily unavailable.")
+
+
+def results(job: Job, part: str | None = None) -> list[Line]:
+    """Return the lines of a batch that has ended, damaged as its faults say.
+
+    Args:
+        job: the batch.
+        part: ``succeeded``, ``failed`` for all others, ``all`` or ``None`` for both.
+    """
     if job.final == "failed":
         return _all_refused(job) if job.api == "anthropic" else []
     lines = [line for position in range(len(job.entries)) for line in _lines(job, position)]
     if "shuffled" in job.faults:
         random.Random(job.id).shuffle(lines)
-    return lines
+    if part in (None, "all"):
+        return lines
+    return [line for line in lines if (line.outcome == "succeeded") == (part == "succeeded")]
 
 
 def _all_refused(job: Job) -> list[Line]:

@@ -199,9 +199,10 @@ class Ledger:
             os.ftruncate(self._file, 0)
 
     def end(self) -> None:
-        """Close the file."""
+        """Close the file; what becomes due from now on is not entered any more."""
+        self._catch_up()
+        self._catch_up = lambda: None
         if self._file is not None:
-            self._catch_up()
             os.close(self._file)
             self._file = None
 

@@ -1,27 +1,18 @@
-"""OpenAI's real-time API as the service speaks it."""
+"""OpenAI's API as the service speaks it: real-time calls; files and batches are answered elsewhere."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from smartbatch.emulator import openai, streams
-from smartbatch.emulator.answers import Composed, compose
-from smartbatch.emulator.api import Api, Done, Parse, Reply, Task
+from smartbatch.emulator import openai, openai_batches
+from smartbatch.emulator.api import Api, Parse, Reply
+from smartbatch.emulator.desk import BatchCall, Desk
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.limits import Limits, Refusal
-from smartbatch.emulator.openai_embeddings import parse_embeddings
-from smartbatch.emulator.requests import (
-    Asked,
-    Refused,
-    error_body,
-    parse_body,
-    parse_chat,
-    parse_responses,
-)
+from smartbatch.emulator.openai_tasks import TASKS, composed
+from smartbatch.emulator.requests import Refused, error_body, parse_body
 from smartbatch.emulator.settings import Settings
 
 __all__ = ["OpenAIApi", "composed", "retry_after"]
@@ -43,10 +34,20 @@ class OpenAIApi(Api):
         if settings.keys is not None and key.strip() not in settings.keys:
             raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
 
+    def batch_call(self, head: Head) -> BatchCall | None:
+        if openai_batches.PATH.fullmatch(head.path) is None:
+            return None
+
+        def answer(head: Head, body: bytes, desk: Desk) -> Reply:
+            self.check_key(head, desk.settings)
+            return openai_batches.answer(head, body, desk, head.authorization.partition(" ")[2].strip())
+
+        return answer
+
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:  # noqa: ARG002
         if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
             return self._models(head, settings)
-        parse = _TASKS.get(head.path)
+        parse = TASKS.get(head.path)
         if parse is None:
             raise Refused(404, f"Invalid URL ({head.method} {head.path})")
         if head.method != "POST":
@@ -96,62 +97,6 @@ class OpenAIApi(Api):
         return Reply(200, json.dumps(openai.model_body(name)).encode())
 
 
-class _Generation(Task):
-    """A chat completion or a response.
-
-    Args:
-        asked: what is asked for.
-        whole: makes the body of an answer.
-        events: makes the events of a stream.
-    """
-
-    def __init__(
-        self, asked: Asked, whole: Callable[..., dict[str, Any]], events: Callable[..., list[bytes]]
-    ) -> None:
-        self.model, self.prompt, self.charge = asked.model, asked.prompt, asked.charge
-        self._asked = asked
-        self._whole = whole
-        self._events = events
-
-    def perform(self, settings: Settings, identity: str, *, refuse: bool) -> Done:
-        asked = self._asked
-        answer = composed(settings, asked)
-        if refuse:
-            answer = Composed("I can't help with that.", "content_filter", 6)
-        created = int(time.time())
-        body: bytes | list[bytes]
-        if asked.stream:
-            body = self._events(asked, answer, identity=identity, created=created)
-        else:
-            made = self._whole(asked, answer, identity=identity, created=created)
-            if refuse:
-                _refuse(made, answer.text)
-            body = json.dumps(made).encode()
-        return Done(body, answer.tokens, asked.input_tokens + answer.tokens * asked.choices)
-
-
-def composed(settings: Settings, asked: Asked) -> Composed:
-    """Return the answer to a generation of any API.
-
-    Raises:
-        Refused: for a schema that cannot be followed.
-    """
-    try:
-        return compose(
-            asked.prompt,
-            asked.model,
-            seed=settings.seed,
-            answers=settings.answers,
-            max_tokens=asked.max_tokens,
-            stop=asked.stop,
-            form=asked.form,
-        )
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        if asked.form is None:
-            raise
-        raise Refused(400, "Invalid schema for response_format.", param="response_format") from error
-
-
 def retry_after(seconds: float | None) -> list[tuple[str, str]]:
     """Return the headers that ask to wait."""
     wait = max(0.0, seconds or 0.0)
@@ -159,27 +104,3 @@ def retry_after(seconds: float | None) -> list[tuple[str, str]]:
         ("retry-after", str(math.ceil(wait - 1e-6))),
         ("retry-after-ms", str(math.ceil(wait * 1000 - 1e-6))),
     ]
-
-
-def _refuse(made: dict[str, Any], text: str) -> None:
-    """Say in an answer what models say who refuse: a text beside the content, and no content."""
-    for choice in made.get("choices", ()):
-        choice["finish_reason"] = "stop"
-        choice["message"] |= {"content": None, "refusal": text}
-    for message in made.get("output", ()):
-        message["content"] = [{"type": "refusal", "refusal": text}]
-
-
-def _chat(_head: Head, body: Mapping[str, Any]) -> Task:
-    return _Generation(parse_chat(body), openai.chat_body, streams.chat_events)
-
-
-def _response(_head: Head, body: Mapping[str, Any]) -> Task:
-    return _Generation(parse_responses(body), openai.response_body, streams.response_events)
-
-
-_TASKS: dict[str, Parse] = {
-    "/v1/chat/completions": _chat,
-    "/v1/responses": _response,
-    "/v1/embeddings": parse_embeddings,
-}

@@ -164,7 +164,7 @@ class Service:
         if rules.plan.in_outage(call.index, now - (self._first or now)):
             call.fault = "outage"
             return api.overloaded()
-        call.fault = _fault(rules, call.index, {})
+        call.fault = _fault(rules, call.index, {"method": head.method, "path": head.path})
         if (refused := _refused_at_once(api, rules.settings, "", call.fault)) is not None:
             return refused
         url = f"http://{head.headers.get('host', '127.0.0.1')}"

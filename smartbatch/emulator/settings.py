@@ -17,7 +17,9 @@ from smartbatch.errors import ConfigError
 __all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
 
 FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
-"""``fault_for(index, body)`` names the fault of one request, or returns ``None`` for the seeded plan."""
+"""``fault_for(index, body)`` names the fault of one request, or returns ``None`` for the seeded plan.
+
+A request about files or batches has no body to look at: it gets ``{"method": …, "path": …}``."""
 
 FAULTS = {
     "500": "server error after the usual latency",

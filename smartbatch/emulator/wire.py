@@ -9,6 +9,8 @@ import struct
 from http import HTTPStatus
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.emulator.api import Reply
 from smartbatch.emulator.head import BadRequest, Chunks, Head, parse_head
 from smartbatch.emulator.requests import error_body
@@ -68,6 +70,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         for reply in self._unsent:
             self._settle(reply, delivered=True)
+            if reply.delivered is not None:
+                reply.delivered()
         self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -195,6 +199,13 @@ class Connection(asyncio.Protocol):
     def _send(self, head: Head, reply: Reply, data: bytes) -> None:
         """Send the last bytes of a reply and go on to the next request."""
         # Booked before it is written: a client that has its answer finds it in the ledger.
+        if reply.delivered is not None:
+            # All but the last byte first: it tells whether the kernel takes a large reply whole.
+            self._transport.write(data[:-1])
+            if not self._transport.get_write_buffer_size():
+                reply.delivered()
+                reply = evolve(reply, delivered=None)
+            data = data[-1:]
         self._settle(reply, delivered=True)
         self._transport.write(data)
         if self._transport.get_write_buffer_size():
@@ -242,8 +253,6 @@ class Connection(asyncio.Protocol):
         step()
 
     def _settle(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
-        if delivered and reply.delivered is not None:
-            reply.delivered()
         if reply.call is not None:
             self._service.ledger.close(
                 reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered
