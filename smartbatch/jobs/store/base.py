@@ -12,7 +12,7 @@ Rules all stores keep:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -110,11 +110,17 @@ class Store(ABC):
     # -- jobs ------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def accept(self, job: NewJob, items: Iterable[NewItem]) -> tuple[JobRow, bool]:
+    def accept(
+        self, job: NewJob, items: Iterable[NewItem], *, digest: Callable[[], bytes] | None = None
+    ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 
         A key that is known returns the job that has it, and ``items`` are not read. ``items`` is read lazily
-        and once. An empty one makes a job that is done.
+        and once. An empty one makes a job that is done. What ``items`` raises is raised, and nothing is kept.
+
+        Args:
+            digest: asked for the job's digest once all items were read, which it stands for; it is then
+                stored instead of ``job.digest``.
         """
 
     @abstractmethod
@@ -149,12 +155,16 @@ class Store(ABC):
         with shards to tidy. Those this store object owns already are left out."""
 
     @abstractmethod
-    def claim(self, job_id: str, lease: float) -> Grip | None:
+    def claim(self, job_id: str, lease: float, *, unknown: bytes | None = None) -> Grip | None:
         """Take a job for ``lease`` seconds; ``None`` while somebody alive owns it.
 
         Somebody is alive whose lease runs by the database's clock, unless the system knows its process has
         died. Items found ``ASKING`` are set back to ``DIRECT``, with one try more, and an incident
         ``maybe_billed`` is written for them.
+
+        Args:
+            unknown: the body of the result with which items found ``ASKING`` end as failed instead, for a
+                job that sends nothing again whose outcome is unknown.
         """
 
     @abstractmethod
