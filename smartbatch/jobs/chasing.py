@@ -1,0 +1,69 @@
+"""What becomes of a shard that is ``DEAD``: a ghost of it is watched for, and its remote file is tidied."""
+
+from __future__ import annotations
+
+from smartbatch.jobs import collecting
+from smartbatch.jobs.ghosts import watched
+from smartbatch.jobs.listing import newer_than_intent
+from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.wire import parse_wire_id
+from smartbatch.jobs.work import Work
+from smartbatch.providers.batches import RemoteBatch
+
+__all__ = ["chase"]
+
+
+def chase(work: Work, shard: ShardRow) -> ShardRow:
+    """``DEAD``, not tidied: deal with a ghost that was noticed, or look for one, until 26 hours are over."""
+    try:
+        if shard.candidate is not None:
+            return _face(work, shard, shard.candidate)
+        if watched(work, shard):
+            newer_than_intent(work, shard)  # notes a ghost on its shard, this one included
+            fresh = work.store.shard(shard.id) or shard
+            if fresh.candidate is not None:
+                return fresh
+            return work.later(fresh, work.limits.longest_pause, tries=0)
+        if shard.file_id is not None and shard.fenced_at is None:
+            work.api.delete_file(shard.file_id, work.limits.call_timeout)
+    except Exception as error:
+        return work.stumbled(shard, work.api.classify(error))
+    collecting.clear(work, shard)
+    return work.later(shard, 0.0, tidied=True)
+
+
+def _face(work: Work, shard: ShardRow, batch_id: str) -> ShardRow:
+    """Stop a proven ghost if it runs, use what it has finished, and say what it cost."""
+    batch = work.api.get(batch_id, work.limits.call_timeout)
+    labelled = work.api.abilities.labels
+    if batch is None:
+        return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
+    if not batch.state.ended:
+        if labelled and not shard.cancelled:  # without a label it may be a stranger's: it is left alone
+            work.api.cancel(batch.id, work.limits.call_timeout)
+            return work.later(shard, work.limits.poll_interval, cancelled=True)
+        return work.later(shard, work.limits.poll_interval)
+    if not labelled and not _proven(work, shard, batch):
+        return work.later(shard, 0.0, candidate=None, foreign=(*shard.foreign, batch.id))
+    return _lay(work, shard, batch)
+
+
+def _proven(work: Work, shard: ShardRow, batch: RemoteBatch) -> bool:
+    found = collecting.first_wire_id(work, batch)
+    named = None if found is None else parse_wire_id(found)
+    return named is not None and named[0] == shard.nonce
+
+
+def _lay(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    money = collecting.salvage(work, shard, batch)
+    if money.billed:
+        known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
+        work.incident(
+            "double_submission",
+            f"batch {batch.id} was given up and came all the same: {money.billed:,} requests were run by it, "
+            f"for {known}; {money.used:,} of its answers were still of use",
+            shard,
+            money.usd,
+        )
+    collecting.clear(work, shard)
+    return work.later(shard, 0.0, tidied=True, batch_id=batch.id)

@@ -1,0 +1,246 @@
+"""The results of a batch that has ended: fetched whole into files, then read into the store.
+
+Both places of results are read in every terminal state. A file counts once it was received whole and synced;
+a half one is never looked at. Reading is by id, never by position, and reading again changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from attrs import define, field
+
+from smartbatch.core.crosscheck import Crosscheck
+from smartbatch.jobs.lines import split
+from smartbatch.jobs.reading import Reader
+from smartbatch.jobs.records import NewResult, ShardRow, ShardState
+from smartbatch.jobs.wire import parse_wire_id
+from smartbatch.jobs.work import Work, report
+from smartbatch.models import Kind
+from smartbatch.providers.batches import Line, RemoteBatch, RemoteState
+
+__all__ = ["Taken", "clear", "fetch", "first_wire_id", "incomplete", "ingest", "salvage", "take_in"]
+
+PAGE = 1000
+"""Lines a transaction."""
+PEEK = 1 << 20
+"""Bytes read at most of a candidate's results to see whose they are: a line is rarely longer."""
+
+
+def fetch(work: Work, shard: ShardRow) -> ShardRow:
+    """``ENDED``: receive every place of results, whole."""
+    assert shard.batch_id is not None
+    try:
+        batch = work.api.get(shard.batch_id, work.limits.call_timeout)  # addresses of results may have moved
+        if batch is None or not batch.state.ended:
+            return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
+        for number, output in enumerate(batch.outputs):
+            _download(work, shard, batch, number, output)
+    except Exception as error:
+        return work.stumbled(shard, work.api.classify(error))
+    remote = {**shard.remote, "outputs": list(batch.outputs), "state": batch.state.value, "fetched": True}
+    return work.move(shard, ShardState.INGESTING, remote=remote)
+
+
+def ingest(work: Work, shard: ShardRow) -> bool:
+    """``INGESTING``: read the files into the store, or fetch them again where they are not here.
+
+    Returns:
+        True when everything was read, so that the shard can be settled.
+    """
+    paths = [_path(work, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
+    if shard.remote.get("fetched") and all(path.exists() for path in paths):
+        take_in(work, shard, paths)
+        return True
+    fetch(work, shard)  # fetched on another machine, tidied away, or to be read a second time
+    return False
+
+
+def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
+    """Read result files of a shard into the store; what is there already stays as it is.
+
+    The first pass learns how the provider counts the tokens of these prompts; the second reads, and an answer
+    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.crosscheck`).
+    """
+    check = Crosscheck()
+    for page in _pages(work, shard, paths, _Tally()):
+        known = work.store.items_at(shard.id, [position for position, _, _ in page])
+        for position, line, _ in page:
+            if line.answer is not None and line.answer.usage is not None and position in known:
+                check.observe(known[position].tokens, line.answer.usage.input_tokens)
+    tally = _Tally()
+    reader = Reader(work, check)
+    sums = Taken()
+    before = work.store.job(work.job.id) or work.job
+    for page in _pages(work, shard, paths, tally):
+        items = work.store.items_at(shard.id, [position for position, _, _ in page])
+        results: list[NewResult] = []
+        for position, line, digest in page:
+            item = items.get(position)
+            if item is None:
+                tally.foreign += 1
+            else:
+                results.append(reader.result(item, line, digest))
+        taken = work.store.ingest(work.grip, shard, results, at=work.wall)
+        tally.doubled += len(taken.doubled)
+        sums.add(results, taken.final)
+        before = report(work.store, before, work.tell, work.clock)
+    tally.suspicious = reader.suspicious
+    _tell_oddities(work, shard, tally)
+    return sums
+
+
+def salvage(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
+    """Fetch and read the results of a ghost: answers that were paid for are used where they still can be."""
+    for number, output in enumerate(batch.outputs):
+        _download(work, shard, batch, number, output)
+    return take_in(work, shard, [_path(work, shard, number) for number in range(len(batch.outputs))])
+
+
+def first_wire_id(work: Work, batch: RemoteBatch) -> str | None:
+    """Return the id in the first good line of a batch's results; ``None`` when there is none."""
+    kind = Kind(work.job.kind)
+    for output in batch.outputs:
+        with closing(_iterate(work, batch, output)) as pieces:
+            for line in split(_first(pieces, PEEK)):
+                with contextlib.suppress(ValueError):
+                    if not line.cut:
+                        return work.api.read_line(line.data, kind).wire_id
+    return None
+
+
+@define
+class Taken:
+    """What result files held.
+
+    Attributes:
+        billed: requests that were run.
+        used: of these, those whose result was stored now.
+        usd: what the billed ones cost; ``None`` when the price of one is unknown.
+    """
+
+    billed: int = 0
+    used: int = 0
+    usd: float | None = 0.0
+
+    def add(self, results: list[NewResult], final: tuple[int, ...]) -> None:
+        """Count a page of them."""
+        for result in results:
+            if result.outcome == "unrun" or not (result.input_tokens or result.outcome == "succeeded"):
+                continue
+            self.billed += 1
+            self.used += result.ix in final
+            if result.cost is None or self.usd is None:
+                self.usd = None
+            else:
+                self.usd += result.cost
+
+
+@define
+class _Tally:
+    """What was odd in the files of a shard."""
+
+    malformed: int = 0
+    foreign: int = 0
+    doubled: int = 0
+    suspicious: int = 0
+    seen: dict[int, bytes] = field(factory=dict)
+
+
+def _pages(
+    work: Work, shard: ShardRow, paths: list[Path], tally: _Tally
+) -> Iterator[list[tuple[int, Line, bytes]]]:
+    """Yield the lines of a shard's files, up to a thousand at a time; each with position and digest."""
+    kind = Kind(work.job.kind)
+    page: list[tuple[int, Line, bytes]] = []
+    for path in paths:
+        with open(path, "rb") as file:
+            for raw in split(iter(lambda file=file: file.read(1 << 16), b"")):
+                if not raw.data.strip() and not raw.cut:
+                    continue
+                try:
+                    if raw.cut:
+                        raise ValueError("too long a line")
+                    line = work.api.read_line(raw.data, kind)
+                except ValueError:
+                    tally.malformed += 1
+                    continue
+                named = parse_wire_id(line.wire_id)
+                if named is None or named[0] != shard.nonce or named[1] >= shard.size:
+                    tally.foreign += 1
+                    continue
+                digest = hashlib.blake2b(raw.data, digest_size=16).digest()
+                if (known := tally.seen.get(named[1])) is not None:
+                    tally.doubled += known != digest
+                    continue  # the first wins
+                tally.seen[named[1]] = digest
+                page.append((named[1], line, digest))
+                if len(page) == PAGE:
+                    yield page
+                    page = []
+    if page:
+        yield page
+
+
+def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally) -> None:
+    told = (
+        ("malformed_line", tally.malformed, "lines of the results could not be read"),
+        ("foreign_line", tally.foreign, "lines of the results carry ids that were never sent; not delivered"),
+        ("doubled_line", tally.doubled, "requests were answered twice, differently; the first answer counts"),
+        (
+            "token_mismatch",
+            tally.suspicious,
+            "answers were billed for a prompt of another length than theirs; they are asked again alone",
+        ),
+    )
+    for kind, count, text in told:
+        if count:
+            work.incident(kind, f"{count:,} {text}", shard)
+
+
+def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
+    path = _path(work, shard, number)
+    partial = path.with_suffix(".part")
+    with closing(_iterate(work, batch, output)) as pieces, open(partial, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _iterate(work: Work, batch: RemoteBatch, output: str) -> Iterator[bytes]:  # type: ignore[misc]
+    yield from work.api.download(batch, output, work.limits.transfer_timeout)
+
+
+def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        most -= len(piece)
+        if most <= 0:
+            return
+
+
+def _path(work: Work, shard: ShardRow, number: int) -> Path:
+    return work.spooled(shard, f"out{number}")
+
+
+def clear(work: Work, shard: ShardRow) -> None:
+    """Delete the shard's local files."""
+    for path in Path(work.store.spool).glob(f"{shard.id}.*"):
+        path.unlink(missing_ok=True)
+
+
+def incomplete(shard: ShardRow) -> bool:
+    """Whether items without a line may have been run, and billed: only where the batch ended by itself."""
+    return shard.remote.get("state") == RemoteState.COMPLETED.value

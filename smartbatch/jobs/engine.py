@@ -1,0 +1,181 @@
+"""One job, one step at a time: what is due, who does it, and when to come again.
+
+The engine has no thread and never waits. Each call of :meth:`JobEngine.tend` does at most one step of one
+shard: a remote call or two, and the commits around them. After a crash at any point the next process reads
+the states and goes on; nothing that matters is kept in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from attrs import frozen
+
+from smartbatch.clock import Clock
+from smartbatch.errors import RequestCancelled
+from smartbatch.events import Event
+from smartbatch.jobs import chasing, collecting, polling, reconcile, settling, submitting, tidying
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.planning import plan
+from smartbatch.jobs.records import Grip, ItemState, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.work import EngineLimits, Work, report
+from smartbatch.prices import PriceBook
+from smartbatch.providers.batches import BatchApi
+
+__all__ = ["EngineLimits", "JobEngine", "Tended"]
+
+_S = ShardState
+_UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
+_STEPS: dict[ShardState, Callable[[Work, ShardRow], ShardRow]] = {
+    _S.PLANNED: submitting.begin,
+    _S.UPLOADING: submitting.upload,
+    _S.READY: submitting.submit,
+    _S.SUBMITTING: reconcile.doubt,
+    _S.UNCERTAIN: reconcile.look,
+    _S.PROVISIONAL: reconcile.prove,
+    _S.FENCED: reconcile.fenced,
+    _S.SUBMITTED: polling.poll,
+    _S.ENDED: collecting.fetch,
+    _S.DEAD: chasing.chase,
+    _S.SETTLED: tidying.tidy,
+}
+
+
+@frozen
+class Tended:
+    """What a job needs next.
+
+    Attributes:
+        next_at: Unix seconds when to tend it again; ``None`` when nothing comes due by itself.
+        direct: there are items to be asked alone, now.
+        finished: everything is done and tidied; the job may be released.
+    """
+
+    next_at: float | None
+    direct: bool = False
+    finished: bool = False
+
+
+class JobEngine:
+    """Moves jobs on. One thread at a time may tend a job; different jobs may be tended at the same time.
+
+    Args:
+        store: where the jobs are.
+        api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
+            this process does not have its key: then only what needs no provider is done.
+        clock, rng: time, and dice for nonces and pauses.
+        tell: takes events.
+        prices: for the cost of results.
+        limits: how to wait, and how much goes into a batch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        api_of: Callable[[JobRow], BatchApi | None],
+        clock: Clock,
+        rng: Random,
+        tell: Callable[[Event], None],
+        prices: PriceBook,
+        limits: EngineLimits,
+    ) -> None:
+        self._store = store
+        self._api_of = api_of
+        self._clock = clock
+        self._rng = rng
+        self._tell = tell
+        self._prices = prices
+        self._limits = limits
+
+    def tend(self, grip: Grip) -> Tended:
+        """Do the most urgent step of a job that is due, if one is.
+
+        Raises:
+            LostGrip: another process owns the job now.
+            StoreError: the store cannot be used at the moment.
+        """
+        job = self._store.job(grip.job_id)
+        if job is None:
+            return Tended(None, finished=True)
+        if job.cancel_requested and job.state is not JobState.DONE:
+            job = self._drop_unsent(grip, job)
+        api = self._api_of(job)
+        if api is None:
+            return Tended(None, direct=self._has_direct(job), finished=job.state is JobState.DONE)
+        work = Work(
+            store=self._store,
+            api=api,
+            job=job,
+            grip=grip,
+            clock=self._clock,
+            rng=self._rng,
+            limits=self._limits,
+            prices=self._prices,
+            tell=self._tell,
+        )
+        if job.state is JobState.ACTIVE and not job.cancel_requested and plan(work):
+            return Tended(work.wall, self._has_direct(job))
+        return self._step(work)
+
+    def _step(self, work: Work) -> Tended:
+        shards = [shard for shard in work.store.shards(work.job.id) if _alive(shard)]
+        waiting = [shard for shard in shards if not self._waits(work, shard)]
+        due = min(waiting, key=lambda shard: shard.due_at, default=None)
+        direct = self._has_direct(work.job)
+        if due is None:
+            finished = not shards and work.job.state is JobState.DONE
+            return Tended(None, direct, finished)
+        at = self._due_at(work, due)
+        if at > work.wall:
+            return Tended(at, direct)
+        self._do(work, due)
+        return Tended(work.wall, direct)
+
+    def _do(self, work: Work, shard: ShardRow) -> None:
+        if shard.state is _S.INGESTING:
+            if collecting.ingest(work, shard):
+                settling.settle(work, shard)
+            return
+        if shard.state in _UNSENT and work.job.cancel_requested:
+            self._call_off(work, shard)
+            return
+        _STEPS[shard.state](work, shard)
+
+    def _call_off(self, work: Work, shard: ShardRow) -> None:
+        dead = work.store.bury(
+            work.grip, shard, items=ItemState.OPEN, tried=False, note="the job was cancelled", at=work.wall
+        )
+        work.told(shard, dead, "the job was cancelled")
+
+    def _drop_unsent(self, grip: Grip, job: JobRow) -> JobRow:
+        body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
+        if self._store.drop_unsent(grip, body, at=self._clock.wall()):
+            return report(self._store, job, self._tell, self._clock)
+        return job
+
+    def _waits(self, work: Work, shard: ShardRow) -> bool:
+        """Nothing new is sent for a job that is held; what was sent is followed to its end."""
+        return work.job.state is JobState.HELD and shard.state in _UNSENT and not work.job.cancel_requested
+
+    def _due_at(self, work: Work, shard: ShardRow) -> float:
+        """A wall clock that was put back must not make hours of a pause: none is longer than these."""
+        longest = max(
+            work.limits.longest_pause,
+            work.limits.poll_interval,
+            work.limits.reread_pause,
+            work.limits.visibility,
+        )
+        return -math.inf if shard.due_at > work.wall + 2 * longest else shard.due_at
+
+    def _has_direct(self, job: JobRow) -> bool:
+        return job.state is JobState.ACTIVE and bool(
+            self._store.open_items(job.id, state=ItemState.DIRECT, limit=1)
+        )
+
+
+def _alive(shard: ShardRow) -> bool:
+    return shard.state not in (_S.SETTLED, _S.DEAD) or not shard.tidied

@@ -1,0 +1,76 @@
+"""Open items become shards: cut by the provider's limits, each with a nonce of its own."""
+
+from __future__ import annotations
+
+import math
+
+from smartbatch.core.cutting import cut
+from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.quota import known_limit
+from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
+from smartbatch.jobs.wire import new_nonce
+from smartbatch.jobs.work import Work, report
+
+__all__ = ["plan"]
+
+PORTION = 100_000
+"""Items cut at a time: some 10 MB of numbers."""
+
+
+def plan(work: Work) -> bool:
+    """Put the job's open items into shards; return whether there were any.
+
+    Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
+    label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
+    """
+    items = work.store.open_items(work.job.id, state=ItemState.OPEN, limit=PORTION)
+    if not items:
+        return False
+    abilities = work.api.abilities
+    most = min(work.policy("max_requests", work.limits.max_requests), abilities.max_requests)
+    taken = (
+        ()
+        if abilities.labels
+        else {shard.size for shard in work.store.shards_in_scope(work.job.scope, states=OPEN_SHARDS)}
+    )
+    pieces = cut(
+        items,
+        max_requests=most,
+        max_bytes=abilities.max_bytes - work.api.overhead(most),
+        max_tokens=known_limit(work),
+        taken_sizes=taken,
+        distinct=not abilities.labels,
+    )
+    by_ix = {item.ix: item for item in items}
+    for ixs in pieces.shards:
+        members = [by_ix[ix] for ix in ixs]
+        nonce = new_nonce(work.rng)
+        work.store.plan(
+            work.grip,
+            NewShard(
+                id=f"shard-{nonce}",
+                nonce=nonce,
+                items=tuple(ixs),
+                bytes=sum(item.size + 1 for item in members),
+                tokens=sum(item.tokens for item in members),
+                due_at=work.wall,
+            ),
+        )
+    if pieces.too_big:
+        _refuse(work, pieces.too_big)
+    return True
+
+
+def _refuse(work: Work, ixs: tuple[int, ...]) -> None:
+    """End items no batch can take alone: by themselves in a shard that fails, so that nothing else does."""
+    limit = known_limit(work)
+    tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
+    error = InvalidRequest(
+        f"the request alone is above what a batch may have ({work.api.abilities.max_bytes:,} bytes{tokens}); "
+        "shorten it or send it in real time"
+    )
+    nonce = new_nonce(work.rng)
+    shard = work.store.plan(work.grip, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, work.wall))
+    work.store.fail_shard(work.grip, shard, encode_error(error), note="too big for a batch", at=work.wall)
+    report(work.store, work.job, work.tell, work.clock)

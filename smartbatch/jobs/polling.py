@@ -1,0 +1,134 @@
+"""A batch that was created: look at it until it has ended, and cancel it when it must not go on."""
+
+from __future__ import annotations
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs import quota
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import ItemState, ShardRow, ShardState
+from smartbatch.jobs.work import HOUR, Work, report
+from smartbatch.providers.batches import RemoteBatch, RemoteState
+
+__all__ = ["cancel", "poll"]
+
+PROMISE = 24 * HOUR
+"""What all three providers aim at; a batch that takes longer is worth a word."""
+REFUSALS = 2
+"""How often a batch that was refused at validation is made anew before its items fail: it costs nothing, and
+it will hardly go otherwise."""
+
+
+def poll(work: Work, shard: ShardRow) -> ShardRow:
+    """``SUBMITTED``: ask how it stands."""
+    assert shard.batch_id is not None
+    if not shard.cancelled and (reason := _reason_to_cancel(work, shard)):
+        return cancel(work, shard, reason)
+    try:
+        batch = work.api.get(shard.batch_id, work.limits.call_timeout)
+    except Exception as error:
+        return work.stumbled(shard, work.api.classify(error))
+    if batch is None:
+        return _vanished(work, shard)
+    if batch.state.ended:
+        return _ended(work, shard, batch)
+    late = work.wall - (shard.submitted_at or work.wall) > PROMISE
+    note = f"still {batch.word} after more than 24 hours" if late else None
+    moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=_told(batch))
+    report(work.store, work.job, work.tell, work.clock, running=_running(work))
+    return moved
+
+
+def cancel(work: Work, shard: ShardRow, reason: str) -> ShardRow:
+    """Ask the provider to cancel it. What has finished is kept; nothing replaces it before it has ended."""
+    assert shard.batch_id is not None
+    try:
+        work.api.cancel(shard.batch_id, work.limits.call_timeout)
+    except Exception as error:
+        return work.stumbled(shard, work.api.classify(error))
+    return work.later(shard, min(work.limits.poll_interval, 1.0), tries=0, cancelled=True, note=reason)
+
+
+def _reason_to_cancel(work: Work, shard: ShardRow) -> str | None:
+    if work.job.cancel_requested:
+        return "the job was cancelled"
+    age = work.wall - (shard.submitted_at or work.wall)
+    if work.falls_back and age >= work.policy("timeout", work.limits.timeout):
+        return "it takes too long; what it has not run goes on in real time"
+    return None
+
+
+def _ended(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    if batch.state is RemoteState.FAILED and not batch.outputs:
+        return _failed(work, shard, batch)
+    now = work.wall
+    if batch.state is RemoteState.COMPLETED and shard.submitted_at is not None:
+        work.store.observe_turnaround(work.job.model, shard.size, now - shard.submitted_at, now)
+    return work.move(shard, ShardState.ENDED, batch.word, ended_at=now, remote=_told(batch))
+
+
+def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    """Refused at validation, as a whole: nothing was run, nothing billed."""
+    reason = batch.reason or "the provider failed the batch as a whole"
+    if quota.is_quota(batch.code):
+        quota.refused(work, batch.error, batch.reason)
+        return _again(work, shard, reason, tried=False)
+    error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
+    if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
+        work.hold(error)
+        return _again(work, shard, reason, tried=False)
+    if _tries(work, shard) + 1 < REFUSALS:
+        return _again(work, shard, reason, tried=True)
+    if work.falls_back:
+        return _again(work, shard, reason, tried=True, to=ItemState.DIRECT)
+    now = work.wall
+    dead = work.store.fail_shard(work.grip, shard, encode_error(error), note=reason, at=now)
+    work.told(shard, dead, reason)
+    report(work.store, work.job, work.tell, work.clock)
+    return dead
+
+
+def _tries(work: Work, shard: ShardRow) -> int:
+    return max((item.tries for item in work.store.unsettled(shard.id)), default=0)
+
+
+def _again(
+    work: Work, shard: ShardRow, reason: str, *, tried: bool, to: ItemState = ItemState.OPEN
+) -> ShardRow:
+    dead = work.store.bury(work.grip, shard, items=to, tried=tried, note=reason, at=work.wall)
+    work.told(shard, dead, reason)
+    return dead
+
+
+def _vanished(work: Work, shard: ShardRow) -> ShardRow:
+    """Just after the create it may not be seen yet; later, something is wrong that guessing makes worse."""
+    age = work.wall - (shard.submitted_at or work.wall)
+    if age < max(work.limits.visibility, work.limits.poll_interval):
+        return work.later(shard, min(work.limits.poll_interval, work.limits.visibility / 4))
+    work.incident(
+        "batch_vanished",
+        f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again, as they may "
+        "have been paid. If it is gone for good, cancel the job and submit its open requests anew",
+        shard,
+    )
+    return work.later(
+        shard, work.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
+    )
+
+
+def _told(batch: RemoteBatch) -> dict[str, object]:
+    return {
+        "word": batch.word,
+        "state": batch.state.value,
+        "completed": batch.completed,
+        "failed": batch.failed,
+        "outputs": list(batch.outputs),
+        "reason": batch.reason,
+    }
+
+
+def _running(work: Work) -> int:
+    """Items the provider says it has done, of shards whose results are not stored yet."""
+    shards = work.store.shards(work.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
+    return sum(
+        int(shard.remote.get("completed") or 0) + int(shard.remote.get("failed") or 0) for shard in shards
+    )

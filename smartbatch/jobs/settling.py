@@ -1,0 +1,100 @@
+"""The end of a shard: every item is accounted for; what has no result goes somewhere, in one transaction."""
+
+from __future__ import annotations
+
+from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
+from smartbatch.jobs import collecting
+from smartbatch.jobs.payload import decode_error, encode_error
+from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.store.base import Unsettled
+from smartbatch.jobs.work import Work, report
+
+__all__ = ["settle"]
+
+
+def settle(work: Work, shard: ShardRow) -> ShardRow:
+    """Classify what the results left over; items that may have been run are looked for once more."""
+    rest = work.store.unsettled(shard.id)
+    missing = [item for item in rest if item.verdict is None]
+    if missing and collecting.incomplete(shard) and not shard.remote.get("reread"):
+        collecting.clear(work, shard)
+        # a file that was not complete yet when it was fetched; the second reading decides
+        return work.later(
+            shard,
+            work.limits.reread_pause,
+            remote={**shard.remote, "reread": True, "fetched": False},
+            note=f"{len(missing):,} requests have no result yet; the results are fetched again",
+        )
+    if missing and collecting.incomplete(shard):
+        work.incident(
+            "missing_items",
+            f"{len(missing):,} requests have no result although the batch completed; they go again, and may "
+            "be paid twice",
+            shard,
+        )
+    sorted_out = _Sorting(work, shard)
+    for item in rest:
+        sorted_out.add(item)
+    before = work.store.job(work.job.id) or work.job
+    now = work.wall
+    if sorted_out.no_money:
+        work.hold(sorted_out.no_money)
+    settled = work.store.settle(
+        work.grip,
+        shard,
+        opened=sorted_out.opened,
+        direct=sorted_out.direct,
+        finals=sorted_out.finals,
+        at=now,
+        settled_at=now,
+        tidied=work.policy("retention", None) is None,
+        note=None,
+    )
+    work.told(shard, settled)
+    collecting.clear(work, shard)
+    report(work.store, before, work.tell, work.clock)
+    return settled
+
+
+class _Sorting:
+    """Where each item without a result goes."""
+
+    def __init__(self, work: Work, shard: ShardRow) -> None:
+        self._work = work
+        self._complete = collecting.incomplete(shard)
+        self._word = str(shard.remote.get("word") or "ended")
+        self._cancelled = encode_error(
+            RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+        )
+        self.opened: list[int] = []
+        self.direct: list[int] = []
+        self.finals: list[NewResult] = []
+        self.no_money: ProviderError | None = None
+
+    def add(self, item: Unsettled) -> None:
+        """Decide on one item."""
+        work = self._work
+        error = None if item.body is None else decode_error(item.body)
+        if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
+            self.no_money = error
+            if not work.job.cancel_requested:
+                self.opened.append(item.ix)  # the account's fault, not the item's: it stays open
+                return
+        if work.job.cancel_requested:
+            self.finals.append(NewResult(item.ix, "cancelled", self._cancelled))
+        elif item.tries + 1 >= work.limits.max_tries and self.no_money is None:
+            self.finals.append(NewResult(item.ix, "failed", item.body or self._exhausted(item)))
+        elif item.verdict == "again" or (item.verdict != "again" and work.falls_back):
+            self.direct.append(item.ix)
+        else:
+            self.opened.append(item.ix)
+
+    def _exhausted(self, item: Unsettled) -> bytes:
+        tries = item.tries + 1
+        what = "had no result in" if self._complete else f"was not run by ({self._word})"
+        return encode_error(
+            ProviderError(
+                f"the request {what} {tries} batches; submit it again, or send it in real time",
+                kind=ErrorKind.SERVER_ERROR,
+            )
+        )

@@ -1,0 +1,235 @@
+"""From a planned shard to a batch at the provider: upload, intent, one create.
+
+The order is the protocol's. What will be sent is on disk before the first byte leaves: the shard is
+``SUBMITTING`` in the store before its create is sent, and the create is sent once. What came of it is
+``SUBMITTED``, certainly nothing (back to ``READY``), or unknown (``UNCERTAIN``, see
+:mod:`smartbatch.jobs.reconcile`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.jobs import ghosts, quota
+from smartbatch.jobs.payload import decode_params, decode_request, encode_error
+from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.wire import file_name, wire_id
+from smartbatch.jobs.work import MINUTE, Work, report
+from smartbatch.models import Kind
+from smartbatch.providers.batches import Creation, RemoteBatch
+
+__all__ = ["begin", "submit", "upload"]
+
+_REPEAT = frozenset(
+    {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
+)
+_ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
+FILE_PAUSE = 2.0
+"""Seconds between two looks at a file the provider still processes; it takes a few."""
+
+
+def begin(work: Work, shard: ShardRow) -> ShardRow:
+    """``PLANNED``: go to the upload, or where the input travels inline, straight to the create."""
+    if not work.api.abilities.files:
+        return work.move(shard, ShardState.READY)
+    shard = work.move(shard, ShardState.UPLOADING)
+    return _send_file(work, shard)  # nothing of it was ever sent, so there is nothing to look for
+
+
+def upload(work: Work, shard: ShardRow) -> ShardRow:
+    """``UPLOADING`` as it was found: an upload may have been under way, so its file is looked for first."""
+    name = file_name(shard.nonce)
+    try:
+        found = work.api.find_file(name, work.limits.call_timeout)
+    except Exception as error:
+        return _upload_failed(work, shard, work.api.classify(error))
+    if found is None:
+        return _send_file(work, shard)
+    size = _spool(work, shard).stat().st_size
+    if found.size is not None and found.size != size:
+        # half an upload that landed as a whole: its name, like its nonce, is never used again
+        return _give_up(work, shard, "its input file is another than the one meant", file_id=found.id)
+    if not found.ready:
+        return work.later(shard, FILE_PAUSE)
+    return work.move(shard, ShardState.READY, file_id=found.id)
+
+
+def _send_file(work: Work, shard: ShardRow) -> ShardRow:
+    source = _spool(work, shard)
+    try:
+        file = work.api.upload(file_name(shard.nonce), source, work.limits.transfer_timeout)
+    except Exception as error:
+        return _upload_failed(work, shard, work.api.classify(error))
+    if not file.ready:
+        return work.later(shard, FILE_PAUSE)
+    return work.move(shard, ShardState.READY, file_id=file.id)
+
+
+def _upload_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """An upload costs nothing, so whatever may pass is tried again."""
+    if error.kind in _REPEAT or error.maybe_billed:
+        return work.stumbled(shard, error)
+    return _refused(work, shard, error)
+
+
+def submit(work: Work, shard: ShardRow) -> ShardRow:
+    """``READY``: take the watermark, store the intent, send the one create."""
+    wait = quota.room_for(work, shard)
+    if wait > 0:
+        return work.later(shard, wait, note="waits for the quota of enqueued tokens")
+    if work.api.abilities.files and shard.file_id is None:
+        return work.move(shard, ShardState.UPLOADING)
+    source = None if work.api.abilities.files else _spool(work, shard)
+    try:
+        page = work.api.page(None, work.limits.call_timeout)
+    except Exception as error:
+        return _list_failed(work, shard, work.api.classify(error))
+    ghosts.notice(work, page.batches)
+    began = work.clock.now()
+    now = work.wall
+    intended = work.store.intend(
+        work.grip,
+        shard,
+        exclusive=not work.api.abilities.labels,
+        watermark=page.batches[0].id if page.batches else "",
+        server_time=page.server_time,
+        submitted_at=now,
+        due_at=now,
+    )
+    if intended is None:
+        return work.later(shard, _turn(work), note="waits until another create of this account is settled")
+    work.told(shard, intended)
+    if work.clock.now() - began > work.limits.send_within:
+        # this process was frozen: another may have taken the job over, and nothing was sent yet
+        return work.move(intended, ShardState.READY, "its intent was too old to be sent")
+    creation = Creation(
+        mark=shard.nonce,
+        model=work.model,
+        kind=Kind(work.job.kind),
+        size=shard.size,
+        file_id=shard.file_id,
+        lines=source,
+    )
+    try:
+        batch = work.api.create(creation, work.limits.transfer_timeout)
+    except Exception as error:
+        return _create_failed(work, intended, work.api.classify(error))
+    return adopt(work, intended, batch)
+
+
+def adopt(work: Work, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
+    """Record the batch that is this shard's."""
+    quota.admitted(work)
+    work.spooled(shard, "in").unlink(missing_ok=True)
+    submitted = shard.submitted_at or work.wall
+    return work.move(
+        shard,
+        ShardState.SUBMITTED,
+        reason,
+        batch_id=batch.id,
+        candidate=None,
+        remote={"word": batch.word},
+        results_until=submitted + work.api.abilities.retention,
+        due_at=work.wall + min(work.limits.poll_interval, MINUTE),
+    )
+
+
+def _turn(work: Work) -> float:
+    return min(work.limits.poll_interval, 5.0)
+
+
+def _list_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """Without a watermark nothing is created; a server without batches says so here already."""
+    if error.kind in _REPEAT or error.maybe_billed:
+        return work.stumbled(shard, error)
+    return _refused(work, shard, error)
+
+
+def _create_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
+    if error.maybe_billed:
+        now = work.wall
+        return work.move(
+            shard,
+            ShardState.UNCERTAIN,
+            f"the answer to its create is lost ({error.kind.value})",
+            uncertain_since=now,
+            due_at=now + 1.0,
+        )
+    tries = shard.tries + 1
+    back = work.move(shard, ShardState.READY, f"its create was refused ({error.kind.value})", tries=tries - 1)
+    if quota.is_quota(error.code):
+        quota.refused(work, error, error.message)
+        return work.stumbled(back, error, at_least=quota.room_for(work, back))
+    if error.kind in _REPEAT:
+        return work.stumbled(back, error)
+    return _refused(work, back, error)
+
+
+def _refused(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """Nothing exists and asking again would change nothing: hold, go smaller, go alone, or fail."""
+    if error.kind in _ACCOUNT:
+        work.hold(error)
+        return work.stumbled(shard, error, at_least=work.limits.longest_pause)
+    if error.status == 413 and shard.size > 1:
+        return _halve(work, shard)
+    if work.falls_back:
+        return _give_up(work, shard, f"refused: {error.message}", to=ItemState.DIRECT)
+    now = work.wall
+    dead = work.store.fail_shard(work.grip, shard, encode_error(error), note=error.message, at=now)
+    work.told(shard, dead, error.message)
+    report(work.store, work.job, work.tell, work.clock)
+    return dead
+
+
+def _halve(work: Work, shard: ShardRow) -> ShardRow:
+    """Too big for the server: its items go again in shards of half the size, from now on for this model."""
+    work.store.remember(f"most:{work.job.scope}:{work.job.model}", max(1, shard.size // 2))
+    return _give_up(work, shard, "too big for the server; it goes again in halves")
+
+
+def _give_up(
+    work: Work,
+    shard: ShardRow,
+    reason: str,
+    *,
+    to: ItemState = ItemState.OPEN,
+    file_id: str | None = None,
+) -> ShardRow:
+    """End a shard that certainly has no batch; its file is deleted when it is tidied."""
+    if file_id is not None:
+        shard = work.later(shard, 0.0, file_id=file_id)
+    dead = work.store.bury(work.grip, shard, items=to, tried=False, note=reason, at=work.wall)
+    work.told(shard, dead, reason)
+    return dead
+
+
+def held(work: Work, shard: ShardRow) -> ShardRow:
+    """Nothing is sent for a job that is held; it is looked at again in a while."""
+    return work.later(shard, work.limits.longest_pause) if work.job.state is JobState.HELD else shard
+
+
+def _spool(work: Work, shard: ShardRow) -> Path:
+    """Return the file of the shard's lines; made again where it is missing, with the very same bytes.
+
+    Raises:
+        InvalidRequest: never for requests that were accepted; their lines were encoded once already.
+    """
+    path = work.spooled(shard, "in")
+    if path.exists():
+        return path
+    shared = decode_params(work.job.params)
+    partial = path.with_suffix(".part")
+    position = -1
+    with open(partial, "wb") as file:
+        while page := work.store.payloads(shard.id, after=position, limit=1000):
+            for item in page:
+                request = decode_request(item.payload, shared, id=None)
+                line = work.api.encode(request, model=work.model, wire_id=wire_id(shard.nonce, item.position))
+                file.write(line)
+                file.write(b"\n")
+            position = page[-1].position
+    if position < 0:
+        raise InvalidRequest("a shard without requests cannot be sent")
+    partial.replace(path)
+    return path
