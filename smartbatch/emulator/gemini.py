@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 from smartbatch.emulator.answers import Composed, count_tokens, vector_for
 from smartbatch.emulator.api import Api, Done, Parse, Reply, Task
+from smartbatch.emulator.desk import BatchCall, Desk
+from smartbatch.emulator.gemini_batch_shapes import EMBED, GENERATE
+from smartbatch.emulator.gemini_batches import answer_batches, create
+from smartbatch.emulator.gemini_files import answer_files, is_piece, start_or_continue
 from smartbatch.emulator.gemini_requests import (
     GeminiRefused,
+    check_fields,
     embedded_texts,
     error_body,
     fields_of,
@@ -29,6 +35,7 @@ __all__ = ["GeminiApi"]
 
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
 _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
+_STORED = re.compile(r"(?:/upload|/download)?/(?:v1|v1beta)/(?:files|batches)(?:/|$)")
 _PIECES = re.compile(r"\s*\S+|\s+")
 _RPC = "type.googleapis.com/google.rpc."
 _DEFAULT_MODELS = ("gemini-3.8-flash", "gemini-2.5-flash", "gemini-embedding-001")
@@ -40,7 +47,8 @@ class GeminiApi(Api):
     """Generation, streams, embeddings, counting and models."""
 
     def serves(self, head: Head) -> bool:
-        return bool(_CALL.fullmatch(head.path)) or head.path.startswith("/v1beta/") or _key(head) is not None
+        ours = head.path.startswith(("/v1beta/", "/upload/", "/download/"))
+        return ours or bool(_CALL.fullmatch(head.path)) or _key(head) is not None
 
     def check_key(self, head: Head, settings: Settings) -> None:
         key = _key(head)
@@ -53,6 +61,27 @@ class GeminiApi(Api):
         if settings.keys is not None and key not in settings.keys:
             info = {"@type": f"{_RPC}ErrorInfo", "reason": "API_KEY_INVALID", "domain": "googleapis.com"}
             raise GeminiRefused(400, "API key not valid. Please pass a valid API key.", info)
+
+    def batch_call(self, head: Head) -> BatchCall | None:
+        call = _CALL.fullmatch(head.path)
+        return self._answer_batch if (call and call[3] in _BATCHES) or _STORED.match(head.path) else None
+
+    def _answer_batch(self, head: Head, body: bytes, desk: Desk) -> Reply:
+        if is_piece(head):
+            return start_or_continue(head, body, desk, key=None)
+        self.check_key(head, desk.settings)
+        key = _key(head) or ""
+        if head.path.startswith("/upload/"):
+            return start_or_continue(head, body, desk, key=key)
+        call = _CALL.fullmatch(head.path)
+        if call is None:
+            files = "/files" in head.path
+            return answer_files(head, desk, key=key) if files else answer_batches(head, desk, key=key)
+        if head.method != "POST":
+            raise GeminiRefused(404, f"The requested URL {head.path} was not found on this server.")
+        self.check_model(call[2], desk.settings)
+        understand = partial(_BATCHES[call[3]], call[2])
+        return create(body, desk, key=key, model=call[2], method=call[3], understand=understand)
 
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
         if head.method == "GET" and (models := _MODELS.fullmatch(head.path)):
@@ -161,6 +190,19 @@ class _Embeddings(Task):
         return Done(json.dumps(body).encode(), 0, self.charge)
 
 
+class _Embedding(Task):
+    """One request of an ``asyncBatchEmbedContent``: one content, one vector."""
+
+    def __init__(self, model: str, text: str, dimensions: int) -> None:
+        self.model, self.prompt, self.charge = model, text, count_tokens(text)
+        self._dimensions = dimensions
+
+    def perform(self, settings: Settings, identity: str, *, refuse: bool) -> Done:  # noqa: ARG002
+        values = list(vector_for(self.prompt, self.model, self._dimensions))
+        body = {"embedding": {"values": values}, "tokenCount": str(self.charge)}
+        return Done(json.dumps(body).encode(), 0, self.charge)
+
+
 def _chunks(asked: Asked, answer: Composed, frame: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the chunks of a stream; the last one has the finish reason, and nothing else marks the end."""
     *pieces, last = _PIECES.findall(answer.text) or [""]
@@ -251,6 +293,21 @@ def _embed(head: Head, fields: Mapping[str, Any]) -> Task:
     return _Embeddings(model, *embedded_texts(model, fields))
 
 
+def _generate_in_batch(model: str, request: Mapping[str, Any]) -> Task:
+    check_fields(request)
+    return _Generation(generation(model, request, stream=False), events=False)
+
+
+def _embed_in_batch(model: str, request: Mapping[str, Any]) -> Task:
+    named = {**request, "model": f"models/{model}"}
+    texts, dimensions = embedded_texts(model, {"requests": [named]})
+    return _Embedding(model, texts[0], dimensions)
+
+
+_BATCHES: dict[str, Callable[[str, Mapping[str, Any]], Task]] = {
+    GENERATE: _generate_in_batch,
+    EMBED: _embed_in_batch,
+}
 _TASKS: dict[str, Parse] = {
     "generateContent": _generate,
     "streamGenerateContent": _stream,

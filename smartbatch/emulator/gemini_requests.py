@@ -10,7 +10,17 @@ from typing import Any
 from smartbatch.emulator.answers import count_tokens
 from smartbatch.emulator.requests import Asked, Refused, parse_body
 
-__all__ = ["GeminiRefused", "embedded_texts", "error_body", "fields_of", "found", "generation", "texts_of"]
+__all__ = [
+    "GeminiRefused",
+    "check_fields",
+    "embedded_texts",
+    "error_body",
+    "fields_of",
+    "found",
+    "generation",
+    "no_such_file",
+    "texts_of",
+]
 
 MAX_TEXTS = 100
 """Requests of one ``batchEmbedContents``."""
@@ -21,6 +31,7 @@ _STATUSES = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
     429: "RESOURCE_EXHAUSTED",
     500: "INTERNAL",
     503: "UNAVAILABLE",
@@ -50,6 +61,12 @@ class GeminiRefused(Refused):
         self.body = error_body(status, message, *details)
 
 
+def no_such_file(name: str) -> GeminiRefused:
+    """Return the refusal of a file that does not exist; the service does not say which of both it is."""
+    message = f"You do not have permission to access the File {name} or it may not exist."
+    return GeminiRefused(403, message)
+
+
 def error_body(status: int, message: str, *details: dict[str, Any]) -> bytes:
     """Return an error in the service's shape."""
     error: dict[str, Any] = {"code": status, "message": message, "status": _STATUSES.get(status, "UNKNOWN")}
@@ -70,12 +87,17 @@ def fields_of(body: bytes) -> dict[str, Any]:
         fields = parse_body(body)
     except Refused as refused:
         raise GeminiRefused(400, f"Invalid JSON payload received. {refused}") from None
+    check_fields(fields)
+    return fields
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise :class:`GeminiRefused` for a field of a request that is unknown."""
     for name in fields:
         if _camel(name) not in _FIELDS:
             raise GeminiRefused(
                 400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.'
             )
-    return fields
 
 
 def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Asked:
@@ -139,6 +161,10 @@ def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], in
         text = "".join(texts_of(found(request, "content"), "content"))
         if not text:
             raise GeminiRefused(400, f"{where}.content: content is empty")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise GeminiRefused(400, f"{where}.content: a text holds half of a surrogate pair.") from None
         texts.append(text)
         dimensions = found(request, "outputDimensionality") or DIMENSIONS
         if type(dimensions) is not int or not 1 <= dimensions <= DIMENSIONS:
