@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 from attrs import define, field
 
 from smartbatch.core.crosscheck import Crosscheck
-from smartbatch.jobs.lines import split
+from smartbatch.jobs.lines import raw_lines
 from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
 from smartbatch.jobs.wire import parse_wire_id
@@ -106,11 +107,11 @@ def first_wire_id(work: Work, batch: RemoteBatch) -> str | None:
     """Return the id in the first good line of a batch's results; ``None`` when there is none."""
     kind = Kind(work.job.kind)
     for output in batch.outputs:
-        with closing(_iterate(work, batch, output)) as pieces:
-            for line in split(_first(pieces, PEEK)):
-                with contextlib.suppress(ValueError):
-                    if not line.cut:
-                        return work.api.read_line(line.data, kind).wire_id
+        with closing(_received(work, batch, output)) as pieces:
+            for raw in raw_lines(_first(pieces, PEEK)):
+                if raw.data is not None:
+                    with contextlib.suppress(ValueError):
+                        return work.api.read_line(raw.data, kind).wire_id
     return None
 
 
@@ -160,11 +161,9 @@ def _pages(
     page: list[tuple[int, Line, bytes]] = []
     for path in paths:
         with open(path, "rb") as file:
-            for raw in split(iter(lambda file=file: file.read(1 << 16), b"")):
-                if not raw.data.strip() and not raw.cut:
-                    continue
+            for raw in raw_lines(_chunks(file)):
                 try:
-                    if raw.cut:
+                    if raw.data is None:
                         raise ValueError("too long a line")
                     line = work.api.read_line(raw.data, kind)
                 except ValueError:
@@ -206,7 +205,7 @@ def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally) -> None:
 def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
     path = _path(work, shard, number)
     partial = path.with_suffix(".part")
-    with closing(_iterate(work, batch, output)) as pieces, open(partial, "wb") as file:
+    with closing(_received(work, batch, output)) as pieces, open(partial, "wb") as file:
         for piece in pieces:
             file.write(piece)
         file.flush()
@@ -219,8 +218,14 @@ def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, outp
         os.close(folder)
 
 
-def _iterate(work: Work, batch: RemoteBatch, output: str) -> Iterator[bytes]:  # type: ignore[misc]
+def _received(work: Work, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
+    """The pieces of a download, with a close: leaving early ends the download."""
     yield from work.api.download(batch, output, work.limits.transfer_timeout)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(1 << 16):
+        yield piece
 
 
 def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:

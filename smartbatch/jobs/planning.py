@@ -12,7 +12,7 @@ from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
 from smartbatch.jobs.wire import new_nonce
 from smartbatch.jobs.work import Work, report
 
-__all__ = ["plan"]
+__all__ = ["most_key", "plan"]
 
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
@@ -28,7 +28,11 @@ def plan(work: Work) -> bool:
     if not items:
         return False
     abilities = work.api.abilities
-    most = min(work.policy("max_requests", work.limits.max_requests), abilities.max_requests)
+    most = min(
+        work.policy("max_requests", work.limits.max_requests),
+        abilities.max_requests,
+        work.store.recall(most_key(work)) or abilities.max_requests,
+    )
     taken = (
         ()
         if abilities.labels
@@ -60,6 +64,11 @@ def plan(work: Work) -> bool:
     if pieces.too_big:
         _refuse(work, pieces.too_big)
     return True
+
+
+def most_key(work: Work) -> str:
+    """Return the name of the fact how many requests the server takes, where it refused more as too much."""
+    return f"most:{work.job.scope}:{work.job.model}"
 
 
 def _refuse(work: Work, ixs: tuple[int, ...]) -> None:

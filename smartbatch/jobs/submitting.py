@@ -13,13 +13,14 @@ from pathlib import Path
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs import ghosts, quota
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
-from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.planning import most_key
+from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.wire import file_name, wire_id
 from smartbatch.jobs.work import MINUTE, Work, report
 from smartbatch.models import Kind
 from smartbatch.providers.batches import Creation, RemoteBatch
 
-__all__ = ["begin", "submit", "upload"]
+__all__ = ["adopt", "begin", "submit", "upload"]
 
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
@@ -156,8 +157,8 @@ def _create_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRo
             uncertain_since=now,
             due_at=now + 1.0,
         )
-    tries = shard.tries + 1
-    back = work.move(shard, ShardState.READY, f"its create was refused ({error.kind.value})", tries=tries - 1)
+    reason = f"its create was refused ({error.kind.value})"
+    back = work.move(shard, ShardState.READY, reason, tries=shard.tries)
     if quota.is_quota(error.code):
         quota.refused(work, error, error.message)
         return work.stumbled(back, error, at_least=quota.room_for(work, back))
@@ -170,7 +171,7 @@ def _refused(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Nothing exists and asking again would change nothing: hold, go smaller, go alone, or fail."""
     if error.kind in _ACCOUNT:
         work.hold(error)
-        return work.stumbled(shard, error, at_least=work.limits.longest_pause)
+        return work.later(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     if error.status == 413 and shard.size > 1:
         return _halve(work, shard)
     if work.falls_back:
@@ -184,7 +185,7 @@ def _refused(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
 
 def _halve(work: Work, shard: ShardRow) -> ShardRow:
     """Too big for the server: its items go again in shards of half the size, from now on for this model."""
-    work.store.remember(f"most:{work.job.scope}:{work.job.model}", max(1, shard.size // 2))
+    work.store.remember(most_key(work), max(1, shard.size // 2))
     return _give_up(work, shard, "too big for the server; it goes again in halves")
 
 
@@ -202,11 +203,6 @@ def _give_up(
     dead = work.store.bury(work.grip, shard, items=to, tried=False, note=reason, at=work.wall)
     work.told(shard, dead, reason)
     return dead
-
-
-def held(work: Work, shard: ShardRow) -> ShardRow:
-    """Nothing is sent for a job that is held; it is looked at again in a while."""
-    return work.later(shard, work.limits.longest_pause) if work.job.state is JobState.HELD else shard
 
 
 def _spool(work: Work, shard: ShardRow) -> Path:
