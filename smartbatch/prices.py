@@ -1,5 +1,9 @@
 """What a request costs: the user's own table over the bundled one of ``genai-prices``, one request at a time.
 
+The same request is cheaper in a batch. Where the table lists a model's batch rates, those hold; where it has
+none, the discount its provider documents for all models (:data:`BATCH_SHARES`); without either the price is
+not known.
+
 Prices with tiers are chosen by the size of a single request, so a cost is worked out for each request by
 itself and costs are added, never usages.
 """
@@ -9,9 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, evolve, field, fields, frozen
 
 from smartbatch.errors import ConfigError
 from smartbatch.models import Usage
@@ -19,16 +23,41 @@ from smartbatch.models import Usage
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, PriceCalculation
 
-__all__ = ["Price", "PriceBook", "RateCard"]
+__all__ = ["Price", "PriceBook", "Processing", "RateCard"]
 
 MILLION = 1_000_000
 
+Processing: TypeAlias = Literal["standard", "batch"]
+"""The way a request is processed: in real time, or through the provider's Batch API."""
+
+BATCH_SHARES: Mapping[str, tuple[float, float]] = {
+    "openai": (0.5, 1.0),
+    "anthropic": (0.5, 0.5),
+    "google": (0.5, 1.0),
+}
+"""What a batch costs of the standard price, and of the price of cached input, for models without batch rates
+in the table: ``text-embedding-3-*``, ``gemini-embedding-001``, and all of them before 2026-10-14.
+
+OpenAI's guide to the Batch API: half the price of synchronous calls; cached input differs from model to
+model, so its price is left whole. Anthropic's page on batch processing: half of all standard prices, those of
+cache reads too. Google's page on the Gemini Batch API and its price list: half, embeddings too; cached tokens
+cost the same as outside."""
+
+
+def _number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float))
+
 
 def _usd(_: Price, attribute: Attribute[Any], value: Any) -> None:
-    if value is None and attribute.name == "cached_input":
+    if value is None and attribute.default is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if not _number(value) or not 0 <= value < math.inf:
         raise ConfigError(f"price {attribute.name} = {value!r} must be USD per million tokens, 0 or more")
+
+
+def _share(_: Price, attribute: Attribute[Any], value: Any) -> None:
+    if not _number(value) or not 0 <= value <= 1:
+        raise ConfigError(f"price {attribute.name} = {value!r} must be a share from 0 to 1: 0.5 is half off")
 
 
 @frozen
@@ -39,14 +68,21 @@ class Price:
         input: prompt tokens.
         output: answer tokens.
         cached_input: prompt tokens read from the provider's cache; the price of ``input`` when ``None``.
+        batch_discount: share of the price that a request saves in a batch; half, as with OpenAI, Anthropic
+            and Gemini. Cached tokens cost there what they cost elsewhere, but no more than other input.
+        batch_input: prompt tokens in a batch, where it is not the discounted ``input``.
+        batch_output: answer tokens in a batch, where it is not the discounted ``output``.
 
     Raises:
-        ConfigError: for a price that is negative or not a number.
+        ConfigError: for a price that is negative or not a number, or a discount that is no share.
     """
 
     input: float = field(validator=_usd)
     output: float = field(validator=_usd)
     cached_input: float | None = field(default=None, validator=_usd)
+    batch_discount: float = field(default=0.5, validator=_share)
+    batch_input: float | None = field(default=None, validator=_usd)
+    batch_output: float | None = field(default=None, validator=_usd)
 
     @classmethod
     def parse(cls, model: str, table: Price | Mapping[str, Any]) -> Price:
@@ -59,7 +95,8 @@ class Price:
             return table
         known = [a.name for a in fields(cls)]
         if not isinstance(table, Mapping) or not {"input", "output"} <= set(table) <= set(known):
-            raise ConfigError(f"prices[{model!r}] must have input and output, may have cached_input")
+            others = ", ".join(known[2:])
+            raise ConfigError(f"prices[{model!r}] must have input and output, may have {others}")
         try:
             return cls(**table)
         except ConfigError as error:
@@ -127,40 +164,94 @@ class PriceBook:
     """
 
     def __init__(self, user: Mapping[str, Price] | None = None) -> None:
-        self._user = {name: _card_of(price) for name, price in (user or {}).items()}
-        self._cards: dict[tuple[str, str], RateCard | None] = {}
+        self._user = dict(user or {})
+        self._cards: dict[tuple[str, str, Processing], RateCard | None] = {}
 
-    def rates(self, provider: str, model: str, wall: float) -> RateCard | None:
+    def rates(
+        self, provider: str, model: str, wall: float, processing: Processing = "standard"
+    ) -> RateCard | None:
         """Return the card of ``model``, or ``None`` when no table has a price for it.
 
         Args:
             provider: the prefix of the model's name, such as ``openai``.
             model: the name without the prefix.
             wall: the time of the request, Unix seconds; prices change with date and time of day.
+            processing: ``batch`` for what it costs through the provider's Batch API.
 
         The first call reads the bundled table, which takes some 0.3 s; later ones take a dictionary look-up.
         """
-        key = (provider, model)
+        key = (provider, model, processing)
         try:
             card = self._cards[key]
             if card is None or wall < card.valid_until:
                 return card
         except KeyError:
             pass
-        card = self._user.get(f"{provider}:{model}") or self._user.get(model)
-        if card is None:
-            card = _bundled(provider, model, wall)
+        price = self._user.get(f"{provider}:{model}") or self._user.get(model)
+        card = _bundled(provider, model, wall, processing) if price is None else _card_of(price, processing)
         self._cards[key] = card
         return card
 
 
-def _card_of(price: Price) -> RateCard:
-    cached = price.input if price.cached_input is None else price.cached_input
-    output = price.output / MILLION
-    return RateCard("user", (Band(-1, price.input / MILLION, cached / MILLION, output, output),))
+def _card_of(price: Price, processing: Processing) -> RateCard:
+    entry, output = price.input, price.output
+    if processing == "batch":
+        paid = 1 - price.batch_discount
+        entry = entry * paid if price.batch_input is None else price.batch_input
+        output = output * paid if price.batch_output is None else price.batch_output
+    cached = entry if price.cached_input is None else price.cached_input
+    if processing == "batch":
+        cached = min(cached, entry)
+    entry, cached, output = entry / MILLION, cached / MILLION, output / MILLION
+    return RateCard("user", (Band(-1, entry, cached, output, output),))
 
 
-def _bundled(provider: str, model: str, wall: float) -> RateCard | None:
+def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
+    """Return the card of ``model`` at the way it is processed; ``None`` when that has no known price."""
+    standard = _listed(provider, model, wall)
+    if standard is None:
+        return None
+    if processing == "standard":
+        return standard.card
+    batch = _listed(provider, model, wall, {"processing": "batch"})
+    assert batch is not None  # of the same model, whose rates fall back to the standard ones
+    if batch.rates != standard.rates:
+        return batch.card
+    shares = BATCH_SHARES.get(standard.provider)
+    if shares is None:
+        return None
+    # rates of its own may begin at a date, so it is asked again when they could
+    return evolve(_cheaper(standard.card, *shares), valid_until=batch.card.valid_until)
+
+
+def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
+    """Return ``card`` at a share of its rates; cached input never costs more than other input."""
+    bands = tuple(
+        Band(
+            band.above,
+            band.input * share,
+            min(band.cached * cached_share, band.input * share),
+            band.output * share,
+            band.reasoning * share,
+        )
+        for band in card.bands
+    )
+    source = f"{card.source}, batch at {share:.0%} as documented"
+    exact = card._exact
+    whole = None if exact is None else lambda usage: share * exact(usage)
+    return RateCard(source, bands, card.per_request, card.valid_until, whole)
+
+
+@frozen
+class _Listed:
+    """What the bundled table says of a model: its card, the provider's own id there, and the plain rates."""
+
+    card: RateCard
+    provider: str
+    rates: Mapping[str, Any]
+
+
+def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
     """Read the card of ``model`` out of genai-prices, which is imported here because that takes long."""
     from datetime import UTC, datetime
 
@@ -178,6 +269,7 @@ def _bundled(provider: str, model: str, wall: float) -> RateCard | None:
             model,
             provider_id=provider,
             genai_request_timestamp=datetime.fromtimestamp(wall, UTC),
+            price_context=context,
         )
 
     def exact(usage: Usage) -> float:
@@ -190,12 +282,13 @@ def _bundled(provider: str, model: str, wall: float) -> RateCard | None:
     if not _priced_by_token(found.model_price):
         return None
     # prices with conditions change at a date or an hour: they are looked up again every minute
-    valid_until = (wall // 60 + 1) * 60 if isinstance(found.model.prices, list) else math.inf
+    dated = isinstance(found.model.prices, list) or (context is not None and found.model.price_variants)
+    valid_until = (wall // 60 + 1) * 60 if dated else math.inf
     source = f"genai-prices {genai_prices.__version__}"
     card = RateCard(source, _bands(found.model_price), _per_request(found.model_price), valid_until)
-    if _agrees(card, exact):
-        return card
-    return RateCard(source, card.bands, card.per_request, valid_until, exact)
+    if not _agrees(card, exact):
+        card = evolve(card, exact=exact)
+    return _Listed(card, found.provider.id, dict(vars(found.model_price)))
 
 
 def _priced_by_token(price: ModelPrice) -> bool:

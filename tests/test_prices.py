@@ -6,6 +6,7 @@ import math
 import pickle
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import genai_prices
@@ -15,6 +16,7 @@ from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice, Provider
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
 from smartbatch.models import Usage
 from smartbatch.prices import Price, PriceBook, RateCard
@@ -22,7 +24,7 @@ from smartbatch.prices import Price, PriceBook, RateCard
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()
 
 
-def listed_price(provider: str, model: str, usage: Usage, wall: float = WALL) -> float:
+def listed_price(provider: str, model: str, usage: Usage, wall: float = WALL, **context: str) -> float:
     tokens: dict[str, Any] = {
         "input_tokens": usage.input_tokens,
         "cache_read_tokens": usage.cached_tokens,
@@ -34,6 +36,7 @@ def listed_price(provider: str, model: str, usage: Usage, wall: float = WALL) ->
         model,
         provider_id=provider,
         genai_request_timestamp=datetime.fromtimestamp(wall, UTC),
+        price_context=context or None,
     )
     return float(price.total_price)
 
@@ -156,6 +159,167 @@ def test_a_price_of_an_unknown_shape_is_left_to_the_library(monkeypatch: pytest.
     rates = card("openai", "odd")
     assert rates.cost(Usage(10)) == 0.01
     assert rates.cost(Usage(1_000_000)) == pytest.approx(1)
+
+
+def batch_card(provider: str, model: str, wall: float = WALL) -> RateCard:
+    found = PriceBook().rates(provider, model, wall, "batch")
+    assert found is not None
+    return found
+
+
+class TestBatches:
+    def test_the_cost_of_any_request_in_a_batch_is_what_the_library_works_out_where_it_has_batch_rates(
+        self,
+    ) -> None:
+        """Every such model of six providers, around every tier, with and without cache and reasoning."""
+        book, models, compared = PriceBook(), 0, 0
+        for provider in data_snapshot.get_snapshot().providers:
+            if provider.id not in ("openai", "anthropic", "google", "mistral", "groq", "x-ai"):
+                continue
+            for model in provider.models:
+                rates = book.rates(provider.id, model.id, WALL, "batch")
+                if rates is None or "documented" in rates.source:
+                    continue
+                models += 1
+                for size in {0, 999, *(b.above + d for b in rates.bands[1:] for d in (0, 1))}:
+                    for usage in (Usage(size, 77), Usage(size, 77, size // 2, 40)):
+                        expected = listed_price(provider.id, model.id, usage, processing="batch")
+                        assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15)
+                        compared += 1
+        assert models > 90
+        assert compared > 400
+
+    @pytest.mark.parametrize(
+        ("provider", "model", "price"),
+        [
+            ("openai", "gpt-5", 1.25),
+            ("openai", "gpt-4o-mini", 0.15),
+            ("anthropic", "claude-haiku-4-5", 1.0),
+            ("anthropic", "claude-haiku-5-5", 0.1),
+            ("gemini", "gemini-2.5-flash", 0.3),
+            ("gemini", "gemini-embedding-2", 0.2),
+            ("openai", "text-embedding-3-small", 0.02),
+            ("openai", "text-embedding-3-large", 0.13),
+            ("gemini", "gemini-embedding-001", 0.15),
+        ],
+    )
+    def test_a_batch_is_half_price_also_where_the_bundled_table_lacks_the_rate(
+        self, provider: str, model: str, price: float
+    ) -> None:
+        usage = Usage(100_000)  # below all tiers
+        assert card(provider, model).cost(usage) == pytest.approx(price / 10)
+        assert batch_card(provider, model).cost(usage) == pytest.approx(price / 20)
+
+    def test_a_discount_that_is_documented_only_says_so(self) -> None:
+        assert batch_card("gemini", "gemini-embedding-001").source.endswith("batch at 50% as documented")
+        assert batch_card("openai", "gpt-5").source == f"genai-prices {genai_prices.__version__}"
+
+    def test_half_price_held_before_the_table_began_to_list_it(self) -> None:
+        spring = datetime(2026, 4, 1, tzinfo=UTC).timestamp()
+        usage = Usage(1000, 500)
+        assert listed_price("openai", "gpt-4o-mini", usage, spring, processing="batch") == listed_price(
+            "openai", "gpt-4o-mini", usage, spring
+        )
+        assert batch_card("openai", "gpt-4o-mini", spring).cost(usage) == pytest.approx(
+            card("openai", "gpt-4o-mini", spring).cost(usage) / 2
+        )
+
+    def test_rates_that_begin_at_a_date_are_found_when_it_has_come(self) -> None:
+        book = PriceBook()
+        before = datetime(2026, 10, 13, 23, 59, 30, tzinfo=UTC).timestamp()
+        sources = []
+        for wall in (before, before + 60):
+            found = book.rates("openai", "gpt-5", wall, "batch")
+            assert found is not None
+            sources.append("documented" in found.source)
+        assert sources == [True, False]
+
+    @pytest.mark.parametrize(
+        ("provider", "model", "ratio"),
+        [
+            ("openai", "gpt-5", 0.5),
+            ("openai", "gpt-4o-mini", 1.0),
+            ("anthropic", "claude-haiku-4-5", 0.5),
+            ("anthropic", "claude-opus-4-1", 0.5),  # as documented
+            ("gemini", "gemini-2.5-flash", 1.0),
+            ("gemini", "gemini-3.5-flash", 1.0),  # as documented
+        ],
+    )
+    def test_cached_tokens_are_discounted_where_the_provider_does_it(
+        self, provider: str, model: str, ratio: float
+    ) -> None:
+        usage = Usage(100_000, 0, 100_000)
+        paid = card(provider, model).cost(usage)
+        assert paid > 0
+        assert batch_card(provider, model).cost(usage) == pytest.approx(paid * ratio)
+
+    def test_cached_tokens_never_cost_more_than_others(self) -> None:
+        """gpt-4 has no price of its own for them."""
+        for model in ("gpt-4-32k", "gpt-5", "gpt-4o-mini", "text-embedding-ada-002"):
+            rates = batch_card("openai", model)
+            assert rates.cost(Usage(1000, 0, 1000)) <= rates.cost(Usage(1000))
+
+    def test_without_a_batch_rate_and_a_documented_discount_the_price_is_unknown(self) -> None:
+        book = PriceBook()
+        assert book.rates("deepseek", "deepseek-chat", WALL) is not None
+        assert book.rates("deepseek", "deepseek-chat", WALL, "batch") is None
+        assert book.rates("openai", "no-such-model", WALL, "batch") is None
+        assert book.rates("no-such-provider", "gpt-5", WALL, "batch") is None
+
+    def test_both_ways_are_priced_side_by_side(self) -> None:
+        book = PriceBook()
+        cards = [book.rates("openai", "gpt-5", WALL, way) for way in ("standard", "batch", "standard")]  # type: ignore[arg-type]
+        assert cards[0] is cards[2]
+        assert cards[0] is not cards[1]
+
+    def test_a_price_of_an_unknown_shape_is_halved_as_a_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = ModelInfo("odd", ClauseEquals("odd"), prices=MinimumFee(input_mtok=Decimal(1)))
+        snapshot = data_snapshot.DataSnapshot([Provider("openai", "x", "x", models=[model])], False)
+        monkeypatch.setattr(data_snapshot, "_custom_snapshot", snapshot)
+        assert batch_card("openai", "odd").cost(Usage(10)) == 0.005
+
+    def test_the_users_price_is_halved_unless_it_says_otherwise(self) -> None:
+        usage = Usage(1_000_000, 1_000_000)
+        for price, expected in (
+            (Price(2, 8), 5),
+            (Price(2, 8, batch_discount=0.2), 8),
+            (Price(2, 8, batch_discount=1), 0),
+            (Price(2, 8, batch_input=0.7), 4.7),
+            (Price(2, 8, batch_output=3, batch_discount=0), 5),
+        ):
+            book = PriceBook({"openai:gpt-5": price})
+            standard, batch = (book.rates("openai", "gpt-5", WALL, way) for way in ("standard", "batch"))  # type: ignore[arg-type]
+            assert standard is not None
+            assert batch is not None
+            assert standard.cost(usage) == pytest.approx(10)
+            assert batch.cost(usage) == pytest.approx(expected)
+            assert batch.source == "user"
+
+    @pytest.mark.parametrize(("cached", "expected"), [(None, 1), (0.4, 0.4), (1.9, 1)])
+    def test_cached_tokens_of_the_users_model_cost_no_more_in_a_batch_than_others_do(
+        self, cached: float | None, expected: float
+    ) -> None:
+        rates = PriceBook({"m": Price(2, 8, cached)}).rates("openai", "m", WALL, "batch")
+        assert rates is not None
+        assert rates.cost(Usage(1_000_000, 0, 1_000_000)) == pytest.approx(expected)
+
+    def test_a_settings_file_can_say_what_batches_cost(self, tmp_path: Path) -> None:
+        file = tmp_path / "settings.toml"
+        file.write_text(
+            '[prices."openai:mine"]\ninput = 1\noutput = 2\nbatch_discount = 0.33\nbatch_output = 1.5\n'
+        )
+        price = BatchingConfig.load(file, environ={}).prices["openai:mine"]
+        assert price == Price(1, 2, batch_discount=0.33, batch_output=1.5)
+
+    @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan, "0.5", True, None])
+    def test_a_discount_that_is_no_share_is_refused_by_name(self, bad: Any) -> None:
+        with pytest.raises(ConfigError, match=r"price batch_discount.*from 0 to 1"):
+            Price(1, 1, batch_discount=bad)
+
+    @pytest.mark.parametrize("field", ["batch_input", "batch_output"])
+    def test_a_bad_batch_price_is_refused_by_model_and_name(self, field: str) -> None:
+        with pytest.raises(ConfigError, match=rf"prices\['m'\].*price {field}"):
+            Price.parse("m", {"input": 1, "output": 1, field: -1})
 
 
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf, "1", True, None])
