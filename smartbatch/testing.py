@@ -13,14 +13,15 @@ __all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for",
 
 
 def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:
-    """Return the providers' real-time APIs, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
+    """Return the providers' APIs, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
 
-    Point a client at ``emu.base_url`` (Anthropic's and Gemini's at ``emu.url``) with any key; ask
-    ``emu.ledger`` what arrived and what was billed; change settings with ``emu.configure(faults=0.02)``.
+    Real-time calls, files and batches. Point a client at ``emu.base_url`` (Anthropic's and Gemini's at
+    ``emu.url``) with any key; ask ``emu.ledger`` what arrived and what was billed; change settings with
+    ``emu.configure(faults=0.02)``. Batches end at once unless ``batch_turnaround`` gives them seconds.
 
     Args:
         port: 0 takes a free one.
-        ledger_file: gets a JSON line for each request.
+        ledger_file: gets a JSON line for each request and for all that happens to batches.
         settings: see :class:`smartbatch.emulator.Settings`.
 
     Raises:

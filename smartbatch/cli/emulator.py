@@ -1,4 +1,4 @@
-"""``smartbatch emulator``: the providers' real-time APIs on a loopback address until it is stopped."""
+"""``smartbatch emulator``: the providers' APIs on a loopback address until it is stopped."""
 
 from __future__ import annotations
 
@@ -12,32 +12,53 @@ from smartbatch.errors import ConfigError
 __all__ = ["add_parser", "run"]
 
 _HELP = """\
-Serve the real-time APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included),
-embeddings, token counts and models.
+Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included), embeddings,
+token counts and models in real time, files and batches.
 
 Point any client at it with OPENAI_BASE_URL (the address that is printed), or with ANTHROPIC_BASE_URL or
 GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
-was billed, GET /_ledger?full=1 every request, POST /_ledger/reset starts afresh. Ctrl-C or SIGTERM ends it.
+was billed, GET /_ledger?full=1 every request and every line of a batch, POST /_ledger/reset starts afresh.
+Ctrl-C or SIGTERM ends it.
 """
+
+
+_BATCH_NUMBERS: tuple[tuple[str, str, float | None, str], ...] = (
+    ("--batch-validating", "S", 0.0, "seconds of validation"),
+    ("--batch-queueing", "S", 0.0, "seconds from then until the first line runs"),
+    ("--batch-turnaround", "S", 1.0, "median seconds from create to end"),
+    ("--batch-turnaround-sigma", "X", 0.0, "of a lognormal spread"),
+    ("--batch-window", "S", 86_400.0, "seconds from create until what has not run expires"),
+    ("--batch-cancel-seconds", "S", 0.0, "seconds from a cancel to the end"),
+    ("--batch-retention", "S", 29 * 86_400.0, "seconds the results are kept"),
+    ("--batch-late-seconds", "S", 1.0, "late creates land within so many"),
+    ("--batch-list-lag", "S", 1.0, "lagging batches are in the list within so many seconds"),
+    ("--batch-get-lag", "S", 1.0, "lagging batches are found by their id within so many seconds"),
+    ("--batch-results-outage", "S", 1.0, "seconds after the end in which downloads may fail"),
+    ("--batch-enqueued-tokens", "N", None, "tokens a model's unfinished batches may have together"),
+)
+"""Option, metavar, default and help of the numbers about batches; each sets the setting of its name."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand to those of ``smartbatch``."""
     parser = subparsers.add_parser(
         "emulator",
-        help="serve the providers' real-time APIs offline",
+        help="serve the providers' APIs offline",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
-    parser.add_argument("--ledger", metavar="FILE", help="write one JSON line for every request, at once")
+    parser.add_argument(
+        "--ledger", metavar="FILE", help="write a JSON line for every request and all that happens to batches"
+    )
     parser.add_argument("--keep-prompts", action="store_true", help="keep prompt texts in the ledger")
     _add_answers(parser)
     _add_speed(parser)
     _add_limits(parser)
     _add_faults(parser)
+    _add_batches(parser)
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +123,41 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--hang-seconds", type=float, default=30.0, metavar="S", help="of hanging answers")
 
 
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batches")
+    for option, metavar, default, said in _BATCH_NUMBERS:
+        shown = "" if default is None else f" (default: {default:.12g})"
+        group.add_argument(option, type=float, default=default, metavar=metavar, help=said + shown)
+    group.add_argument(
+        "--batch-enqueued-refusal",
+        choices=("late", "early"),
+        default="late",
+        help="above that limit OpenAI's batches fail later (default), or the create is answered 429",
+    )
+    group.add_argument("--batch-max-lines", type=int, metavar="N", help="default: the provider's own limit")
+    group.add_argument("--batch-max-bytes", type=int, metavar="N", help="default: the provider's own limit")
+    group.add_argument(
+        "--batch-faults",
+        type=_rates,
+        default={},
+        metavar="KIND=RATE,…",
+        help="of batches and lines, such as lost_create=0.1,missing_lines=0.01; a wrong name shows them all",
+    )
+    group.add_argument(
+        "--batch-no-metadata", action="store_true", help="OpenAI's batches come without their metadata"
+    )
+    group.add_argument(
+        "--batch-no-input-file", action="store_true", help="OpenAI's batches do not name their input file"
+    )
+
+
+def _rates(text: str) -> dict[str, float]:
+    found = _faults(text)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like lost_create=0.1,late_create=0.05")
+    return found
+
+
 def _faults(text: str) -> float | dict[str, float]:
     try:
         if "=" not in text:
@@ -160,9 +216,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "count_refused",
     )
     more = ("faults", "outage", "outage_between", "hang_seconds", "seed", "keep_prompts")
+    batches = [option[2:].replace("-", "_") for option, *_ in _BATCH_NUMBERS]
+    batches += ["batch_enqueued_refusal", "batch_max_lines", "batch_max_bytes", "batch_faults"]
     return {
-        **{name: getattr(args, name) for name in (*same, *more)},
+        **{name: getattr(args, name) for name in (*same, *more, *batches)},
         "retry_after": not args.no_retry_after,
         "limit_headers": not args.no_limit_headers,
         "answers": answers,
+        "batch_echo_metadata": not args.batch_no_metadata,
+        "batch_echo_input_file": not args.batch_no_input_file,
     }

@@ -1,4 +1,4 @@
-"""The providers' real-time APIs, offline: latency, limits, faults and a ledger, for tests and benchmarks.
+"""The providers' APIs, offline: calls, files and batches, with latency, limits, faults and a ledger.
 
 The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`, ``ANTHROPIC_BASE_URL`` and
 ``GOOGLE_GEMINI_BASE_URL`` at :attr:`Emulator.url`.
@@ -7,8 +7,21 @@ The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`,
 from __future__ import annotations
 
 from smartbatch.emulator.answers import answer_for
+from smartbatch.emulator.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.ledger import Call, Ledger
+from smartbatch.emulator.ledger_batches import BatchLine, BatchRecord
 from smartbatch.emulator.server import Emulator
 from smartbatch.emulator.settings import FAULTS, Settings
 
-__all__ = ["FAULTS", "Call", "Emulator", "Ledger", "Settings", "answer_for"]
+__all__ = [
+    "BATCH_FAULTS",
+    "FAULTS",
+    "LINE_FAULTS",
+    "BatchLine",
+    "BatchRecord",
+    "Call",
+    "Emulator",
+    "Ledger",
+    "Settings",
+    "answer_for",
+]

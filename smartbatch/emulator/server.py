@@ -23,7 +23,7 @@ _BACKLOG = 1024  # connections the kernel holds for us before they are accepted
 
 
 class Emulator:
-    """The real-time APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
+    """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
 
     ``with Emulator(latency=0.05) as emulator: …`` serves on a thread of its own until the block ends.
     The port is open once the object exists.
@@ -35,7 +35,7 @@ class Emulator:
         settings: see :class:`~smartbatch.emulator.settings.Settings`.
 
     Attributes:
-        ledger: every request that arrived.
+        ledger: every request that arrived, and every line of a batch that ran.
 
     Raises:
         ConfigError: for settings out of range, a port in use, or an address that is not loopback.
