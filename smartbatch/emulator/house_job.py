@@ -173,6 +173,8 @@ class Job:
             now: monotonic seconds.
             keeps: seconds they are kept after its end.
         """
+        if self.api == "gemini" and self.file_id is None:
+            return []  # its results stand in the batch itself
         batch = self.seen(now)
         parts = ("all",) if self.api == "gemini" else ("succeeded", "failed")
         return [
