@@ -1,0 +1,47 @@
+"""The emulated service behind a real SDK without a socket, at the time a test says it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+
+from smartbatch.emulator.head import parse_head
+from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.service import Service
+from smartbatch.emulator.settings import Settings
+
+START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at
+
+
+class Virtual(httpx2.BaseTransport):
+    """What carries an SDK's requests to a service of its own.
+
+    Attributes:
+        now: monotonic seconds; a test sets them.
+        replies: the service's replies so far.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = START
+        self.ledger = Ledger()
+        self.service = Service(Settings(**settings), self.ledger)
+        self.replies: list[httpx2.Response] = []
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = request.read()
+        lines = [b"%b %b HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
+        lines += [b"%b: %b" % each for each in request.headers.raw]
+        reply = self.service.handle(parse_head(b"\r\n".join(lines) + b"\r\n\r\n"), body, self.now)
+        if reply.damage is not None:
+            raise httpx2.ReadError(f"connection: {reply.damage}", request=request)
+        if reply.delivered is not None:
+            reply.delivered()
+        headers = [("content-type", reply.content_type), *reply.headers]
+        content = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
+        self.replies.append(httpx2.Response(reply.status, headers=headers, content=content))
+        return self.replies[-1]
+
+    def client(self) -> httpx2.Client:
+        """Return a client whose requests all come here."""
+        return httpx2.Client(transport=self, base_url="http://emulator.test", timeout=10)
