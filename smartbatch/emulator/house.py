@@ -316,9 +316,8 @@ class House:
 
     def delivered(self, batch_id: str, lines: Sequence[Line]) -> None:
         """Book that lines went out whole; those that do not carry their own answer are left out."""
-        true = [line.position for line in lines if line.true and line.outcome == "succeeded"]
-        if true:
-            with self._lock:
+        with self._lock:
+            if true := [line.position for line in lines if line.true and line.outcome == "succeeded"]:
                 self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": true})
 
     def _ended(self, api: str, key: str, batch_id: str, now: float) -> Job:
@@ -343,7 +342,7 @@ class House:
                 self._run(job, now)
 
     def _has_file(self, job: Job, now: float) -> bool:
-        return job.file_id is None or (self._files.get((job.api, job.key), job.file_id, now) is not None)
+        return job.file_id is None or self._files.get((job.api, job.key), job.file_id, now) is not None
 
     def _land(self, job: Job) -> None:
         landed = job.timeline.landed

@@ -120,8 +120,12 @@ class Timeline:
         if now >= self.line_at(self.runs - 1):
             return self.runs
         done = int((now - self.started) / self.run_seconds * self.total)
-        # The division may fall on the wrong side of a line's own time.
-        return done + 1 if now >= self.line_at(done) else done
+        # The division may fall on either side of a line's own time.
+        while done and self.line_at(done - 1) > now:
+            done -= 1
+        while self.line_at(done) <= now:
+            done += 1
+        return done
 
     def line_at(self, position: int) -> float:
         """Return when a line has run."""
