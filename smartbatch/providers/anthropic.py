@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.anthropic_answers import read_message
+from smartbatch.providers.anthropic_batches import AnthropicBatches
 from smartbatch.providers.anthropic_bodies import OLD_VERSION, VERSION, check_request, message_body
 from smartbatch.providers.anthropic_errors import read_error
 from smartbatch.providers.anthropic_stream import MessageStream
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.batch_transport import BatchTransport
+from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.endpoint import check_headers, check_url, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.texts import PLAIN_ID
-from smartbatch.providers.transport import MAX_BODY, Transport
+from smartbatch.providers.transport import DEFAULT_WORKERS, MAX_BODY, Transport
 
 if TYPE_CHECKING:
     import anthropic
@@ -97,6 +100,8 @@ class AnthropicProvider(Provider):
         self._settings = (key, token, own, known)
         self.scope = scope_of(self.name, url, key, token, sorted({**custom, **own}.items()))
         self._address = url.url
+        self._batch_transport = BatchTransport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
+        self._batches: AnthropicBatches | None = None
         self._transport = Transport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
         self._lock = threading.Lock()
         self._client: anthropic.Anthropic | None = None
@@ -138,6 +143,16 @@ class AnthropicProvider(Provider):
             check_request(request, self._version)
             self._checked = request.params
 
+    def batches(self) -> BatchApi:
+        """Return the API of Message Batches; it has connections of its own."""
+        with self._lock:
+            if self._batches is None:
+                self._batch_transport.open(DEFAULT_WORKERS)
+                self._batches = AnthropicBatches(
+                    self.scope, self._batch_transport, self._build, self._batch_body, self._secrets
+                )
+            return self._batches
+
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the network have their own table."""
         if isinstance(error, OSError) and not isinstance(error, ProviderError):
@@ -152,12 +167,16 @@ class AnthropicProvider(Provider):
     def close(self) -> None:
         """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
         self._transport.close()
+        self._batch_transport.close()
+        self._batches = None  # asked for again, it is open again
 
     def abandon(self) -> None:
         """Drop what a fork brought along; the parent's connections are not disturbed."""
         self._lock = threading.Lock()
         self._client = None
         self._transport.abandon()
+        if self._batches is not None:
+            self._batches.abandon()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
@@ -197,10 +216,13 @@ class AnthropicProvider(Provider):
     def _sdk(self) -> anthropic.Anthropic:
         with self._lock:
             if self._client is None:
-                self._client = self._build()
+                self._client = self._build(self._transport)
             return self._client
 
-    def _build(self) -> anthropic.Anthropic:
+    def _batch_body(self, request: Request, model: str) -> Mapping[str, Any]:
+        return message_body(request, model, self._version, self._default_max_tokens)[0]
+
+    def _build(self, transport: Transport) -> anthropic.Anthropic:
         import anthropic
 
         from smartbatch.providers.sdk import http_client
@@ -219,7 +241,7 @@ class AnthropicProvider(Provider):
             timeout=600.0,
             default_headers=headers,
             open_telemetry=False,
-            http_client=http_client(self._transport),
+            http_client=http_client(transport),
         )
 
 

@@ -28,15 +28,26 @@ _FINISH = {
 
 
 def read_message(
-    reply: Reply, request: Request, dropped: tuple[tuple[str, str], ...], *secrets: str
+    reply: Reply,
+    request: Request,
+    dropped: tuple[tuple[str, str], ...],
+    *secrets: str,
+    data: dict[str, Any] | None = None,
 ) -> Answer:
     """Return the answer in the body of a success.
+
+    Args:
+        reply: the success.
+        request: whose texts must not come back in an error.
+        dropped: what of the request was not sent.
+        secrets: further texts that must not come back.
+        data: the body, where it is decoded already.
 
     Raises:
         ProviderError: for a body that was cut, is a web page, an error, or no message.
     """
     try:
-        data = decode(reply)
+        data = decode(reply) if data is None else data
     except ProviderError as error:
         error.provider_request_id, error.limits = request_id_of(reply), limits_of(reply)
         raise

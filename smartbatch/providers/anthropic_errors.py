@@ -68,7 +68,12 @@ def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind
 
 
 def read_error(
-    reply: Reply, request: Request, *secrets: str, data: Any = None, usage: Usage | None = None
+    reply: Reply,
+    request: Request,
+    *secrets: str,
+    data: Any = None,
+    usage: Usage | None = None,
+    where: str = "during the stream",
 ) -> ProviderError:
     """Return the meaning of an error answer, without the key and without pieces of the prompt.
 
@@ -78,6 +83,7 @@ def read_error(
         secrets: further texts that must not.
         data: the decoded body, or the data of a stream's ``error`` event.
         usage: what a stream had been billed for until then.
+        where: what failed, for an error inside a success.
     """
     if 300 <= reply.status < 400:
         return unusable(
@@ -97,7 +103,7 @@ def read_error(
     identity = request_id_of(reply)
     if identity is None and isinstance(data, dict):
         identity = short(data.get("request_id"), PLAIN_ID)
-    said = "failed during the stream" if reply.status < 300 else f"answered {reply.status}"
+    said = f"failed {where}" if reply.status < 300 else f"answered {reply.status}"
     return ProviderError(
         f"the provider {said}{f' {word}' if word else ''}{f': {text}' if text else ''}",
         kind=kind,

@@ -51,7 +51,7 @@ class GeminiSdk:
     def __init__(
         self, transport: Transport, key: str, base_url: str, version: str, headers: Mapping[str, str]
     ) -> None:
-        network = http_client(transport)
+        self._network = network = http_client(transport)
         network.event_hooks = {"response": [_refuse]}
         options = types.HttpOptions(
             base_url=base_url,
@@ -96,9 +96,28 @@ class GeminiSdk:
         found = self._request("post", path, body, options).body
         return found if isinstance(found, str) else ""
 
-    def stream(self, path: str, body: dict[str, Any], options: types.HttpOptions) -> LiveReply:
+    def ask(self, method: str, path: str, body: dict[str, Any], options: types.HttpOptions) -> Reply:
+        """Return a successful answer with its headers; otherwise as :meth:`post`.
+
+        Args:
+            method: such as ``get``.
+            path: below the API's version; ``{api_version}`` in it puts the version elsewhere.
+            body: an empty one is not sent.
+            options: of this call.
+        """
+        answer = self._once(self._build(method, path, body, options))
+        text = answer.response_stream[0] if answer.response_stream else ""
+        return Reply(200, answer.headers, text.encode() if isinstance(text, str) else b"")
+
+    def put(self, url: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
+        """Post a piece of an upload to an address the service gave; the key is not sent along."""
+        return reply_of(self._network.post(url, content=piece, headers=dict(headers), timeout=timeout))
+
+    def stream(
+        self, path: str, body: dict[str, Any], options: types.HttpOptions, method: str = "post"
+    ) -> LiveReply:
         """Return a successful answer whose head has come; otherwise as :meth:`post`."""
-        answer = self._once(self._build("post", path, body, options), stream=True)
+        answer = self._once(self._build(method, path, body, options), stream=True)
         return live_of(cast(httpx2.Response, answer.response_stream))
 
 

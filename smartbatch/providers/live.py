@@ -33,6 +33,7 @@ class LiveReply:
     Attributes:
         status: the HTTP status.
         headers: by lower-case name.
+        cap: most bytes of the body; the transport's for the call, may be changed before it is read.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LiveReply:
         self._connection = connection
         self._response = response
         self._reusable = whole and not response.will_close
-        self._cap = cap
+        self.cap = cap
         self._lock = threading.Lock()
         self._reading = False
         self._closed = threading.Event()  # set by any thread
@@ -74,9 +75,9 @@ class LiveReply:
         size = 0
         while piece := self._next_piece():
             size += len(piece)
-            if size > self._cap:
+            if size > self.cap:
                 self.close()
-                raise too_large(self._cap)
+                raise too_large(self.cap)
             yield piece
 
     def close(self) -> None:

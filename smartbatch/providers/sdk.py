@@ -18,6 +18,7 @@ import httpx2
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.live import LiveReply
 from smartbatch.providers.replies import Reply
+from smartbatch.providers.spooled import carried
 from smartbatch.providers.transport import Transport
 
 __all__ = ["http_client", "live_of", "reply_of", "verdict_of"]
@@ -30,7 +31,9 @@ def http_client(transport: Transport) -> httpx2.Client:
     """Return a client for an SDK whose requests all go through ``transport``.
 
     A call's *read* time-out is taken as the total seconds of the call. A request that accepts
-    ``text/event-stream`` is answered with its head at once, see :func:`live_of`; others with the whole body.
+    ``text/event-stream`` or ``application/binary`` is answered with its head at once, see :func:`live_of`;
+    others with the whole body. A body that is :func:`carried <smartbatch.providers.spooled.carried>` past the
+    SDK is sent instead of the SDK's.
     """
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
 
@@ -67,8 +70,9 @@ class _Bridge(httpx2.BaseTransport):
         if timeout is None:
             raise TypeError("a request without a time-out")
         head = self._head(request)
-        body = request.read()
-        if "text/event-stream" in request.headers.get("accept", ""):
+        body = carried() or request.read()
+        accepted = request.headers.get("accept", "")
+        if "text/event-stream" in accepted or "application/binary" in accepted:
             live = self._transport.begin(head, body, timeout)
             headers = _kept(live.headers, "set-cookie")
             return httpx2.Response(

@@ -27,6 +27,7 @@ from smartbatch.providers.cutoff import Cutoff, current
 from smartbatch.providers.failures import failure
 from smartbatch.providers.live import LiveReply
 from smartbatch.providers.replies import MAX_BODY, Reply, headers_of, inflate, read_body
+from smartbatch.providers.spooled import SpooledBody
 
 __all__ = ["MAX_BODY", "LiveReply", "Reply", "Transport", "inflate"]
 
@@ -112,7 +113,7 @@ class Transport:
         """
         return self.send(self.head(path), body, timeout)
 
-    def send(self, head: bytes, body: bytes, timeout: float) -> Reply:
+    def send(self, head: bytes, body: bytes | SpooledBody, timeout: float) -> Reply:
         """The same with a head of the caller's: request line and headers, up to ``Content-Length: ``."""
         pool, connection = self._lease(timeout)
         reusable = False
@@ -127,7 +128,9 @@ class Transport:
         finally:
             self.release(pool, connection, reusable=reusable)
 
-    def begin(self, head: bytes, body: bytes, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
+    def begin(
+        self, head: bytes, body: bytes | SpooledBody, timeout: float, cutoff: Cutoff | None = None
+    ) -> LiveReply:
         """Send a request and return once the answer's head is there; its body is read piece by piece.
 
         Args:
@@ -203,7 +206,7 @@ class Transport:
         return pool, connection
 
     def _exchange(
-        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes
+        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes | SpooledBody
     ) -> tuple[Reply, bool]:
         response, whole = self._ask(pool, connection, head, body)
         try:
@@ -216,7 +219,7 @@ class Transport:
         return Reply(response.status, headers, data), whole and not response.will_close
 
     def _ask(
-        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes
+        self, pool: HTTPConnectionPool, connection: Connection, head: bytes, body: bytes | SpooledBody
     ) -> tuple[http.client.HTTPResponse, bool]:
         """Send a request and read the head of its answer; False when not all of it could be sent."""
         if self._closed:
@@ -228,7 +231,7 @@ class Transport:
         connection.step = "send"
         unsent: OSError | None = None
         try:
-            sock.sendall(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+            _write(sock, head, body)
         except (BrokenPipeError, ConnectionResetError) as error:
             unsent = error  # the server may have refused early, and its answer says why
         else:
@@ -271,6 +274,16 @@ class Transport:
         head = f"POST {target} HTTP/1.1\r\nHost: {self.place}\r\n{self._head}{proxied}Content-Length: "
         self._heads[path] = encoded = head.encode("latin-1")
         return encoded
+
+
+def _write(sock: PlainSocket, head: bytes, body: bytes | SpooledBody) -> None:
+    """Write a request: in one piece, or where its body is on disk, as it is read."""
+    if isinstance(body, bytes):
+        sock.sendall(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+        return
+    sock.sendall(b"%b%d\r\n\r\n" % (head, len(body)))
+    for piece in body:
+        sock.sendall(piece)
 
 
 def _is_plain(error: BaseException) -> TypeGuard[Exception]:
