@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
-from anthropic.types.messages import MessageBatch
+from anthropic_batch_world import (
+    MODEL,
+    OLD,
+    ROOT,
+    counts_of,
+    lines_of,
+    params,
+    refusal_of,
+    requests,
+    sdk_of,
+)
 from raw_client import RawClient
 from virtual import START, Virtual
 
 from smartbatch.testing import Emulator, answer_for
-
-MODEL = "claude-haiku-5-5"
-ROOT = "/v1/messages/batches"
-OLD = "x-api-key: k\r\nanthropic-version: 2023-06-01\r\n"
-
-
-def sdk_of(virtual: Virtual, key: str = "k") -> anthropic.Anthropic:
-    return anthropic.Anthropic(
-        base_url="http://emulator.test", api_key=key, max_retries=0, http_client=virtual.client()
-    )
-
-
-def params(prompt: str, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "max_tokens": 50, "messages": [{"role": "user", "content": prompt}], **fields}
-
-
-def requests(count: int, mark: str = "j", **fields: Any) -> list[dict[str, Any]]:
-    return [{"custom_id": f"{mark}-{n}", "params": params(f"{mark}{n}", **fields)} for n in range(count)]
-
-
-def lines_of(sdk: anthropic.Anthropic, batch: str) -> list[tuple[str, str]]:
-    """Return id and kind of each line, ``type`` of the error included."""
-    found = []
-    for line in sdk.messages.batches.results(batch):
-        result = line.result
-        kind = f"errored {result.error.error.type}" if result.type == "errored" else result.type
-        found.append((line.custom_id, kind))
-    return found
-
-
-def counts_of(batch: MessageBatch) -> dict[str, int]:
-    return {name: count for name, count in batch.request_counts.model_dump().items() if count}
-
-
-def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> Virtual:
-    """Return a service whose first batch, or the second line of each, meets a fault."""
-    return Virtual(
-        batch_fault_for=lambda index, _label: faults if index == 0 else (),
-        batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
-        **settings,
-    )
-
-
-def refusal_of(call: Callable[[], object]) -> str:
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        call()
-    error = caught.value.body["error"]
-    return f"{caught.value.status_code} {error['type']}: {error['message']}"
 
 
 def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) -> None:
@@ -239,180 +198,6 @@ def test_what_is_wrong_with_a_message_is_told_at_the_end_of_the_batch() -> None:
     assert kinds.pop("w-6") == "errored not_found_error"
     assert set(kinds.values()) == {"errored invalid_request_error"}
     assert virtual.ledger.summary()["batches"]["lines_billed"] == 1
-
-
-@pytest.mark.parametrize(
-    ("fault", "told", "billed", "delivered"),
-    [
-        ("missing_lines", ["succeeded", None, "succeeded"], 3, 2),
-        ("item_error", ["succeeded", "errored api_error", "succeeded"], 2, 2),
-        ("item_invalid", ["succeeded", "errored invalid_request_error", "succeeded"], 2, 2),
-        ("status_zero", ["succeeded", "errored unknown_error", "succeeded"], 2, 2),
-    ],
-)
-def test_a_line_can_fail_or_be_missing(fault: str, told: list, billed: int, delivered: int) -> None:
-    """Only what ran to its end is billed, and only what came out whole is delivered."""
-    virtual = one_batch(line_fault=fault)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(3)).id
-    kinds = dict(lines_of(sdk, batch))
-    assert [kinds.get(f"j-{n}") for n in range(3)] == told
-    figures = virtual.ledger.summary()["batches"]
-    assert (figures["lines_billed"], figures["lines_delivered"]) == (billed, delivered)
-
-
-def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> None:
-    """Each as it says, and the lines around it are whole."""
-
-    def texts(fault: str) -> list[tuple[str, str]]:
-        virtual = one_batch(line_fault=fault)
-        sdk = sdk_of(virtual)
-        batch = sdk.messages.batches.create(requests=requests(3)).id
-        results = sdk.messages.batches.results(batch)
-        return [(line.custom_id, line.result.message.content[0].text) for line in results]
-
-    own = {n: (f"j-{n}", answer_for(f"j{n}", MODEL)) for n in range(3)}
-    doubled = texts("doubled_lines")
-    assert doubled == [own[0], own[1], ("j-1", own[2][1]), own[2]]
-    foreign = texts("foreign_lines")
-    assert len(foreign) == 4
-    assert not foreign[2][0].startswith("j-")
-    assert texts("swapped_answers") == [own[0], ("j-1", own[2][1]), own[2]]
-
-    virtual = one_batch(line_fault="no_usage")
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(2)).id
-    found = [
-        hasattr(line.result.message.usage, "input_tokens") for line in sdk.messages.batches.results(batch)
-    ]
-    assert found == [True, False]
-
-    virtual = one_batch(line_fault="malformed_lines")
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(3)).id
-    with pytest.raises(ValueError):
-        list(sdk.messages.batches.results(batch))
-    rows = virtual.replies[-1].content.split(b"\n")
-    assert [json.loads(rows[n])["custom_id"] for n in (0, 2)] == ["j-0", "j-2"]
-    with pytest.raises(ValueError):
-        json.loads(rows[1])
-
-
-def test_shuffled_results_carry_the_right_ids() -> None:
-    """Another order than that of the requests, and every answer under its own id."""
-    virtual = one_batch("shuffled")
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(20)).id
-    found = [
-        (line.custom_id, line.result.message.content[0].text) for line in sdk.messages.batches.results(batch)
-    ]
-    wanted = [(f"j-{n}", answer_for(f"j{n}", MODEL)) for n in range(20)]
-    assert found != wanted
-    assert sorted(found) == sorted(wanted)
-
-
-@pytest.mark.parametrize(
-    ("fault", "counts", "kinds"),
-    [
-        ("fail_validation", {"errored": 4}, {"errored invalid_request_error"}),
-        ("no_money_lines", {"errored": 4}, {"errored rate_limit_error"}),
-        ("expire_all", {"expired": 4}, {"expired"}),
-        ("expire_part", {"succeeded": 2, "expired": 2}, {"succeeded", "expired"}),
-        ("wrong_counts", {"succeeded": 3}, {"succeeded"}),
-    ],
-)
-def test_a_batch_ends_badly_in_the_ways_there_are(fault: str, counts: dict, kinds: set) -> None:
-    """This API has no failed batches: each line says it. The lines are right where the counts are not."""
-    virtual = one_batch(fault)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(4))
-    assert (batch.processing_status, counts_of(batch)) == ("ended", counts)
-    lines = lines_of(sdk, batch.id)
-    assert sorted(name for name, _ in lines) == [f"j-{n}" for n in range(4)]
-    assert {kind for _, kind in lines} == kinds
-
-
-def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
-    """The list shows what became of it; the ledger knows all three."""
-    for fate, fault, at_once, later in (
-        ("lost", "lost_create", 1, 1),
-        ("late", "late_create", 0, 1),
-        ("dropped", "dropped_create", 0, 0),
-    ):
-        virtual = one_batch(fault, batch_late_seconds=60)
-        sdk = sdk_of(virtual)
-        with pytest.raises(anthropic.APIConnectionError):
-            sdk.messages.batches.create(requests=requests(2))
-        assert len(sdk.messages.batches.list().data) == at_once
-        virtual.now += 60
-        assert len(sdk.messages.batches.list().data) == later
-        [record] = virtual.ledger.batches
-        assert (record.fate, record.landed_at is not None) == (fate, bool(later))
-
-
-def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_id_for_a_while() -> None:
-    """The lag ends; the other way to see it works meanwhile."""
-    virtual = one_batch("list_lag", batch_list_lag=60)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(1)).id
-    assert sdk.messages.batches.list().data == []
-    assert sdk.messages.batches.retrieve(batch).id == batch
-    virtual.now += 60
-    assert [each.id for each in sdk.messages.batches.list()] == [batch]
-
-    virtual = one_batch("get_lag", batch_get_lag=60)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(1)).id
-    assert refusal_of(lambda: sdk.messages.batches.retrieve(batch)).startswith("404 ")
-    assert [each.id for each in sdk.messages.batches.list()] == [batch]
-    virtual.now += 60
-    assert sdk.messages.batches.retrieve(batch).id == batch
-
-
-def test_results_can_be_out_of_reach_or_cut_the_first_time() -> None:
-    """503 for a while after the end; a download that ends early and looks whole."""
-    virtual = one_batch("results_unavailable", batch_results_outage=60)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(2)).id
-    assert refusal_of(lambda: lines_of(sdk, batch)).startswith("503 api_error")
-    virtual.now += 60
-    assert len(lines_of(sdk, batch)) == 2
-
-    virtual = one_batch("cut_download")
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(20)).id
-    url = f"{ROOT}/{batch}/results"
-    first = sdk.get(url, cast_to=httpx2.Response).content
-    second = sdk.get(url, cast_to=httpx2.Response).content
-    assert len(first) < len(second)
-    assert second.startswith(first)
-    assert second.count(b"\n") == 20
-
-
-def test_a_batch_can_be_stuck_have_an_odd_status_or_complete_in_spite_of_a_cancel() -> None:
-    """A status word nobody knows is not an end; a stuck batch ends when it is cancelled."""
-    virtual = one_batch("odd_status", batch_turnaround=100)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(2)).id
-    virtual.now += 10
-    assert sdk.messages.batches.retrieve(batch).processing_status not in ("in_progress", "canceling", "ended")
-    virtual.now += 90
-    assert sdk.messages.batches.retrieve(batch).processing_status == "ended"
-
-    virtual = one_batch("stuck", batch_turnaround=100)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(4)).id
-    virtual.now += 80_000
-    assert sdk.messages.batches.retrieve(batch).processing_status == "in_progress"
-    sdk.messages.batches.cancel(batch)
-    assert counts_of(sdk.messages.batches.retrieve(batch)) == {"succeeded": 2, "canceled": 2}
-
-    virtual = one_batch("cancel_completes", batch_turnaround=100)
-    sdk = sdk_of(virtual)
-    batch = sdk.messages.batches.create(requests=requests(4)).id
-    sdk.messages.batches.cancel(batch)
-    virtual.now += 100
-    assert counts_of(sdk.messages.batches.retrieve(batch)) == {"succeeded": 4}
 
 
 def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:

@@ -1,0 +1,298 @@
+"""The real google-genai SDK sends batches to the emulator; the wire shows what the SDK drops."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from gemini_batch_world import (
+    EMBEDDER,
+    MODEL,
+    contents,
+    create,
+    jsonl,
+    kinds_of,
+    raw_of,
+    read,
+    refusal_of,
+    rows,
+    sdk_of,
+    text_of,
+    upload,
+)
+from google import genai
+from google.genai import types
+from pydantic import ValidationError
+from virtual import START, Virtual
+
+from smartbatch.emulator.answers import vector_for
+from smartbatch.testing import Emulator, answer_for
+
+INLINE = {"display_name": "inline"}
+
+
+def inlined(count: int) -> list[types.InlinedRequest]:
+    return [types.InlinedRequest(contents=f"j{n}", metadata={"key": f"j-{n}"}) for n in range(count)]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta"])
+def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, version: str) -> None:
+    """Upload, create, look, list, download, delete; the ledger has it all."""
+    options = types.HttpOptions(base_url=emu.url, api_version=version, timeout=10_000)
+    with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
+        config = types.UploadFileConfig(mime_type="application/jsonl", name="sb-1")
+        file = sdk.files.upload(file=io.BytesIO(jsonl(rows(3))), config=config)
+        made = sdk.batches.create(model=MODEL, src=file.name, config={"display_name": "mark"})
+        found = sdk.batches.get(name=made.name)
+        assert (found.state, found.display_name, found.model) == (
+            "JOB_STATE_SUCCEEDED", "mark", f"models/{MODEL}",
+        )  # fmt: skip
+        assert {line["key"]: text_of(line) for line in read(sdk, made.name)} == {
+            f"j-{n}": answer_for(f"j{n}", MODEL) for n in range(3)
+        }
+        assert [batch.name for batch in sdk.batches.list()] == [made.name]
+        sdk.batches.cancel(name=made.name)  # has ended: nothing changes
+        assert sdk.batches.get(name=made.name).state == "JOB_STATE_SUCCEEDED"
+        sdk.batches.delete(name=made.name)
+        assert refusal_of(lambda: sdk.batches.get(name=made.name)).startswith("404 NOT_FOUND")
+        sdk.files.delete(name=file.name)
+    [record] = emu.ledger.batches
+    assert (record.fate, record.state, dict(record.label)) == ("landed", "completed", {"displayName": "mark"})
+    assert all(line.billed and line.delivered for line in record.lines.values())
+
+
+def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> None:
+    """With their metadata, whatever is in it; lists leave the answers out."""
+    virtual = Virtual()
+    sdk = sdk_of(virtual)
+    requests = [*inlined(2), types.InlinedRequest(contents="j2", metadata={"other": "x"})]
+    batch = sdk.batches.create(model=MODEL, src=requests, config=INLINE).name
+    found = sdk.batches.get(name=batch).dest.inlined_responses
+    assert [each.metadata for each in found] == [{"key": "j-0"}, {"key": "j-1"}, {"other": "x"}]
+    assert [each.response.text for each in found] == [answer_for(f"j{n}", MODEL) for n in range(3)]
+    assert [each.dest for each in sdk.batches.list()] == [None]
+    assert virtual.ledger.summary()["batches"]["lines_delivered"] == 3
+    assert sdk.files.list().page == []  # no file of results
+
+
+def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
+    """One vector a line, of the length that was asked for; inline they have no names, only an order."""
+    virtual = Virtual()
+    sdk = sdk_of(virtual)
+    config = types.EmbedContentConfig(output_dimensionality=8)
+    batch = types.EmbedContentBatch(contents=["a", "b"], config=config)
+    source = types.EmbeddingsBatchJobSource(inlined_requests=batch)
+    with pytest.warns(Warning, match="experimental"):
+        made = sdk.batches.create_embeddings(model=EMBEDDER, src=source, config=INLINE)
+    found = sdk.batches.get(name=made.name).dest.inlined_embed_content_responses
+    assert [each.response.embedding.values for each in found] == [
+        list(vector_for(text, EMBEDDER, 8)) for text in "ab"
+    ]
+    lines = [
+        {"key": f"e-{n}", "request": {"output_dimensionality": 8, "content": {"parts": [{"text": text}]}}}
+        for n, text in enumerate("ab")
+    ]
+    lines.append({"key": "e-2", "request": {"content": {"parts": [{"text": "\udc80"}]}}})
+    source = types.EmbeddingsBatchJobSource(file_name=upload(sdk, jsonl(lines)))
+    with pytest.warns(Warning, match="experimental"):
+        made = sdk.batches.create_embeddings(model=EMBEDDER, src=source, config={"display_name": "file"})
+    answers = {line["key"]: line for line in read(sdk, made.name)}
+    for n, text in enumerate("ab"):
+        response = answers[f"e-{n}"]["response"]
+        assert response == {
+            "embedding": {"values": list(vector_for(text, EMBEDDER, 8))}, "tokenCount": "1",
+        }  # fmt: skip
+    assert answers["e-2"]["error"]["code"] == 3
+
+
+def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
+    """Counts are texts and left out when zero; results stand in two places; the input file is named."""
+    virtual = Virtual(batch_turnaround=100, batch_validating=10)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, [*rows(9), {"key": "wrong", "request": {}}], "sb-1")
+    told = raw_of(virtual, sdk, batch)
+    assert told.keys() == {"name", "metadata"}
+    assert told["metadata"]["state"] == "BATCH_STATE_PENDING"
+    assert told["metadata"]["batchStats"] == {"requestCount": "10", "pendingRequestCount": "10"}
+    assert told["metadata"]["inputConfig"] == {"fileName": "files/sb-1"}
+    assert "endTime" not in told["metadata"]
+    virtual.now = START + 52
+    told = raw_of(virtual, sdk, batch)
+    assert told["metadata"]["state"] == "BATCH_STATE_RUNNING"
+    stats = {"requestCount": "10", "successfulRequestCount": "5", "pendingRequestCount": "5"}
+    assert told["metadata"]["batchStats"] == stats
+    assert "done" not in told
+    virtual.now = START + 100
+    told = raw_of(virtual, sdk, batch)
+    assert (told["done"], told["metadata"]["state"]) == (True, "BATCH_STATE_SUCCEEDED")
+    stats = {"requestCount": "10", "successfulRequestCount": "9", "failedRequestCount": "1"}
+    assert told["metadata"]["batchStats"] == stats
+    output = told["metadata"]["output"]
+    assert output.keys() == {"responsesFile"}
+    assert told["response"].items() >= output.items()
+    assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 for n in range(9)} | {"wrong": 3}
+
+
+def test_inline_results_can_lack_metadata_and_have_errors_the_sdk_cannot_read() -> None:
+    """Both as they were reported of the service; only the raw answer helps."""
+    virtual = Virtual(batch_inline_metadata=False)
+    sdk = sdk_of(virtual)
+    batch = sdk.batches.create(model=MODEL, src=inlined(2), config=INLINE).name
+    assert [each.metadata for each in sdk.batches.get(name=batch).dest.inlined_responses] == [None, None]
+
+    virtual = Virtual(
+        batch_error_details=True, batch_line_fault_for=lambda _i, n, _id: "item_error" if n else ()
+    )
+    sdk = sdk_of(virtual)
+    batch = sdk.batches.create(model=MODEL, src=inlined(2), config=INLINE).name
+    with pytest.raises(ValidationError):
+        sdk.batches.get(name=batch)
+    [good, bad] = json.loads(virtual.replies[-1].content)["metadata"]["output"]["inlinedResponses"][
+        "inlinedResponses"
+    ]
+    assert text_of(good) == answer_for("j0", MODEL)
+    assert (bad["error"]["code"], bad["error"]["details"][0]["retryDelay"]) == (14, "1s")
+
+
+def test_a_cancelled_batch_keeps_what_was_done() -> None:
+    """The other lines say that they were cancelled, and are not billed."""
+    virtual = Virtual(batch_turnaround=100, batch_cancel_seconds=5)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(10))
+    virtual.now = START + 45
+    sdk.batches.cancel(name=batch)
+    assert sdk.batches.get(name=batch).state == "JOB_STATE_RUNNING"
+    virtual.now = START + 50
+    assert sdk.batches.get(name=batch).state == "JOB_STATE_CANCELLED"
+    assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 if n < 5 else 1 for n in range(10)}
+    assert raw_of(virtual, sdk, batch)["error"]["code"] == 1
+    assert virtual.ledger.summary()["batches"]["lines_billed"] == 5
+    assert refusal_of(lambda: sdk.batches.cancel(name="batches/none")).startswith("404 ")
+    assert refusal_of(lambda: sdk.batches.delete(name="batches/none")).startswith("404 ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([*rows(1), b'{"key": '], "Line 2 of the input file is no JSON object."),
+        ([*rows(1), {"key": "a"}], "Line 2 of the input file has no request."),
+        ([b""], "The input file has no requests."),
+        (rows(6), "The input file has more requests than a batch may have."),
+        ([{"key": "a", "request": contents("x" * 2000)}], "The input file is larger than a batch may be."),
+    ],
+)
+def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: list, message: str) -> None:
+    """Nothing runs; the reason is beside the metadata, where the SDK does not look."""
+    virtual = Virtual(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, lines)
+    assert sdk.batches.get(name=batch).state == "JOB_STATE_PENDING"
+    virtual.now += 10
+    found = sdk.batches.get(name=batch)
+    assert (found.state, found.dest, found.error) == ("JOB_STATE_FAILED", None, None)
+    told = raw_of(virtual, sdk, batch)
+    assert told["error"] == {"code": 3, "message": message}
+    assert "response" not in told
+    assert virtual.ledger.summary()["batches"]["lines_ran"] == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"{",
+        {},
+        {"batch": {"displayName": "m"}},
+        {"batch": {"displayName": 1, "inputConfig": {"fileName": "files/a"}}},
+        {"batch": {"inputConfig": {}}},
+        {"batch": {"inputConfig": {"fileName": "a"}}},
+        {"batch": {"inputConfig": {"requests": {"requests": []}}}},
+        {"batch": {"inputConfig": {"requests": {"requests": [{}]}}}},
+        {"batch": {"inputConfig": {"requests": {"requests": [{"request": {}, "metadata": 1}]}}}},
+        {"batch": {"inputConfig": {"requests": {"requests": [{"request": {}}]}, "file_name": "files/a"}}},
+        {"batch": {"inputConfig": {"requests": {"requests": [{"request": {"x": "y" * 21_000_000}}]}}}},
+    ],
+    ids=range(11),
+)
+def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
+    """With 400, in the API's shape; nothing is created."""
+    virtual = Virtual()
+    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+    with virtual.client() as client:
+        reply = client.post(
+            f"/v1beta/models/{MODEL}:batchGenerateContent", content=body, headers={"x-goog-api-key": "k"}
+        )
+    assert (reply.status_code, reply.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    assert virtual.ledger.summary()["batches"]["creates"] == 0
+
+
+def test_keys_models_and_paths_are_checked() -> None:
+    """A key sees its own batches only."""
+    virtual = Virtual(models=[MODEL])
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(1))
+    other = sdk_of(virtual, "another")
+    assert refusal_of(lambda: other.batches.get(name=batch)).startswith("404 ")
+    assert list(other.batches.list()) == []
+    wrong = lambda: sdk.batches.create(model="none", src=inlined(1), config=INLINE)  # noqa: E731
+    assert refusal_of(wrong).startswith("404 NOT_FOUND: models/none")
+    with virtual.client() as client:
+        key = {"x-goog-api-key": "k"}
+        assert client.get(f"/v1beta/models/{MODEL}:batchGenerateContent", headers=key).status_code == 404
+        assert client.post(f"/v1beta/{batch}:explode", headers=key).status_code == 404
+        assert client.put(f"/v1beta/{batch}", headers=key).status_code == 404
+        assert client.get(f"/v1beta/{batch}").status_code == 403
+        assert client.get("/v1beta/batches?pageSize=x", headers=key).status_code == 400
+
+
+def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
+    """The SDK walks through all of them."""
+    virtual = Virtual()
+    sdk = sdk_of(virtual)
+    names = []
+    for _ in range(5):
+        virtual.now += 1
+        names.insert(0, create(sdk, rows(1)))
+    pager = sdk.batches.list(config={"page_size": 2})
+    assert [batch.name for batch in pager.page] == names[:2]
+    assert [batch.name for batch in sdk.batches.list(config={"page_size": 2})] == names
+
+
+def test_a_late_create_whose_file_was_deleted_never_is() -> None:
+    """The fence: unbilled, and counted as such. A batch that has landed does not need its file any more."""
+    for delete, fate, landed in ((True, "fenced", 0), (False, "late", 1)):
+        virtual = Virtual(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
+        sdk = sdk_of(virtual)
+        file = upload(sdk, jsonl(rows(2)), "sb-1")
+        with pytest.raises(httpx2.ReadError):
+            sdk.batches.create(model=MODEL, src=file, config=INLINE)
+        if delete:
+            sdk.files.delete(name=file)
+        virtual.now += 60
+        assert len(list(sdk.batches.list())) == landed
+        figures = virtual.ledger.summary()["batches"]
+        assert (figures["by_fate"], figures["lines_billed"]) == ({fate: 1}, 2 * landed)
+
+    virtual = Virtual(batch_turnaround=100)
+    sdk = sdk_of(virtual)
+    batch = create(sdk, rows(2), "sb-1")
+    sdk.files.delete(name="files/sb-1")
+    virtual.now += 100
+    assert set(kinds_of(read(sdk, batch)).values()) == {0}
+    gone = lambda: sdk.batches.create(model=MODEL, src="files/sb-1", config=INLINE)  # noqa: E731
+    assert refusal_of(gone).startswith("403 PERMISSION_DENIED")
+    assert virtual.ledger.summary()["batches"]["by_fate"] == {"landed": 1, "refused": 1}
+
+
+def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
+    """With 429, without any quota's name; other models have their own room."""
+    virtual = Virtual(batch_turnaround=100, batch_enqueued_tokens=6)
+    sdk = sdk_of(virtual)
+    create(sdk, rows(4))
+    assert refusal_of(lambda: create(sdk, rows(4))).startswith("429 RESOURCE_EXHAUSTED")
+    sdk.batches.create(model="gemini-2.5-flash", src=inlined(4), config=INLINE)
+    virtual.now += 100
+    create(sdk, rows(4))
+    assert virtual.ledger.summary()["batches"]["by_fate"] == {"landed": 3, "refused": 1}
