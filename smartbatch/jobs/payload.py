@@ -30,6 +30,7 @@ from smartbatch.jobs.records import NewItem
 from smartbatch.models import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 __all__ = [
+    "RunningDigest",
     "Shared",
     "decode_error",
     "decode_params",
@@ -165,19 +166,33 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
         raise damaged() from None
 
 
-def job_digest(items: Iterable[NewItem], *, head: bytes = b"") -> bytes:
-    """Return 32 bytes that stand for all of a job: other ids, requests or another order give others.
+class RunningDigest:
+    """The digest of a job whose items come one by one.
 
     Args:
-        items: in order; read once.
-        head: what the job has besides, such as its model and what :func:`encode_params` returned.
+        head: what the job has besides its items, such as its model and what :func:`encode_params` returned.
     """
-    running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
-    for item in items:
+
+    def __init__(self, head: bytes = b"") -> None:
+        self._running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
+
+    def add(self, item: NewItem) -> None:
+        """Take the next item into account."""
         name = b"-" if item.user_id is None else b"%d:" % len(own := _name(item.user_id)) + own
-        running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: no two rows of parts look alike
-        running.update(item.payload)
-    return running.digest()
+        self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: no two rows of parts
+        self._running.update(item.payload)  # look alike
+
+    def value(self) -> bytes:
+        """Return 32 bytes that stand for all items so far: other ids, requests or another order give others."""
+        return self._running.digest()
+
+
+def job_digest(items: Iterable[NewItem], *, head: bytes = b"") -> bytes:
+    """Return the :class:`RunningDigest` of ``items``, which are read once."""
+    running = RunningDigest(head)
+    for item in items:
+        running.add(item)
+    return running.value()
 
 
 # -- results -------------------------------------------------------------------------------------------------
