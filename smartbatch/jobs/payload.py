@@ -183,7 +183,7 @@ class RunningDigest:
         self._running.update(item.payload)  # look alike
 
     def value(self) -> bytes:
-        """Return 32 bytes that stand for all items so far: other ids, requests or another order give others."""
+        """Return 32 bytes for all items so far: other ids, other requests, another order give others."""
         return self._running.digest()
 
 
