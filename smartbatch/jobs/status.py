@@ -1,0 +1,242 @@
+"""How a job stands, as figures and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import field, frozen
+
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow, ShardState
+
+__all__ = ["JobStatus", "ShardStatus", "status_of"]
+
+_S = ShardState
+UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
+GONE = frozenset({_S.SETTLED, _S.DEAD})
+MINUTE = 60.0
+HOUR = 3600.0
+
+
+@frozen
+class ShardStatus:
+    """One batch of a job.
+
+    Attributes:
+        no: from 1, in the order of planning.
+        state: see :class:`~smartbatch.jobs.records.ShardState`.
+        batch_id: the provider's id; ``None`` before there is one.
+        size: requests in it.
+        done: requests the provider says it has done; ``None`` where it does not tell.
+        age: seconds since it was sent; ``None`` before.
+        word: the provider's own word for its state.
+        cost: USD, once it is settled and where prices are known.
+        note: what it waits for.
+    """
+
+    no: int
+    state: str
+    batch_id: str | None
+    size: int
+    done: int | None
+    age: float | None
+    word: str
+    cost: float | None
+    note: str | None
+
+
+@frozen
+class JobStatus:
+    """How a job stands. ``completed + failed + cancelled`` of ``total`` have their results.
+
+    Attributes:
+        id, key, model: of the job.
+        state: ``active``, ``held`` (waits for a person, see ``note``) or ``done``.
+        total: requests.
+        submitted: requests that were sent, those with results included.
+        completed, failed, cancelled: requests that have a result, by what it is.
+        running: requests the provider says it has done, whose results are not stored yet.
+        remaining: seconds until the end, as far as it can be said from earlier batches; ``None`` where not.
+        elapsed: seconds since it was accepted, up to its end.
+        cost: USD so far, of the results whose price is known.
+        realtime_cost: USD the same results would have cost in real time.
+        unpriced: results whose price is unknown: ``cost`` lacks them.
+        shards: its batches.
+        incidents: what should not have happened.
+        note: what it waits for.
+    """
+
+    id: str
+    key: str | None
+    model: str
+    state: str
+    total: int
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    running: int
+    remaining: float | None
+    elapsed: float
+    cost: float
+    realtime_cost: float
+    unpriced: int
+    shards: tuple[ShardStatus, ...] = ()
+    incidents: tuple[IncidentRow, ...] = field(default=(), repr=False)
+    note: str | None = None
+
+    @property
+    def finished(self) -> int:
+        """Requests that have a result."""
+        return self.completed + self.failed + self.cancelled
+
+    @property
+    def succeeded(self) -> int:
+        """The same as ``completed``: requests that were answered."""
+        return self.completed
+
+    @property
+    def done(self) -> bool:
+        """True when every request has its result."""
+        return self.state == JobState.DONE.value
+
+    @property
+    def saved(self) -> float:
+        """USD saved against real time so far; 0 when it is not cheaper."""
+        return max(0.0, self.realtime_cost - self.cost)
+
+    def __str__(self) -> str:
+        rows = list(_rows(self))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {words}" for name, words in rows)
+
+
+def status_of(
+    job: JobRow,
+    shards: Sequence[ShardRow],
+    *,
+    asking: int,
+    incidents: Sequence[IncidentRow],
+    remaining: float | None,
+    note: str | None,
+    wall: float,
+) -> JobStatus:
+    """Put a job's rows together.
+
+    Args:
+        asking: items that are being asked alone.
+        remaining: seconds until the end.
+        note: what this process has to say, where the job says nothing itself.
+        wall: Unix seconds.
+    """
+    open_shards = [shard for shard in shards if shard.state not in GONE]
+    notes = [job.note, *(shard.note for shard in open_shards), note]
+    return JobStatus(
+        id=job.id,
+        key=job.key,
+        model=job.model,
+        state=job.state.value,
+        total=job.total,
+        submitted=_submitted(job, open_shards, asking),
+        completed=job.succeeded,
+        failed=job.failed,
+        cancelled=job.cancelled,
+        running=_running(job, open_shards),
+        remaining=0.0 if job.state is JobState.DONE else remaining,
+        elapsed=max(0.0, (wall if job.finished_at is None else job.finished_at) - job.created_at),
+        cost=job.cost,
+        realtime_cost=job.realtime_cost,
+        unpriced=job.unpriced,
+        shards=tuple(_shard(shard, wall) for shard in shards),
+        incidents=tuple(incidents),
+        note=None if job.state is JobState.DONE else next(filter(None, notes), None),
+    )
+
+
+def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int:
+    """A shard that is being read counts among the results as well, so both ends are looked at."""
+    unsent = sum(shard.size for shard in open_shards if shard.state in UNSENT)
+    sent = sum(shard.size for shard in open_shards if shard.state not in UNSENT)
+    return max(job.finished, min(job.total - unsent, job.finished + sent + asking))
+
+
+def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
+    told = sum(_told(shard.remote) or 0 for shard in open_shards if shard.state is _S.SUBMITTED)
+    ready = sum(shard.size for shard in open_shards if shard.state is _S.ENDED)
+    return max(0, min(told + ready, job.total - job.finished))
+
+
+def _told(remote: Mapping[str, object]) -> int | None:
+    figures = [remote.get(name) for name in ("completed", "failed")]
+    known = [figure for figure in figures if isinstance(figure, int)]
+    return sum(known) if known else None
+
+
+def _shard(shard: ShardRow, wall: float) -> ShardStatus:
+    ended = shard.ended_at or shard.died_at
+    return ShardStatus(
+        no=shard.no,
+        state=shard.state.value,
+        batch_id=shard.batch_id,
+        size=shard.size,
+        done=_told(shard.remote),
+        age=None if shard.submitted_at is None else max(0.0, (ended or wall) - shard.submitted_at),
+        word=str(shard.remote.get("word") or ""),
+        cost=shard.cost,
+        note=shard.note,
+    )
+
+
+def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
+    named = f" ({s.key})" if s.key else ""
+    yield "job", f"{s.id}{named}, {s.model}, {s.state}"
+    yield (
+        "requests",
+        f"{s.total:,} in all: {s.submitted:,} submitted, {s.completed:,} completed, {s.failed:,} failed"
+        + (f", {s.cancelled:,} cancelled" if s.cancelled else "")
+        + (f", {s.running:,} done at the provider" if s.running else ""),
+    )
+    left = "" if s.done or s.remaining is None else f", about {span(s.remaining)} left"
+    yield "time", f"{span(s.elapsed)}{left}"
+    yield "cost", cost_in_words(s)
+    for shard in s.shards:
+        if shard.state not in ("settled", "dead"):
+            yield f"batch {shard.no}", _shard_words(shard)
+    if s.incidents:
+        yield "incidents", ", ".join(_counted(s.incidents))
+    if s.note:
+        yield "note", s.note
+
+
+def cost_in_words(s: JobStatus) -> str:
+    """Return the cost beside the real-time price; what is unknown is said."""
+    words = f"{s.cost:.6f} USD"
+    if s.realtime_cost > s.cost:
+        words += f", {s.saved:.6f} USD less than in real time"
+    if s.unpriced:
+        words += f"; cost of {s.unpriced:,} result{'s' if s.unpriced > 1 else ''} unknown"
+    return words
+
+
+def _shard_words(shard: ShardStatus) -> str:
+    words = f"{shard.size:,} requests, {shard.state}"
+    if shard.batch_id is not None:
+        words += f" as {shard.batch_id}"
+    if shard.word:
+        words += f" ({shard.word}" + (f", {shard.done:,} done)" if shard.done else ")")
+    if shard.age is not None:
+        words += f", for {span(shard.age)}"
+    return words
+
+
+def _counted(incidents: Sequence[IncidentRow]) -> Iterator[str]:
+    for kind in dict.fromkeys(incident.kind for incident in incidents):
+        yield f"{kind} {sum(incident.kind == kind for incident in incidents):,}"
+
+
+def span(seconds: float) -> str:
+    """Return seconds in short: ``8 s``, ``4 min``, ``2.5 h``."""
+    if seconds < 1.5 * MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < 1.5 * HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    return f"{seconds / HOUR:.1f} h"
