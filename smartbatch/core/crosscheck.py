@@ -1,0 +1,174 @@
+"""Whether an answer belongs to its question: the tokens it was billed for against our estimate of its prompt.
+
+Providers and gateways have mixed answers up. An answer's id says whose it should be, its count of prompt
+tokens says of how long a prompt it is, and that costs nothing to compare. Our estimates are wrong by a ratio
+and a constant that the lines of one shard share, and by a spread of their own; all three are read off those
+lines.
+
+How much it sees depends on that spread. Where estimates fit to 1 %, a difference of 5 % stands out. On real
+prompts they spread by 7 to 15 % around what OpenAI's tokenizers count (measured on GSM8K, HumanEval, IFEval,
+MT-Bench and XQuAD in English and Chinese): of two GSM8K prompts exchanged at random 29 % are seen, and 92 %
+where one is 1.7 times as long as the other. So it tells that a batch is not sound, not which answers are.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from statistics import median
+
+from attrs import frozen
+
+__all__ = ["Crosscheck"]
+
+_WIDTH = 6.0
+"""Half the band in standard deviations. Of 2,583 real prompts the farthest lies at 5.7 (sets as above)."""
+_SMALL = 3.0
+"""The spread of few lines is itself uncertain: the band is wider by this many times one by the root of their
+number, two thirds with twenty."""
+_LEAST = 0.02
+"""Half the band at least, as a part: estimates that fit exactly here may be off a little there."""
+_ROUNDING = 1.0
+"""Tokens more that are always allowed: estimate and count are both rounded."""
+_SIGMA = 1.4826
+"""Standard deviation of a normal distribution for each unit of its median absolute deviation."""
+_VARIED = math.log(1.5)
+_RELATED = 0.5
+"""Estimates whose middle half spans a factor of 1.5 follow counts with a rank correlation of 0.9 and more on
+the real sets above; with twenty answers handed out at random, one time in eighty it exceeds 0.5."""
+
+
+@frozen
+class _Fit:
+    """What the lines have in common.
+
+    Attributes:
+        slope, constant: billed tokens for each estimated one, and besides.
+        center: median of the logarithm of billed by expected.
+        spread: standard deviation of it, robustly.
+    """
+
+    slope: float
+    constant: float
+    center: float
+    spread: float
+
+    def expected(self, estimate: float) -> float:
+        return max(1.0, self.slope * estimate + self.constant)
+
+
+class Crosscheck:
+    """Compares the lines of one shard with each other; several hundred are best, fewer than 20 say nothing.
+
+    All lines are observed first and asked about afterwards. It keeps 16 bytes for each.
+    """
+
+    NEEDED = 20
+    """Lines before any is called suspicious."""
+
+    def __init__(self) -> None:
+        self._estimates = array("d")
+        self._billed = array("d")
+        self._fit: _Fit | None = None
+
+    @property
+    def observed(self) -> int:
+        """Lines with two usable counts so far."""
+        return len(self._estimates)
+
+    def observe(self, estimate: int, billed: int) -> None:
+        """Learn from a line; one without counts teaches nothing.
+
+        Args:
+            estimate: our estimate of its prompt's tokens, before any correction.
+            billed: prompt tokens the provider reports with the answer, cached ones included.
+        """
+        if estimate > 0 and billed > 0:
+            self._estimates.append(estimate)
+            self._billed.append(billed)
+            self._fit = None
+
+    def suspicious(self, estimate: int, billed: int) -> bool:
+        """Whether ``billed`` does not fit the prompt of ``estimate`` tokens, as the others go."""
+        if self.observed < self.NEEDED or estimate <= 0 or billed <= 0:
+            return False
+        if self._fit is None:
+            self._fit = _fitted(self._estimates, self._billed)
+        fit = self._fit
+        expected = fit.expected(estimate)
+        width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(self.observed))
+        deviation = abs(math.log(billed / expected) - fit.center)
+        return deviation > max(width, _LEAST) + _ROUNDING / expected
+
+    @property
+    def rate(self) -> float:
+        """Part of the observed lines that are suspicious; 0 while there are too few."""
+        pairs = zip(self._estimates, self._billed, strict=True)
+        return sum(self.suspicious(*pair) for pair in pairs) / max(1, self.observed)  # type: ignore[arg-type]
+
+    @property
+    def unrelated(self) -> bool:
+        """True when counts do not follow estimates at all: all answers may be exchanged.
+
+        Then the spread is so large that none stands out. Only prompts of different lengths can show it.
+        """
+        if self.observed < self.NEEDED:
+            return False
+        ordered = sorted(self._estimates)
+        quarter = len(ordered) // 4
+        if math.log(ordered[-1 - quarter] / ordered[quarter]) < _VARIED:
+            return False
+        return _correlation(_ranks(self._estimates), _ranks(self._billed)) < _RELATED
+
+
+def _fitted(estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
+    """Return the better of a ratio alone and a ratio with a constant, such as a tool or a system text."""
+    simple = _spread_of(1.0, 0.0, estimates, billed)
+    slope = _slope(estimates, billed)
+    if slope is None or slope <= 0:
+        return simple
+    constant = median(b - slope * e for e, b in zip(estimates, billed, strict=True))
+    better = _spread_of(slope, constant, estimates, billed)
+    return better if better.spread < simple.spread else simple
+
+
+def _spread_of(slope: float, constant: float, estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
+    fit = _Fit(slope, constant, 0.0, 0.0)
+    logs = [math.log(b / fit.expected(e)) for e, b in zip(estimates, billed, strict=True)]
+    center = median(logs)
+    return _Fit(slope, constant, center, _SIGMA * median(abs(log - center) for log in logs))
+
+
+def _slope(estimates: Sequence[float], billed: Sequence[float]) -> float | None:
+    """Return the median slope between lines half the list apart in length (Theil and Sen, in short)."""
+    ordered = sorted(zip(estimates, billed, strict=True))
+    half = len(ordered) // 2
+    slopes = [
+        (far[1] - near[1]) / (far[0] - near[0])
+        for near, far in zip(ordered, ordered[half:], strict=False)
+        if far[0] > near[0]
+    ]
+    return median(slopes) if slopes else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return each value's place in order; equal ones share the middle of theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for place in order[start:end]:
+            ranks[place] = (start + end - 1) / 2
+        start = end
+    return ranks
+
+
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    middle = (len(one) - 1) / 2  # of ranks, ties or not
+    product = sum((a - middle) * (b - middle) for a, b in zip(one, other, strict=True))
+    size = math.sqrt(sum((a - middle) ** 2 for a in one) * sum((b - middle) ** 2 for b in other))
+    return product / size if size else 0.0

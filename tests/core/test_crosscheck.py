@@ -1,0 +1,201 @@
+"""Whether an answer belongs to its question, by the tokens both are said to have."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shared_data import shared
+
+from smartbatch.core.crosscheck import Crosscheck
+from smartbatch.core.tokens import estimate_request
+from smartbatch.models import Request
+
+Pair = tuple[int, int]
+
+
+def observed(pairs: Iterable[Pair]) -> Crosscheck:
+    check = Crosscheck()
+    for estimate, billed in pairs:
+        check.observe(estimate, billed)
+    return check
+
+
+def lengths(count: int, seed: int = 1) -> list[int]:
+    """Estimates as prompts have them: from a line to a page."""
+    dice = random.Random(seed)
+    return [int(math.exp(dice.uniform(math.log(25), math.log(600)))) for _ in range(count)]
+
+
+def billed(
+    estimates: list[int], spread: float, *, ratio: float = 1.13, constant: int = 0, seed: int = 2
+) -> list[Pair]:
+    """Each estimate with what a tokenizer would count that differs from it like this."""
+    dice = random.Random(seed)
+    return [(e, round(constant + ratio * e * math.exp(dice.gauss(0, spread)))) for e in estimates]
+
+
+def exchanged(pairs: list[Pair], share: float, dice: random.Random) -> tuple[list[Pair], set[int]]:
+    """Exchange the answers of some pairs of lines whose lengths differ by more than 5 %; return which."""
+    lines, moved = list(pairs), set[int]()
+    while len(moved) < share * len(lines):
+        one, other = dice.sample(range(len(lines)), 2)
+        (a, count), (b, other_count) = lines[one], lines[other]
+        if (
+            {one, other} & moved
+            or abs(count / other_count - 1) <= 0.05
+            or abs(other_count / count - 1) <= 0.05
+        ):
+            continue
+        lines[one], lines[other] = (a, other_count), (b, count)
+        moved |= {one, other}
+    return lines, moved
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[int]:
+    """Our estimates of 1,319 real prompts."""
+    with shared("prompts/gsm8k_test.jsonl").open(encoding="utf-8") as file:
+        return [estimate_request(Request(json.loads(line)["question"])) for line in file]
+
+
+class TestExchangedAnswers:
+    @pytest.mark.parametrize("constant", [0, 7, 400])
+    @pytest.mark.parametrize("share", [0.01, 0.2])
+    def test_at_least_95_in_100_are_seen_where_estimates_fit(
+        self, prompts: list[int], share: float, constant: int
+    ) -> None:
+        """Also behind a system text of 400 tokens that our estimate did not know."""
+        seen = exchanges = 0
+        for seed in range(5):
+            pairs = billed(prompts, 0.003, constant=constant, seed=seed)
+            lines, moved = exchanged(pairs, share, random.Random(seed))
+            check = observed(lines)
+            flagged = {i for i, line in enumerate(lines) if check.suspicious(*line)}
+            seen += len(flagged & moved)
+            exchanges += len(moved)
+            assert len(flagged - moved) <= 0.001 * len(lines)
+        assert exchanges >= 65
+        assert seen / exchanges >= 0.95
+
+    def test_some_of_many_are_seen_even_where_estimates_are_rough(self, prompts: list[int]) -> None:
+        """One in a hundred is exchanged; each time the batch is found unsound."""
+        for seed in range(10):
+            lines, _ = exchanged(billed(prompts, 0.08, seed=seed), 0.01, random.Random(seed))
+            assert observed(lines).rate > 0
+
+    @pytest.mark.parametrize("spread", [0.003, 0.08, 0.15])
+    def test_when_all_are_exchanged_the_counts_are_unrelated(self, prompts: list[int], spread: float) -> None:
+        pairs = billed(prompts, spread)
+        assert not observed(pairs).unrelated
+        counts = [count for _, count in pairs]
+        random.Random(7).shuffle(counts)
+        assert observed(zip(prompts, counts, strict=True)).unrelated
+
+    def test_when_each_has_its_neighbours_answer_the_counts_are_unrelated(self, prompts: list[int]) -> None:
+        counts = [count for _, count in billed(prompts, 0.08)]
+        assert observed(zip(prompts, [*counts[1:], counts[0]], strict=True)).unrelated
+
+
+class TestFalseAlarms:
+    @pytest.mark.parametrize("spread", [0.0, 0.01, 0.08, 0.15, 0.3])
+    def test_at_most_one_in_a_thousand_real_prompts_is_flagged_however_rough_the_estimates(
+        self, prompts: list[int], spread: float
+    ) -> None:
+        flagged = sum(
+            len(prompts) * observed(billed(prompts, spread, constant=9, seed=seed)).rate for seed in range(8)
+        )
+        assert flagged <= 0.001 * 8 * len(prompts)
+
+    @pytest.mark.parametrize("count", [20, 50, 200])
+    def test_small_shards_give_no_more_of_them(self, count: int) -> None:
+        flagged = unrelated = 0.0
+        for seed in range(400):
+            check = observed(billed(lengths(count, seed), 0.08, seed=seed))
+            flagged += check.rate * count
+            unrelated += check.unrelated
+        assert flagged <= 0.001 * 400 * count
+        assert unrelated == 0
+
+    @pytest.mark.parametrize("ratio", [0.3, 1.0, 4.0])
+    def test_another_tokenizer_is_no_reason(self, ratio: float) -> None:
+        assert observed(billed(lengths(500), 0.05, ratio=ratio)).rate == 0
+
+    def test_a_long_text_that_all_share_and_we_did_not_count_is_no_reason(self) -> None:
+        assert observed(billed(lengths(500), 0.02, constant=5000)).rate == 0
+
+    def test_prompts_of_one_length_are_no_reason(self) -> None:
+        check = observed([(100, 113)] * 50)
+        assert check.rate == 0
+        assert not check.unrelated
+        assert check.suspicious(100, 130)
+
+
+class TestLittleEvidence:
+    def test_fewer_than_twenty_lines_flag_nothing(self) -> None:
+        pairs = [(100, 100), *billed(lengths(18), 0.0)]
+        check = observed(pairs)
+        assert not check.suspicious(100, 9000)
+        check.observe(50, 56)
+        assert check.observed == 20
+        assert check.suspicious(100, 9000)
+
+    @pytest.mark.parametrize(("estimate", "count"), [(0, 50), (50, 0), (50, -3), (-1, 50)])
+    def test_a_line_without_counts_teaches_nothing_and_is_not_flagged(
+        self, estimate: int, count: int
+    ) -> None:
+        check = observed(billed(lengths(100), 0.01))
+        check.observe(estimate, count)
+        assert check.observed == 100
+        assert not check.suspicious(estimate, count)
+
+    def test_nothing_observed_has_no_rate(self) -> None:
+        assert Crosscheck().rate == 0
+        assert not Crosscheck().unrelated
+
+    def test_what_was_learned_after_a_question_counts_for_the_next(self) -> None:
+        check = observed([(100, 100)] * 30)
+        assert check.suspicious(100, 200)
+        for _ in range(100):
+            check.observe(100, 200)
+        assert not check.suspicious(100, 200)
+
+
+counts = st.tuples(st.integers(-5, 10**6), st.integers(-5, 10**6))
+
+
+@given(st.lists(counts, max_size=60), counts)
+def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
+    check = observed(pairs)
+    check.suspicious(*asked)
+    assert 0 <= check.rate <= 1
+    assert check.unrelated in (True, False)
+
+
+@given(st.lists(counts, min_size=20, max_size=60), st.randoms(use_true_random=False))
+def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], dice: random.Random) -> None:
+    """Results come in any order."""
+    check = observed(pairs)
+    shuffled = list(pairs)
+    dice.shuffle(shuffled)
+    other = observed(shuffled)
+    assert [check.suspicious(*pair) for pair in pairs] == [other.suspicious(*pair) for pair in pairs]
+    assert check.unrelated == other.unrelated
+
+
+def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
+    """A hundred thousand lines; half a second here."""
+
+    def lines() -> Iterator[Pair]:
+        yield from billed(lengths(100_000), 0.08)
+
+    check = observed(lines())
+    started = time.perf_counter()
+    assert check.rate < 0.0001
+    assert time.perf_counter() - started < 10
