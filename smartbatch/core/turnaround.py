@@ -1,0 +1,131 @@
+"""How long a job will still take: from batches that ended, those that run, and what providers promise.
+
+A batch that has run for an hour will not end when most do, so what counts is how long those took that were
+not done by then. Each batch observed stands for times around its own; those of late and of about the same
+size count most. Before any was observed, and beside few, what providers say of all batches counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import frozen
+
+__all__ = ["LATEST", "Observed", "Running", "remaining"]
+
+LATEST = 86_400.0
+"""Seconds after which OpenAI and Anthropic let a batch expire; Gemini aims at it and gives up after twice as
+long."""
+
+_DAY = 86_400.0
+_FADE = 1.0
+"""Days after which an observation counts half: load at providers changes from day to day."""
+_SIGMA = 0.35
+"""Width of the times one batch stands for, as a logarithm: a third more or less."""
+_PROMISE = (
+    (300.0, 0.1),
+    (900.0, 0.125),
+    (1800.0, 0.125),
+    (7200.0, 0.075),
+    (21_600.0, 0.05),
+    (64_800.0, 0.025),
+)
+"""Seconds and weights that stand for what is documented: most of Anthropic's batches end within an hour,
+those of OpenAI and Gemini often far before their 24. Together they weigh as much as half an observation."""
+_SHORTEST = 1.0
+"""Seconds that are said while anything is left."""
+
+
+@frozen
+class Observed:
+    """A batch that ended.
+
+    Args:
+        size: its requests.
+        seconds: from its creation to its end.
+        age: seconds since that end.
+    """
+
+    size: int
+    seconds: float
+    age: float = 0.0
+
+
+@frozen
+class Running:
+    """A batch under way.
+
+    Args:
+        size: its requests.
+        elapsed: seconds since its creation.
+        done: requests the provider says are done; ``None`` where it does not say.
+    """
+
+    size: int
+    elapsed: float
+    done: int | None = None
+
+
+def remaining(
+    running: Sequence[Running], observed: Sequence[Observed] = (), *, unsent: Sequence[int] = ()
+) -> float | None:
+    """Return the seconds until the last batch has ended, as likely too long as too short.
+
+    Args:
+        running: the job's batches under way, which run beside each other.
+        observed: batches of the same model that ended.
+        unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
+
+    It is 0.0 only when nothing is left, and ``None`` when a batch has run for :data:`LATEST`, so that nothing
+    can be said.
+    """
+    if not running and not unsent:
+        return 0.0
+    longest = 0.0
+    for batch in running:
+        left = _left(batch, observed)
+        if left is None:
+            return None
+        longest = max(longest, left)
+    if unsent:
+        rounds = math.ceil(len(unsent) / len(running)) if running else 1
+        longest += rounds * max(_unfinished(0.0, size, observed) for size in unsent)
+    return max(_SHORTEST, longest)
+
+
+def _left(batch: Running, observed: Sequence[Observed]) -> float | None:
+    """Return the seconds left of one batch: by its age, or by its own pace where that is faster.
+
+    A slow pace is no evidence: batches wait in a queue first, and are fast then.
+    """
+    if batch.elapsed >= LATEST:
+        return None
+    left = _unfinished(max(0.0, batch.elapsed), batch.size, observed)
+    if batch.done is not None and batch.done > 0:
+        open_ = max(0.5, batch.size - batch.done)  # all done and not ended: results are being put together
+        left = min(left, max(0.0, batch.elapsed) * open_ / batch.done)
+    return left
+
+
+def _unfinished(elapsed: float, size: int, observed: Sequence[Observed]) -> float:
+    """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
+    times = [(math.log(seconds), weight) for seconds, weight in _PROMISE]
+    times += [(math.log(one.seconds), _weight(one, size)) for one in observed if one.seconds > 0]
+
+    def surviving(log: float) -> float:
+        return sum(weight * math.erfc((log - center) / (_SIGMA * math.sqrt(2))) for center, weight in times)
+
+    low = math.log(elapsed) if elapsed > 0 else min(center for center, _ in times) - 10 * _SIGMA
+    high = max(low, math.log(2 * LATEST)) + 10 * _SIGMA
+    half = surviving(low) / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if surviving(middle) > half else (low, middle)
+    return math.exp(high) - elapsed
+
+
+def _weight(one: Observed, size: int) -> float:
+    """Return how much an observation counts for a batch of ``size``: half if a day old or twice the size."""
+    apart = abs(math.log2(max(1, one.size) / max(1, size)))
+    return float(0.5 ** (max(0.0, one.age) / (_FADE * _DAY))) / (1 + apart)

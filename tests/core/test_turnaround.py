@@ -1,0 +1,160 @@
+"""How long a job will still take."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.turnaround import LATEST, Observed, Running, remaining
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+
+
+def left(elapsed: float, *, of: Sequence[Observed] = (), size: int = 1000, done: int | None = None) -> float:
+    """The seconds left of one batch."""
+    found = remaining([Running(size, elapsed, done)], of)
+    assert found is not None
+    return found
+
+
+def took(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[Observed]:
+    return [Observed(size, seconds, age)] * times
+
+
+class TestBeforeAnythingWasObserved:
+    def test_a_fresh_batch_takes_less_than_an_hour(self) -> None:
+        """As Anthropic documents of most of its batches."""
+        assert 10 * MINUTE < left(0) < HOUR
+
+    def test_one_that_is_late_takes_longer_still(self) -> None:
+        assert left(0) < left(2 * HOUR) < left(10 * HOUR)
+
+    def test_beyond_the_promise_nothing_can_be_said(self) -> None:
+        assert remaining([Running(10, LATEST)]) is None
+        assert remaining([Running(10, 5.0), Running(10, 3 * LATEST, done=9)], took(60)) is None
+        assert left(LATEST - 1) > 0
+
+
+class TestWhatWasObserved:
+    def test_batches_as_before_take_as_long_as_before(self) -> None:
+        assert left(0, of=took(600, times=10)) == pytest.approx(600, rel=0.1)
+        assert left(0, of=took(5 * HOUR, times=10)) == pytest.approx(5 * HOUR, rel=0.1)
+
+    def test_one_observation_already_counts_more_than_what_is_promised(self) -> None:
+        assert left(0, of=took(120)) < left(0) / 3
+        assert left(0, of=took(6 * HOUR)) > 3 * left(0)
+
+    def test_the_time_that_passed_is_taken_off(self) -> None:
+        of = took(600, times=10)
+        assert left(200, of=of) == pytest.approx(left(0, of=of) - 200, rel=0.15)
+
+    def test_a_batch_slower_than_all_others_is_not_said_to_end_at_once(self) -> None:
+        assert left(40 * MINUTE, of=took(600, times=5)) > 10 * MINUTE
+
+    def test_one_odd_batch_hardly_changes_the_rest(self) -> None:
+        of = took(600, times=9)
+        assert left(0, of=[*of, *took(20 * HOUR)]) < 1.2 * left(0, of=of)
+        assert left(0, of=[*of, *took(1)]) > left(0, of=of) / 1.2
+
+    def test_old_observations_fade_until_only_the_promise_is_left(self) -> None:
+        by_age = [left(0, of=took(60, times=3, age=days * DAY)) for days in (0, 1, 2, 4, 8, 30)]
+        assert by_age == sorted(by_age)
+        assert by_age[0] < 90
+        assert by_age[-1] == pytest.approx(left(0), rel=0.01)
+
+    def test_fresh_observations_win_over_old_ones(self) -> None:
+        of = [*took(600, times=3), *took(4 * HOUR, times=3, age=5 * DAY)]
+        assert left(0, of=of) == pytest.approx(600, rel=0.2)
+
+    def test_batches_of_the_same_size_tell_more_than_others(self) -> None:
+        of = [*took(5 * MINUTE, times=3, size=100), *took(2 * HOUR, times=3, size=50_000)]
+        assert left(0, of=of, size=100) < left(0, of=of, size=2000) < left(0, of=of, size=50_000)
+
+
+class TestProgressTheProviderTells:
+    def test_half_done_is_half_the_time_where_it_goes_evenly(self) -> None:
+        assert left(300, of=took(600, times=10), done=500) == pytest.approx(300, rel=0.15)
+
+    def test_a_batch_faster_than_others_ends_earlier(self) -> None:
+        assert left(60, of=took(2 * HOUR, times=10), done=500) == pytest.approx(60)
+
+    def test_a_queue_before_it_is_no_sign_of_a_slow_pace(self) -> None:
+        """An hour in the queue, then 1 in 1,000 done: not a thousand hours."""
+        assert left(HOUR, of=took(2 * HOUR, times=10), done=1) < 2 * HOUR
+
+    def test_nothing_done_yet_says_nothing(self) -> None:
+        assert left(300, done=0) == left(300, done=None)
+
+    def test_all_done_but_not_ended_is_not_the_end(self) -> None:
+        assert 0 < left(HOUR, done=1000) < MINUTE
+
+    @given(st.floats(1, LATEST - 1), st.integers(1, 1000), st.integers(0, 1000))
+    def test_more_done_is_never_more_left(self, elapsed: float, size: int, done: int) -> None:
+        done = min(done, size)
+        more = left(elapsed, size=size, done=min(size, done + 1))
+        assert more <= left(elapsed, size=size, done=done)
+
+
+class TestAWholeJob:
+    def test_batches_beside_each_other_take_as_long_as_the_last_of_them(self) -> None:
+        of = took(600, times=10)
+        found = remaining([Running(1000, 500), Running(1000, 10), Running(1000, 300)], of)
+        assert found == left(10, of=of)
+
+    def test_batches_still_to_be_sent_come_after_those_that_run(self) -> None:
+        of = took(600, times=10)
+        running = [Running(1000, 100), Running(1000, 100)]
+        alone = remaining(running, of)
+        two, five = (remaining(running, of, unsent=[1000] * count) for count in (2, 5))
+        assert alone is not None
+        assert two == pytest.approx(alone + left(0, of=of))
+        assert five == pytest.approx(alone + 3 * left(0, of=of))
+
+    def test_batches_about_to_be_sent_all_go_at_once(self) -> None:
+        of = took(600, times=10)
+        assert remaining([], of, unsent=[1000] * 8) == left(0, of=of)
+
+    def test_it_is_zero_when_nothing_is_left_and_only_then(self) -> None:
+        assert remaining([]) == remaining([], took(5)) == 0.0
+        assert remaining([], took(0.001, times=50), unsent=[1]) == 1.0
+
+
+observations = st.lists(
+    st.builds(Observed, st.integers(0, 10**6), st.floats(-1, 10 * DAY), st.floats(-1, 365 * DAY)), max_size=12
+)
+batches = st.builds(
+    Running, st.integers(1, 10**6), st.floats(-5, LATEST - 0.001), st.none() | st.integers(0, 10**6)
+)
+
+
+@given(st.lists(batches, min_size=1, max_size=4), observations, st.lists(st.integers(1, 10**5), max_size=3))
+def test_whatever_is_told_the_answer_is_a_sound_time(
+    running: list[Running], observed: list[Observed], unsent: list[int]
+) -> None:
+    found = remaining(running, observed, unsent=unsent)
+    assert found is not None
+    assert 1.0 <= found < 200 * DAY
+
+
+@given(st.lists(st.floats(1, 10 * HOUR), min_size=1, max_size=6), st.floats(1, 5), st.floats(0, HOUR))
+def test_where_batches_took_longer_more_is_left(times: list[float], factor: float, elapsed: float) -> None:
+    quick = [Observed(1000, seconds) for seconds in times]
+    slow = [Observed(1000, seconds * factor) for seconds in times]
+    assert left(0, of=quick) <= left(0, of=slow) * 1.000001
+    assert left(elapsed, of=[*quick, *slow]) > 0
+
+
+def test_half_of_all_batches_end_before_the_time_said() -> None:
+    """Of a provider whose times scatter by a factor of two; also for those that have run for a while."""
+    dice = random.Random(3)
+    history = [Observed(1000, 1200 * math.exp(dice.gauss(0, 0.7))) for _ in range(100)]
+    for elapsed in (0.0, 300.0, 900.0, 1800.0):
+        later = [seconds for _ in range(2000) if (seconds := 1200 * math.exp(dice.gauss(0, 0.7))) > elapsed]
+        said = left(elapsed, of=history)
+        early = sum(seconds - elapsed < said for seconds in later) / len(later)
+        assert 0.4 < early < 0.62, elapsed
