@@ -73,6 +73,14 @@ def start_or_continue(head: Head, body: bytes, desk: Desk, *, key: str | None) -
         if head.headers.get("x-goog-upload-protocol") != "resumable" or commands != ["start"]:
             raise GeminiRefused(400, "Uploads are resumable here: X-Goog-Upload-Protocol: resumable, start.")
         return _start(head, body, desk, key)
+    try:
+        return _go_on(head, body, desk, commands)
+    except GeminiRefused as wrong:
+        # Without this header the SDK sends the piece again, up to three times.
+        return Reply(wrong.status, wrong.body, headers=[("x-goog-upload-status", "final")])
+
+
+def _go_on(head: Head, body: bytes, desk: Desk, commands: list[str]) -> Reply:
     name = parse_qs(head.query)["upload_id"][0]
     upload = desk.house.begun.get(name)
     if not isinstance(upload, _Upload):

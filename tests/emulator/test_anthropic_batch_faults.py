@@ -18,7 +18,7 @@ from anthropic_batch_world import (
     sdk_of,
 )
 
-from smartbatch.testing import answer_for
+from smartbatch.testing import Emulator, answer_for
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,21 @@ def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
         assert len(sdk.messages.batches.list().data) == later
         [record] = virtual.ledger.batches
         assert (record.fate, record.landed_at is not None) == (fate, bool(later))
+
+
+def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) -> None:
+    """A reset instead of an answer; a body in chunks that ends early without an error."""
+    emu.configure(batch_faults={"lost_create": 1.0, "cut_download": 1.0})
+    with anthropic.Anthropic(base_url=emu.url, api_key="k", max_retries=0, timeout=10) as sdk:
+        with pytest.raises(anthropic.APIConnectionError):
+            sdk.messages.batches.create(requests=requests(20))
+        [batch] = sdk.messages.batches.list()
+        url = f"{ROOT}/{batch.id}/results"
+        first, second = (sdk.get(url, cast_to=httpx2.Response).content for _ in range(2))
+    assert len(first) < len(second)
+    assert second.startswith(first)
+    [record] = emu.ledger.batches
+    assert (record.fate, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
 def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_id_for_a_while() -> None:

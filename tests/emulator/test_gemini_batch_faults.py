@@ -20,9 +20,10 @@ from gemini_batch_world import (
     text_of,
     upload,
 )
+from google import genai
 from google.genai import types
 
-from smartbatch.testing import answer_for
+from smartbatch.testing import Emulator, answer_for
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,23 @@ def test_a_create_whose_answer_is_lost_exists_at_once_or_never() -> None:
         with pytest.raises(httpx2.ReadError):
             sdk.batches.create(model=MODEL, src=file, config={"display_name": "mark"})
         assert [batch.display_name for batch in sdk.batches.list()] == names
+
+
+def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) -> None:
+    """A reset instead of an answer; a body in chunks that ends early without an error."""
+    emu.configure(batch_faults={"lost_create": 1.0, "cut_download": 1.0})
+    options = types.HttpOptions(base_url=emu.url, timeout=10_000)
+    with genai.Client(api_key="k", vertexai=False, http_options=options) as sdk:
+        file = upload(sdk, jsonl(rows(20)))
+        with pytest.raises(httpx2.TransportError):
+            sdk.batches.create(model=MODEL, src=file, config={"display_name": "mark"})
+        [batch] = sdk.batches.list()
+        results = sdk.batches.get(name=batch.name).dest.file_name
+        first, second = (sdk.files.download(file=results) for _ in range(2))
+    assert len(first) < len(second)
+    assert second.startswith(first)
+    [record] = emu.ledger.batches
+    assert (record.fate, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
 def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_name_for_a_while() -> None:
