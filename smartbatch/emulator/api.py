@@ -80,6 +80,11 @@ class Task(ABC):
     prompt: str
     charge: int
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt alone: what it counts for while it waits in a batch."""
+        return self.charge
+
     @abstractmethod
     def perform(self, settings: Settings, identity: str, *, refuse: bool) -> Done:
         """Return the answer.

@@ -77,7 +77,7 @@ class Entry:
     Attributes:
         custom_id: what the client calls it; ``None`` where it has no name.
         prompt: SHA-256 (hexadecimal) of the prompt, as the ledger knows it.
-        charge: tokens it counts for while it waits.
+        charge: tokens (of its prompt) it counts for while it waits.
         run: called with 24 hexadecimal digits that name the work; returns its outcome, always the same,
             or raises ``Refused``.
         note: what else the client wrote on it, to be repeated in its result (Gemini's ``metadata``).
@@ -95,8 +95,9 @@ def entry_of(
 ) -> Entry:
     """Return the entry of a task that was understood."""
     prompt = hashlib.sha256(task.prompt.encode()).hexdigest()
+    tokens = task.prompt_tokens
     return Entry(
-        custom_id, prompt, task.charge, lambda identity: task.perform(settings, identity, refuse=False), note
+        custom_id, prompt, tokens, lambda identity: task.perform(settings, identity, refuse=False), note
     )
 
 

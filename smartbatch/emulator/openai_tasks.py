@@ -35,6 +35,10 @@ class _Generation(Task):
         self._whole = whole
         self._events = events
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self._asked.input_tokens
+
     def perform(self, settings: Settings, identity: str, *, refuse: bool) -> Done:
         asked = self._asked
         answer = composed(settings, asked)

@@ -1,0 +1,650 @@
+"""OpenAI's files and batches over HTTP, with the real SDK."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import urllib3
+from raw_client import RawClient, chat, request_bytes
+
+from smartbatch.testing import Emulator, answer_for, emulator
+
+CHAT = "/v1/chat/completions"
+KEY = {"authorization": "Bearer k"}
+PATIENCE = 20.0  # seconds; only a failing test ever waits so long
+
+
+def line(number: int, prompt: str | None = None, **changes: Any) -> dict[str, Any]:
+    body = {"model": "m", "messages": [{"role": "user", "content": prompt or f"prompt {number}"}]}
+    return {"custom_id": f"id-{number}", "method": "POST", "url": CHAT, "body": body} | changes
+
+
+def rows(lines: list[Any]) -> bytes:
+    return b"".join(each if isinstance(each, bytes) else json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def read(data: bytes) -> dict[str, dict[str, Any]]:
+    """The lines of a result file by their ids; each id is there once."""
+    found = [json.loads(row) for row in data.split(b"\n") if row]
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each for each in found}
+
+
+class Customer:
+    """The real SDK, without retries, and what a program does with it."""
+
+    def __init__(self, emu: Emulator, key: str = "k") -> None:
+        self.sdk = openai.OpenAI(api_key=key, base_url=emu.base_url, max_retries=0, timeout=PATIENCE)
+
+    def upload(self, lines: list[Any] | bytes, name: str = "job.jsonl") -> openai.types.FileObject:
+        data = lines if isinstance(lines, bytes) else rows(lines)
+        return self.sdk.files.create(file=(name, data), purpose="batch")
+
+    def create(self, lines: Any = 5, endpoint: str = CHAT, **options: Any) -> openai.types.Batch:
+        if isinstance(lines, int):
+            lines = [line(number) for number in range(lines)]
+        return self.sdk.batches.create(
+            input_file_id=self.upload(lines).id,
+            endpoint=endpoint,  # type: ignore[arg-type]
+            completion_window="24h",
+            **options,
+        )
+
+    def run(self, lines: Any = 5, **options: Any) -> openai.types.Batch:
+        name = self.create(lines, **options).id
+        return until(lambda: self.sdk.batches.retrieve(name), lambda batch: batch.status in ENDS)
+
+    def lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
+        assert file_id is not None
+        return read(self.sdk.files.content(file_id).read())
+
+
+ENDS = ("completed", "failed", "expired", "cancelled")
+
+
+def until(ask: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
+    """Ask again and again, for a bounded time."""
+    deadline = time.monotonic() + PATIENCE
+    while not good(found := ask()):
+        assert time.monotonic() < deadline, found
+    return found
+
+
+@pytest.fixture
+def customer(emu: Emulator) -> Iterator[Customer]:
+    made = Customer(emu)
+    yield made
+    made.sdk.close()
+
+
+@contextmanager
+def world(**settings: Any) -> Iterator[tuple[Emulator, Customer]]:
+    with emulator(hang_seconds=0.05, **settings) as emu:
+        customer = Customer(emu)
+        yield emu, customer
+        customer.sdk.close()
+
+
+def test_a_batch_from_the_upload_to_the_deletion(emu, customer):
+    """All calls of the SDK; every answer is that of a real-time call, and is booked as delivered."""
+    emu.configure(batch_turnaround=0.05)
+    file = customer.upload([line(number) for number in range(5)])
+    assert (file.filename, file.purpose, file.status) == ("job.jsonl", "batch", "processed")
+    assert customer.sdk.files.retrieve(file.id) == file
+    assert file.expires_at - file.created_at == 30 * 86_400
+    batch = customer.sdk.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"sb": "nonce"}
+    )
+    assert batch.status in ("in_progress", "finalizing", "completed")
+    batch = until(lambda: customer.sdk.batches.retrieve(batch.id), lambda batch: batch.status == "completed")
+    assert (batch.input_file_id, batch.metadata, batch.model) == (file.id, {"sb": "nonce"}, "m")
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    assert batch.expires_at - batch.created_at == 86_400
+    assert batch.request_counts.model_dump() == {"total": 5, "completed": 5, "failed": 0}
+    assert batch.error_file_id is None
+    assert [each.id for each in customer.sdk.batches.list()] == [batch.id]
+    found = customer.lines(batch.output_file_id)
+    tokens = 0
+    for number in range(5):
+        answer = found[f"id-{number}"]
+        assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
+        body = openai.types.chat.ChatCompletion.model_validate(answer["response"]["body"])
+        assert body.choices[0].message.content == answer_for(f"prompt {number}", "m")
+        tokens += body.usage.total_tokens
+    assert batch.usage.total_tokens == tokens
+    [record] = emu.ledger.batches
+    assert record.state == "completed"
+    assert all(each.delivered and each.billed for each in record.lines.values())
+    assert record.lines[2].prompt == hashlib.sha256(b"prompt 2").hexdigest()
+    for name in (file.id, batch.output_file_id):
+        assert customer.sdk.files.delete(name).deleted
+        with pytest.raises(openai.NotFoundError):
+            customer.sdk.files.content(name)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [("/v1/responses", {"input": "hello"}), ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 4})],
+)
+def test_other_endpoints_take_batches_too(customer, endpoint, body):
+    batch = customer.run([line(1, url=endpoint, body={"model": "m", **body})], endpoint=endpoint)
+    answer = customer.lines(batch.output_file_id)["id-1"]["response"]["body"]
+    if endpoint == "/v1/responses":
+        assert answer["output"][0]["content"][0]["text"] == answer_for("hello", "m")
+    else:
+        assert sorted(item["index"] for item in answer["data"]) == [0, 1]
+        assert {len(item["embedding"]) for item in answer["data"]} == {4}
+
+
+def test_a_running_batch_tells_its_progress(emu, customer):
+    """Its counts grow; while it is validated nobody has counted its lines."""
+    emu.configure(batch_validating=3600)
+    assert customer.create().status == "validating"
+    emu.configure(batch_validating=0, batch_turnaround=0.4)
+    seen = []
+    batch = customer.create(20)
+    while batch.status != "completed":
+        seen.append((batch.status, batch.request_counts.completed))
+        assert (batch.output_file_id, batch.error_file_id, batch.usage) == (None, None, None)
+        batch = customer.sdk.batches.retrieve(batch.id)
+    assert {status for status, _ in seen} <= {"in_progress", "finalizing"}
+    assert [count for _, count in seen] == sorted(count for _, count in seen)
+    assert customer.sdk.batches.list().data[1].request_counts.total == 0
+
+
+def test_lists_come_in_pages(customer):
+    """Newest first, followed with ``after``; files also the other way round and by purpose."""
+    names = [customer.create(1).id for _ in range(5)][::-1]
+    page = customer.sdk.batches.list(limit=2)
+    assert ([batch.id for batch in page.data], page.has_more) == (names[:2], True)
+    assert [batch.id for batch in page] == names
+    assert [batch.id for batch in customer.sdk.batches.list(after=names[3], limit=100)] == names[4:]
+    files = [file.id for file in customer.sdk.files.list(purpose="batch", limit=3)]
+    assert len(files) == 5
+    assert [file.id for file in customer.sdk.files.list(purpose="batch", order="asc")] == files[::-1]
+    assert len(list(customer.sdk.files.list())) == 10
+    for wrong in ({"limit": 0}, {"limit": 101}, {"after": "batch_none"}):
+        with pytest.raises(openai.BadRequestError):
+            customer.sdk.batches.list(**wrong)
+
+
+def test_a_result_file_says_its_size(customer):
+    batch = customer.run()
+    file = customer.sdk.files.retrieve(batch.output_file_id)
+    assert (file.purpose, file.bytes) == ("batch_output", len(customer.sdk.files.content(file.id).read()))
+    assert file.bytes in [each.bytes for each in customer.sdk.files.list()]
+
+
+# what a create refuses
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/completions2"}, "endpoint"),
+        ({"completion_window": "7d"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "input_file_id"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"metadata": {"x" * 65: "x"}}, "metadata"),
+        ({"metadata": {"x": "x" * 513}}, "metadata"),
+    ],
+)
+def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
+    """The field is named, and nothing is created."""
+    asked = {
+        "input_file_id": customer.upload([line(1)]).id,
+        "endpoint": CHAT,
+        "completion_window": "24h",
+    } | changes
+    with pytest.raises(openai.BadRequestError) as caught:
+        customer.sdk.batches.create(**asked)
+    assert caught.value.param == param
+    assert customer.sdk.batches.list().data == []
+    assert emu.ledger.summary()["batches"]["landed"] == 0
+
+
+def test_results_are_no_input(customer):
+    output = customer.run(1).output_file_id
+    with pytest.raises(openai.BadRequestError):
+        customer.sdk.batches.create(input_file_id=output, endpoint=CHAT, completion_window="24h")
+
+
+def test_uploads_are_checked(emu, customer):
+    """Purpose, name, time to live, and the form itself."""
+    with pytest.raises(openai.BadRequestError, match="jsonl"):
+        customer.upload([line(1)], name="job.txt")
+    with pytest.raises(openai.BadRequestError, match="expires_after"):
+        customer.sdk.files.create(
+            file=("a.jsonl", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 5}
+        )
+    kept = customer.sdk.files.create(
+        file=("a.jsonl", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert kept.expires_at - kept.created_at == 3600
+    for fields, said in (
+        ({"file": ("a.jsonl", b"x")}, "purpose"),
+        ({"purpose": "batch"}, "file"),
+        (None, "multipart"),
+    ):
+        answer = urllib3.request("POST", f"{emu.base_url}/files", fields=fields, headers=KEY)
+        assert answer.status == 400
+        assert said in answer.json()["error"]["message"]
+    assert urllib3.request("PUT", f"{emu.base_url}/files", headers=KEY).status == 405
+
+
+def test_an_upload_keeps_every_byte(customer):
+    """Line ends, marks that look like the form's, and bytes that are no text."""
+    data = b'\r\n--\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n\x00\xff' + b"\r\n" * 5
+    assert customer.sdk.files.content(customer.upload(data).id).read() == data
+
+
+def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
+    """Beyond what other requests may have."""
+    data = b"x" * (40 * 1024 * 1024)
+    assert customer.upload(data).bytes == len(data)
+    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+    form += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    answer = urllib3.request(
+        "POST",
+        f"{emu.base_url}/files",
+        body=iter([form, data, b"\r\n--b--\r\n"]),
+        headers={**KEY, "content-type": "multipart/form-data; boundary=b"},
+    )
+    assert answer.json()["bytes"] == len(data)
+    assert urllib3.request("POST", f"{emu.base_url}/responses", headers=KEY, body=data).status == 413
+
+
+# validation
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "number"),
+    [
+        ([line(0), b"{not json\n"], "invalid_json_line", 2),
+        ([line(0), b"[]\n"], "invalid_json_line", 2),
+        ([line(0), b'{"custom_id": NaN}\n'], "invalid_json_line", 2),
+        ([line(0), line(1), line(0)], "duplicate_custom_id", 3),
+        ([line(0, custom_id=None)], "invalid_request", 1),
+        ([line(0, custom_id="")], "invalid_request", 1),
+        ([line(0, method="GET")], "invalid_request", 1),
+        ([line(0), b"\n", line(1, url="/v1/responses")], "url_mismatch", 3),
+        ([line(0, body=None)], "invalid_request", 1),
+        ([line(0, body={})], "invalid_request", 1),
+        ([line(0), line(1, body={"model": "other"})], "model_mismatch", 2),
+        ([b"\n\n"], "empty_file", None),
+        ([line(0), line(1), line(2), line(3)], "too_many_tasks", None),
+        ([line(0, "x" * 5000)], "file_too_large", None),
+    ],
+)
+def test_a_wrong_input_file_fails_the_validation(lines, code, number):
+    """The batch exists, then fails; its errors name the line; nothing is billed and there are no results."""
+    with world(batch_max_lines=3, batch_max_bytes=4000) as (emu, customer):
+        batch = customer.run(lines)
+        assert batch.status == "failed"
+        assert batch.failed_at is not None
+        assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        assert batch.request_counts.model_dump() == {"total": 0, "completed": 0, "failed": 0}
+        assert emu.ledger.summary()["batches"]["lines_billed"] == 0
+
+
+def test_a_model_that_does_not_exist_fails_the_validation():
+    with world(models=["other"]) as (_, customer):
+        assert customer.run().errors.data[0].code == "model_not_found"
+
+
+def test_too_many_texts_to_embed_fail_the_validation(customer):
+    """50,000 in all lines together, however few the lines."""
+    body = {"model": "m", "input": ["a"] * 2000}
+    given = [line(number, url="/v1/embeddings", body=body) for number in range(26)]
+    assert customer.run(given, endpoint="/v1/embeddings").errors.data[0].code == "too_many_tasks"
+
+
+def test_a_batch_above_the_enqueued_tokens_fails_or_is_refused():
+    """Its file stays good: later the same file is taken."""
+    with world(batch_enqueued_tokens=15, batch_turnaround=3600) as (emu, customer):
+        big = {"model": "m", "max_tokens": 5000, "messages": [{"role": "user", "content": "prompt 0"}]}
+        first = customer.create([line(0, body=big), *(line(number) for number in range(1, 5))])
+        assert first.status == "in_progress", "only prompts are counted, not what may come out"
+        failed = customer.create()
+        failed = customer.sdk.batches.retrieve(failed.id)
+        assert (failed.status, failed.errors.data[0].code) == ("failed", "token_limit_exceeded")
+        emu.configure(batch_enqueued_refusal="early")
+        with pytest.raises(openai.RateLimitError) as caught:
+            customer.create()
+        assert caught.value.code == "token_limit_exceeded"
+        customer.sdk.batches.cancel(first.id)
+        again = customer.sdk.batches.create(
+            input_file_id=failed.input_file_id, endpoint=CHAT, completion_window="24h"
+        )
+        assert again.status == "in_progress"
+
+
+# ends
+
+
+def test_a_batch_in_which_everything_failed_has_only_an_error_file(customer):
+    batch = customer.run([line(0, body={"model": "m", "messages": []}), line(1, body={"model": "m"})])
+    assert (batch.status, batch.output_file_id) == ("completed", None)
+    assert batch.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
+    for found in customer.lines(batch.error_file_id).values():
+        assert found["response"]["status_code"] == 400
+        assert found["response"]["body"]["error"]["param"] == "messages"
+
+
+def test_lines_cannot_be_streamed(customer):
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    found = customer.lines(customer.run([line(0, body=body)]).error_file_id)
+    assert found["id-0"]["response"]["body"]["error"]["param"] == "stream"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        ("status_zero", 0, None),
+        ("item_error", 500, None),
+        ("item_invalid", 400, "invalid_prompt"),
+        ("no_money_lines", 429, "insufficient_quota"),
+    ],
+)
+def test_failed_lines_are_in_the_error_file(fault, status, code):
+    with world(batch_faults={fault: 1.0}) as (emu, customer):
+        batch = customer.run(3)
+        assert batch.output_file_id is None
+        for found in customer.lines(batch.error_file_id).values():
+            response = found["response"]
+            assert (response["status_code"], found["error"]) == (status, None)
+            if status:
+                assert response["body"]["error"]["code"] == code
+            else:
+                assert response["body"] == ""
+        assert emu.ledger.summary()["batches"]["lines_billed"] == 0
+
+
+def test_what_did_not_run_before_the_expiry_is_not_counted_as_failed():
+    """Finished lines in the output file, the others in the error file; the counts do not add up."""
+    with world(batch_faults={"expire_part": 1.0}) as (emu, customer):
+        batch = customer.run(5)
+        assert batch.status == "expired"
+        assert batch.expired_at is not None
+        assert batch.request_counts.model_dump() == {"total": 5, "completed": 2, "failed": 0}
+        assert set(customer.lines(batch.output_file_id)) == {"id-0", "id-1"}
+        unrun = customer.lines(batch.error_file_id)
+        assert {found["error"]["code"] for found in unrun.values()} == {"batch_expired"}
+        assert [found["response"] for found in unrun.values()] == [None] * 3
+        assert emu.ledger.summary()["batches"]["lines_billed"] == 2
+
+
+def test_a_cancelled_batch_keeps_its_finished_lines():
+    """While it is cancelling there are no files; afterwards both; a second cancel is no error."""
+    with world(batch_turnaround=3.0, batch_cancel_seconds=0.2) as (_, customer):
+        name = customer.create(20).id
+        batch = until(
+            lambda: customer.sdk.batches.retrieve(name), lambda batch: batch.request_counts.completed > 0
+        )
+        cancelling = customer.sdk.batches.cancel(batch.id)
+        assert (cancelling.status, cancelling.output_file_id) == ("cancelling", None)
+        batch = until(lambda: customer.sdk.batches.retrieve(batch.id), lambda batch: batch.status in ENDS)
+        assert batch.status == "cancelled"
+        assert batch.cancelling_at <= batch.cancelled_at
+        done, unrun = customer.lines(batch.output_file_id), customer.lines(batch.error_file_id)
+        assert len(done) == batch.request_counts.completed > 0
+        assert len(done) + len(unrun) == 20
+        assert {found["error"]["code"] for found in unrun.values()} == {"batch_cancelled"}
+        assert batch.request_counts.failed == 0
+        assert customer.sdk.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_an_ended_batch_cannot_be_cancelled(customer):
+    with pytest.raises(openai.ConflictError):
+        customer.sdk.batches.cancel(customer.run(1).id)
+    with pytest.raises(openai.NotFoundError):
+        customer.sdk.batches.cancel("batch_none")
+
+
+# faults
+
+
+def test_a_create_whose_answer_is_lost_can_be_found_by_its_metadata():
+    with world(batch_faults={"lost_create": 1.0}) as (emu, customer):
+        with pytest.raises(openai.APIConnectionError):
+            customer.create(metadata={"sb": "nonce"})
+        [batch] = customer.sdk.batches.list().data
+        assert batch.metadata == {"sb": "nonce"}
+        assert emu.ledger.batches[0].fate == "lost"
+        assert emu.ledger.summary()["by_fault"] == {"reset": 1}
+
+
+def test_a_create_that_was_dropped_is_not_there():
+    with world(batch_faults={"dropped_create": 1.0}) as (_, customer):
+        with pytest.raises(openai.APIConnectionError):
+            customer.create()
+        assert customer.sdk.batches.list().data == []
+
+
+def test_a_late_create_appears_in_the_list_by_itself():
+    with world(batch_faults={"late_create": 1.0}, batch_late_seconds=0.2) as (emu, customer):
+        with pytest.raises(openai.APIConnectionError):
+            customer.create(metadata={"sb": "nonce"})
+        [batch] = until(lambda: customer.sdk.batches.list().data, bool)
+        assert batch.metadata == {"sb": "nonce"}
+        assert emu.ledger.batches[0].landed_at > emu.ledger.batches[0].at
+
+
+def test_a_late_create_is_fenced_off_by_deleting_its_file():
+    """The time of the landing is waited for in the ledger, so nothing can follow."""
+    with world(batch_faults={"late_create": 1.0}, batch_late_seconds=2.0, seed=1) as (emu, customer):
+        file = customer.upload([line(1)])
+        with pytest.raises(openai.APIConnectionError):
+            customer.sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        customer.sdk.files.delete(file.id)
+        until(lambda: emu.ledger.batches[0].fate, lambda fate: fate == "fenced")
+        assert customer.sdk.batches.list().data == []
+        assert emu.ledger.summary()["batches"]["lines_billed"] == 0
+
+
+def test_a_lagging_batch_is_found_by_one_way_and_then_by_both():
+    with world(batch_faults={"list_lag": 1.0}, batch_list_lag=0.2) as (_, customer):
+        batch = customer.create()
+        assert customer.sdk.batches.retrieve(batch.id).id == batch.id
+        until(lambda: customer.sdk.batches.list().data, bool)
+    with world(batch_faults={"get_lag": 1.0}, batch_get_lag=3600) as (_, customer):
+        batch = customer.create()
+        assert [each.id for each in customer.sdk.batches.list()] == [batch.id]
+        with pytest.raises(openai.NotFoundError):
+            customer.sdk.batches.retrieve(batch.id)
+
+
+def test_results_that_cannot_be_fetched_yet_are_answered_503():
+    with world(batch_faults={"results_unavailable": 1.0}, batch_results_outage=0.2) as (emu, customer):
+        batch = customer.run()
+
+        def fetch() -> dict[str, Any] | None:
+            try:
+                return customer.lines(batch.output_file_id)
+            except openai.InternalServerError as error:
+                assert error.status_code == 503
+                return None
+
+        assert len(until(fetch, lambda found: found is not None)) == 5
+        assert emu.ledger.summary()["by_status"]["503"] >= 1
+
+
+def test_results_are_gone_after_their_retention():
+    with world(batch_retention=0) as (_, customer), pytest.raises(openai.NotFoundError):
+        customer.sdk.files.content(customer.run().output_file_id)
+
+
+def test_a_cut_download_looks_whole():
+    """No length is promised, so only the missing lines show it; the next download has them all."""
+    with world(batch_faults={"cut_download": 1.0}) as (_, customer):
+        output = customer.run(20).output_file_id
+        first = customer.sdk.files.with_raw_response.content(output)
+        assert "content-length" not in first.headers
+        cut, whole = first.content, customer.sdk.files.content(output).read()
+        assert whole.startswith(cut)
+        assert len(cut) < len(whole)
+        assert len(read(whole)) == 20
+
+
+def test_spoiled_lines_leave_the_others_whole():
+    """Shuffled, doubled, missing, foreign and broken lines in one file."""
+    faults = {0: "missing_lines", 1: "doubled_lines", 2: "malformed_lines", 3: "foreign_lines"}
+    with world(
+        batch_faults={"shuffled": 1.0},
+        batch_line_fault_for=lambda index, place, name: faults.get(place),
+    ) as (emu, customer):
+        data = customer.sdk.files.content(customer.run(10).output_file_id).read()
+        found: list[str] = []
+        broken = 0
+        for row in data.split(b"\n")[:-1]:
+            try:
+                found.append(json.loads(row)["custom_id"])
+            except ValueError:
+                broken += 1
+        assert broken == 1
+        assert sorted(name for name in found if name.startswith("id-")) == [
+            "id-1", "id-1", *(f"id-{number}" for number in range(3, 10)),
+        ]  # fmt: skip
+        assert len(found) == 10
+        assert found != sorted(found)
+        figures = emu.ledger.summary()["batches"]
+        assert (figures["lines_billed"], figures["lines_delivered"], figures["lines_lost"]) == (10, 8, 2)
+
+
+def test_an_odd_status_reaches_the_client_as_it_is():
+    with world(batch_faults={"odd_status": 1.0}, batch_turnaround=3600) as (_, customer):
+        assert customer.create().status == "rebalancing"
+
+
+def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
+    emu.configure(batch_echo_metadata=False, batch_echo_input_file=False)
+    batch = customer.run(metadata={"sb": "nonce"})
+    assert batch.metadata is None
+    assert "input_file_id" not in batch.model_dump(exclude_unset=True)
+    assert emu.ledger.batches[0].label == {"sb": "nonce"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "landed"),
+    [
+        ("500", openai.InternalServerError, 1),
+        ("503", openai.InternalServerError, 0),
+        ("429", openai.RateLimitError, 0),
+        ("reset", openai.APIConnectionError, 1),
+        ("reset_before", openai.APIConnectionError, 0),
+        ("hang", openai.APIConnectionError, 1),
+        ("html", openai.InternalServerError, 1),
+    ],
+)
+def test_a_create_meets_the_faults_of_the_connection(fault, error, landed):
+    """Those that come after the work leave a batch behind."""
+    with world(fault_for=lambda index, fields: fault if fields["path"] == "/v1/batches" else None) as (
+        emu,
+        customer,
+    ):
+        with pytest.raises(error):
+            customer.create()
+        assert emu.ledger.summary()["batches"]["landed"] == landed
+
+
+@pytest.mark.parametrize("fault", ["truncated", "reset", "stall", "empty"])
+def test_a_download_that_broke_off_is_not_booked_as_delivered(fault):
+    """Another one is."""
+    broken = [True]
+    with world(
+        fault_for=lambda index, fields: fault if fields["path"].endswith("content") and broken.pop() else None
+    ) as (emu, customer):
+        output = customer.run().output_file_id
+        broken[:] = [False, True]
+        try:
+            assert customer.sdk.files.content(output).read() == b""
+            assert fault == "empty"
+        except (openai.APIConnectionError, httpx2.HTTPError):
+            assert fault != "empty"
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 0
+        assert len(customer.lines(output)) == 5
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 5
+
+
+def test_lines_are_delivered_only_when_the_last_byte_has_left():
+    """A client that leaves in the middle of a large download has none of them."""
+    with world(answers={f"prompt {number}": "x" * 4_000_000 for number in range(8)}) as (emu, customer):
+        output = customer.run(8).output_file_id
+        with RawClient(emu.port) as leaving:
+            leaving.send(request_bytes(method="GET", path=f"/v1/files/{output}/content"))
+            assert leaving.socket.recv(10)
+        assert customer.sdk.batches.list().data
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 0
+        assert len(customer.lines(output)) == 8
+        assert emu.ledger.summary()["batches"]["lines_delivered"] == 8
+
+
+def test_an_outage_stops_files_and_batches_too():
+    with world(outage=(0, 2)) as (_, customer):
+        for call in (customer.sdk.batches.list, lambda: customer.upload([line(1)])):
+            with pytest.raises(openai.InternalServerError):
+                call()
+        assert customer.sdk.batches.list().data == []
+
+
+def test_limits_of_real_time_calls_do_not_count_for_batches():
+    """They have a quota of their own."""
+    with world(rpm=1) as (_, customer):
+        assert len(customer.lines(customer.run().output_file_id)) == 5
+
+
+# keys and the ledger
+
+
+def test_keys_are_checked_and_keep_their_things_apart():
+    with world(keys=["k", "other"]) as (emu, customer):
+        batch = customer.run()
+        stranger, nobody = Customer(emu, "other"), Customer(emu, "wrong")
+        assert stranger.sdk.batches.list().data == stranger.sdk.files.list().data == []
+        for ask in (
+            lambda: stranger.sdk.batches.retrieve(batch.id),
+            lambda: stranger.sdk.files.content(batch.output_file_id),
+            lambda: stranger.sdk.files.delete(batch.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        with pytest.raises(openai.AuthenticationError):
+            nobody.sdk.batches.list()
+
+
+def test_the_ledger_is_served_with_its_batches(emu, customer):
+    """Figures, every line on request, and a reset that forgets all."""
+    customer.run(3)
+    with RawClient(emu.port) as raw:
+        raw.ask(chat("prompt 1"))
+        page = raw.ask(method="GET", path="/_ledger", key=None)[2]
+        assert page["batches"]["lines_billed"] == 3
+        assert page["paid_twice"] == 1
+        full = raw.ask(method="GET", path="/_ledger?full=1", key=None)[2]
+        assert [each["custom_id"] for each in full["batch_records"][0]["lines"]] == ["id-0", "id-1", "id-2"]
+        raw.ask(method="POST", path="/_ledger/reset", key=None)
+        assert raw.ask(method="GET", path="/_ledger", key=None)[2]["batches"]["creates"] == 0
+    assert customer.sdk.batches.list().data == []
+
+
+def test_the_ledger_knows_what_became_due_without_anybody_asking(emu, customer):
+    """Lines run, and are billed, also when the client is away; after the end of the emulator nothing is."""
+    emu.configure(batch_turnaround=0.05)
+    customer.create(3)
+    until(lambda: emu.ledger.batches[0].state, lambda state: state == "completed")
+    emu.configure(batch_turnaround=0.2)
+    customer.create(3)
+    emu.stop()
+    figures = emu.ledger.summary()
+    time_is_over = time.monotonic() + 0.25
+    until(time.monotonic, lambda now: now > time_is_over)
+    assert emu.ledger.summary() == figures
