@@ -1,1 +1,6 @@
-"""The store of jobs: one interface in the protocol's words, on SQLite and on PostgreSQL."""
+"""Where jobs outlive their processes: one SQLite file, or a PostgreSQL server."""
+
+from smartbatch.jobs.store.base import LostGrip, Store
+from smartbatch.jobs.store.opening import open_store
+
+__all__ = ["LostGrip", "Store", "open_store"]

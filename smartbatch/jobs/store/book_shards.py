@@ -1,0 +1,177 @@
+"""The chapter of shards: which items go together, and how far each attempt has come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from smartbatch.jobs.records import (
+    TRANSITIONS,
+    Grip,
+    ItemState,
+    NewShard,
+    OpenItem,
+    ShardRow,
+    ShardState,
+)
+from smartbatch.jobs.store import statements as sql
+from smartbatch.jobs.store.base import ItemAt, LostGrip, Payload
+from smartbatch.jobs.store.book import Book
+from smartbatch.jobs.store.database import Row, Transaction
+from smartbatch.jobs.store.rows import (
+    CODES,
+    SHARD_CHANGES,
+    decoded,
+    first_of,
+    number,
+    packed,
+    position,
+    shard_row,
+    unpacked,
+)
+
+__all__ = ["Shards"]
+
+_OWN_VERBS = {
+    ShardState.SETTLED: "settle",
+    ShardState.DEAD: "bury or fail_shard",
+}
+
+
+class Shards(Book):
+    """Attempts, and the items in them."""
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def open_items(
+        self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
+    ) -> list[OpenItem]:
+        job, code = self._number(job_id), CODES[state]
+        statement = sql.WAITING if code < CODES[ItemState.SHARDED] else sql.ITEMS_IN
+        rows = self._db.rows(statement, code, first_of(job), first_of(job + 1), limit)
+        return [OpenItem(position(no), size, tokens, tries) for no, size, tokens, tries in rows]
+
+    def shard(self, shard_id: str) -> ShardRow | None:
+        return _first(self._db.rows(sql.SHARD_BY_ID, shard_id))
+
+    def shard_of(self, nonce: str) -> ShardRow | None:
+        return _first(self._db.rows(sql.SHARD_BY_NONCE, nonce))
+
+    def shards(self, job_id: str, *, states: Collection[ShardState] | None = None) -> list[ShardRow]:
+        job = self._number(job_id)
+        if states is None:
+            return [shard_row(row) for row in self._db.rows(sql.SHARDS_OF_JOB, job)]
+        return [shard_row(row) for row in self._db.rows(sql.SHARDS_OF_JOB_IN, job, self._words(states))]
+
+    def shards_in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
+        return [shard_row(row) for row in self._db.rows(sql.SHARDS_OF_SCOPE_IN, scope, self._words(states))]
+
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
+        job, positions = self._positions(shard_id)
+        page = positions[after + 1 : after + 1 + limit]
+        bodies: dict[int, bytes] = dict(
+            self._db.rows(sql.PAYLOADS, self._db.many([number(job, ix) for ix in page]))
+        )
+        return [Payload(at, ix, bodies[number(job, ix)]) for at, ix in enumerate(page, after + 1)]
+
+    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
+        job, known = self._positions(shard_id)
+        asked = {at: number(job, known[at]) for at in positions if 0 <= at < len(known)}
+        found = {row[0]: row for row in self._db.rows(sql.ITEMS_AT, self._db.many(list(asked.values())))}
+        return {at: _item_at(found[no]) for at, no in asked.items()}
+
+    def _words(self, states: Collection[ShardState]) -> Any:
+        return self._db.many([state.value for state in states])
+
+    # -- moving on -------------------------------------------------------------------------------------------
+
+    def plan(self, grip: Grip, shard: NewShard) -> ShardRow:
+        if not shard.items or len(set(shard.items)) != len(shard.items):
+            raise ValueError("a shard has at least one item, and each once")
+        with self._db.writing() as tx:
+            job = self._hold(tx, grip)
+            found = tx.row(sql.NEXT_SHARD, job)
+            assert found is not None
+            no = found[0]
+            items = self._db.many([number(job, ix) for ix in shard.items])
+            if tx.change(sql.TAKE_ITEMS, no, items) != len(shard.items):
+                raise LostGrip(f"not every item of the new shard {shard.id} is open; nothing was written")
+            tx.change(sql.NEW_POSITIONS, shard.id, job, packed(shard.items))
+            size = len(shard.items)
+            values = (shard.id, no, shard.nonce, size, shard.bytes, shard.tokens, shard.due_at, job)
+            made = _first(tx.rows(sql.NEW_SHARD, *values))
+            assert made is not None
+            return made
+
+    def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
+        if to is not shard.state:
+            if to in _OWN_VERBS:
+                raise ValueError(f"a shard becomes {to.value} by {_OWN_VERBS[to]}, with its items")
+            if shard.state is ShardState.READY and to is ShardState.SUBMITTING:
+                raise ValueError("a shard becomes submitting by intend")
+        with self._db.writing() as tx:
+            return self._move(tx, self._hold(tx, grip), shard, to, changes)
+
+    def intend(self, grip: Grip, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
+        if shard.state is not ShardState.READY:
+            raise ValueError(f"only a ready shard can be submitted, and this one is {shard.state.value}")
+        with self._db.writing() as tx:
+            job = self._hold(tx, grip)
+            if exclusive:
+                tx.lock(f"scope {shard.scope}")
+                others = tx.row(sql.UNRESOLVED_IN_SCOPE, shard.scope, shard.id)
+                assert others is not None
+                if others[0]:
+                    return None
+            return self._move(tx, job, shard, ShardState.SUBMITTING, changes)
+
+    def bury(
+        self, grip: Grip, shard: ShardRow, *, items: ItemState, tried: bool, note: str, at: float
+    ) -> ShardRow:
+        if items not in (ItemState.OPEN, ItemState.DIRECT):
+            raise ValueError("the items of a buried shard become open or direct")
+        with self._db.writing() as tx:
+            job = self._hold(tx, grip)
+            buried = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at})
+            tx.change(sql.FREE_HELD, CODES[items], int(tried), *self._span(tx, shard.id), shard.no)
+            return buried
+
+    def _move(
+        self, tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: dict[str, Any]
+    ) -> ShardRow:
+        """Change a shard that is still as it was read.
+
+        Raises:
+            ValueError: the transition is not in the table, or a column cannot be changed.
+            LostGrip: the shard has moved on.
+        """
+        if to is not shard.state and to not in TRANSITIONS[shard.state]:
+            raise ValueError(f"a shard that is {shard.state.value} does not become {to.value}")
+        unknown = changes.keys() - SHARD_CHANGES.keys()
+        if unknown:
+            raise ValueError(f"these do not change with a shard's state: {', '.join(sorted(unknown))}")
+        written = {
+            column: write(changes[name]) for name, (column, write) in SHARD_CHANGES.items() if name in changes
+        }
+        assignments = ", ".join(f"{column} = ?" for column in ("state", *written))
+        statement = sql.ADVANCE.replace("{assignments}", assignments).replace("{columns}", sql.SHARD_COLUMNS)
+        moved = _first(tx.rows(statement, to.value, *written.values(), shard.id, job, shard.state.value))
+        if moved is None:
+            raise LostGrip(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
+        return moved
+
+    def _span(self, tx: Transaction, shard_id: str) -> tuple[int, int]:
+        """Return the numbers of a shard's first and last item: all others lie between."""
+        found = tx.row(sql.SHARD_POSITIONS, shard_id)
+        assert found is not None
+        positions = unpacked(found[1])
+        return number(found[0], min(positions)), number(found[0], max(positions))
+
+
+def _item_at(row: Row) -> ItemAt:
+    no, user_id, payload, tokens = row
+    return ItemAt(position(no), decoded(user_id), payload, tokens)
+
+
+def _first(rows: list[Row]) -> ShardRow | None:
+    return shard_row(rows[0]) if rows else None

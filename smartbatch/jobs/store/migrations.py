@@ -1,0 +1,175 @@
+"""The tables, as numbered steps from nothing to the present form. A released step is never changed.
+
+Numbers of items are ``job number * 2**32 + position``, so that one column says both, in order. What is
+written once (requests, parameters) stands apart from what changes, so that a change of state writes a few
+bytes.
+Texts of users and providers are bytes: a text column refuses some characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.store.database import Transaction
+
+__all__ = ["MIGRATIONS", "SHIFT", "migrate"]
+
+SHIFT = 32
+"""Bits of an item's number that are its position in the job."""
+
+_FIRST = (
+    # numbers of jobs; a row stays while items have no job: still arriving, or being deleted
+    "CREATE TABLE loose (no {serial}, owner TEXT NOT NULL)",
+    """CREATE TABLE job (
+        no {key},
+        id TEXT NOT NULL UNIQUE,
+        user_key {bytes} UNIQUE,
+        scope TEXT NOT NULL,
+        model TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        policy TEXT NOT NULL,
+        digest {bytes} NOT NULL,
+        created_at {real} NOT NULL,
+        state TEXT NOT NULL,
+        finished_at {real},
+        total {int} NOT NULL,
+        succeeded {int} NOT NULL DEFAULT 0,
+        failed {int} NOT NULL DEFAULT 0,
+        cancelled {int} NOT NULL DEFAULT 0,
+        cost {real} NOT NULL DEFAULT 0,
+        realtime_cost {real} NOT NULL DEFAULT 0,
+        unpriced {int} NOT NULL DEFAULT 0,
+        input_tokens {int} NOT NULL DEFAULT 0,
+        output_tokens {int} NOT NULL DEFAULT 0,
+        seq {int} NOT NULL DEFAULT 0,
+        cancel_requested {int} NOT NULL DEFAULT 0,
+        note {bytes},
+        epoch {int} NOT NULL DEFAULT 0,
+        owner TEXT,
+        lease_until {real} NOT NULL DEFAULT 0
+    )""",
+    "CREATE INDEX job_unfinished ON job (state, no)",
+    "CREATE TABLE job_params (no {key}, body {bytes} NOT NULL)",
+    # state: 0 open, 1 direct, 2 asking, 3 sharded, 4 final; the first three wait for something to be done
+    """CREATE TABLE item (
+        no {key},
+        state {int} NOT NULL,
+        tries {int} NOT NULL,
+        shard {int},
+        size {int} NOT NULL,
+        tokens {int} NOT NULL
+    )""",
+    "CREATE INDEX item_waiting ON item (state, no) WHERE state < 3",
+    "CREATE TABLE payload (no {key}, user_id {bytes}, body {bytes} NOT NULL)",
+    """CREATE TABLE shard (
+        id TEXT NOT NULL PRIMARY KEY,
+        job {int} NOT NULL,
+        no {int} NOT NULL,
+        nonce TEXT NOT NULL UNIQUE,
+        scope TEXT NOT NULL,
+        model TEXT NOT NULL,
+        state TEXT NOT NULL,
+        size {int} NOT NULL,
+        bytes {int} NOT NULL,
+        tokens {int} NOT NULL,
+        due_at {real} NOT NULL,
+        tries {int} NOT NULL DEFAULT 0,
+        file_id TEXT,
+        batch_id TEXT,
+        watermark TEXT,
+        server_time {real},
+        submitted_at {real},
+        uncertain_since {real},
+        fenced_at {real},
+        candidate TEXT,
+        strangers TEXT NOT NULL DEFAULT '[]',
+        remote TEXT NOT NULL DEFAULT '{{}}',
+        cancelled {int} NOT NULL DEFAULT 0,
+        ended_at {real},
+        settled_at {real},
+        died_at {real},
+        tidied {int} NOT NULL DEFAULT 0,
+        results_until {real},
+        cost {real},
+        note {bytes},
+        UNIQUE (job, no)
+    )""",
+    "CREATE INDEX shard_scope ON shard (scope, state)",
+    "CREATE INDEX shard_batch ON shard (batch_id)",
+    # the positions in the job of a shard's items, four bytes each, little end first
+    "CREATE TABLE shard_items (id TEXT NOT NULL PRIMARY KEY, job {int} NOT NULL, positions {bytes} NOT NULL)",
+    """CREATE TABLE result (
+        no {key},
+        seq {int} NOT NULL UNIQUE,
+        outcome TEXT NOT NULL,
+        digest {bytes} NOT NULL,
+        cost {real},
+        body {bytes} NOT NULL
+    )""",
+    # what a line said of an item that goes again; gone when its shard is settled
+    "CREATE TABLE verdict (no {key}, word TEXT NOT NULL, digest {bytes} NOT NULL, body {bytes} NOT NULL)",
+    """CREATE TABLE incident (
+        no {serial},
+        digest {bytes} NOT NULL UNIQUE,
+        kind TEXT NOT NULL,
+        job_id TEXT NOT NULL,
+        shard_id TEXT,
+        detail {bytes} NOT NULL,
+        money {real},
+        at {real} NOT NULL
+    )""",
+    "CREATE TABLE fact (name {bytes} NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE turnaround (
+        no {serial}, model TEXT NOT NULL, size {int} NOT NULL, seconds {real} NOT NULL, at {real} NOT NULL
+    )""",
+    "CREATE INDEX turnaround_model ON turnaround (model, no)",
+    "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+"""Step *n* leads from version *n* to *n* + 1."""
+
+
+class _Migrated(Protocol):
+    place: str
+
+    def writing(self) -> AbstractContextManager[Transaction]: ...
+
+
+def migrate(
+    database: _Migrated, types: Mapping[str, str], steps: Sequence[Sequence[str]] = MIGRATIONS
+) -> None:
+    """Bring a database to the present form in one transaction.
+
+    Args:
+        types: how the dialect spells the words in braces.
+
+    Raises:
+        StoreError: the database was written by a newer release; it is left as it is.
+    """
+    with database.writing() as tx:
+        tx.lock("schema")
+        tx.change("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
+        found = tx.row("SELECT version FROM schema_version")
+        version = 0 if found is None else int(found[0])
+        refuse_newer(version, database.place, steps)
+        for step in steps[version:]:
+            for statement in step:
+                tx.change(statement.format_map(types).replace("{", "{{").replace("}", "}}"))
+        if found is None:
+            tx.change("INSERT INTO schema_version VALUES (?)", len(steps))
+        elif version < len(steps):
+            tx.change("UPDATE schema_version SET version = ?", len(steps))
+
+
+def refuse_newer(version: int, place: str, steps: Sequence[Sequence[str]] = MIGRATIONS) -> None:
+    """Raise StoreError when ``version`` is unknown to this release."""
+    if version > len(steps):
+        raise StoreError(
+            f"the store {place} has form {version}, and this release knows forms up to {len(steps)}: a newer"
+            " smartbatch wrote it; update smartbatch, or name another store"
+        )

@@ -1,0 +1,224 @@
+"""Between rows of the database and the records of :mod:`smartbatch.jobs.records`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemState,
+    JobRow,
+    JobState,
+    ResultRow,
+    ShardRow,
+    ShardState,
+)
+from smartbatch.jobs.store.database import Row
+from smartbatch.jobs.store.migrations import SHIFT
+
+__all__ = [
+    "CODES",
+    "SHARD_CHANGES",
+    "bare",
+    "decoded",
+    "encoded",
+    "first_of",
+    "incident_row",
+    "job_row",
+    "number",
+    "packed",
+    "position",
+    "result_row",
+    "shard_row",
+    "unpacked",
+]
+
+CODES = {
+    ItemState.OPEN: 0,
+    ItemState.DIRECT: 1,
+    ItemState.ASKING: 2,
+    ItemState.SHARDED: 3,
+    ItemState.FINAL: 4,
+}
+"""States of items as the table has them; those under 3 wait for something to be done."""
+
+_MASK = (1 << SHIFT) - 1
+
+
+def number(job: int, ix: int) -> int:
+    """Return the number of the item at position ``ix`` of job number ``job``."""
+    return job << SHIFT | ix
+
+
+def first_of(job: int) -> int:
+    """Return the number of a job's first item; that of the next job is beyond its last."""
+    return job << SHIFT
+
+
+def position(no: int) -> int:
+    """Return an item's position in its job from its number."""
+    return no & _MASK
+
+
+def encoded(text: str | None) -> bytes | None:
+    """Return a text as the bytes a store keeps, whatever characters it has, lone surrogates and NUL too."""
+    return None if text is None else text.encode("utf-8", "surrogatepass")
+
+
+def decoded(kept: bytes | None) -> str | None:
+    """Return the text of :func:`encoded`."""
+    return None if kept is None else kept.decode("utf-8", "surrogatepass")
+
+
+def bare(value: Any) -> str:
+    """Return compact JSON in ASCII, which a text column of any database takes."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def packed(positions: Iterable[int]) -> bytes:
+    """Return positions as four bytes each."""
+    return _little(array("I", positions)).tobytes()
+
+
+def unpacked(kept: bytes) -> array[int]:
+    """Return the positions of :func:`packed`."""
+    positions = array("I")
+    positions.frombytes(kept)
+    return _little(positions)
+
+
+def _little(positions: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        positions.byteswap()
+    return positions
+
+
+def job_row(row: Row) -> JobRow:
+    """Return the job of a row of ``statements.JOB_BY_ID``."""
+    return JobRow(
+        id=row[0],
+        key=decoded(row[1]),
+        scope=row[2],
+        model=row[3],
+        kind=row[4],
+        params=row[5],
+        metadata=json.loads(row[6]),
+        policy=json.loads(row[7]),
+        state=JobState(row[8]),
+        created_at=row[9],
+        finished_at=row[10],
+        total=row[11],
+        succeeded=row[12],
+        failed=row[13],
+        cancelled=row[14],
+        cost=row[15],
+        realtime_cost=row[16],
+        unpriced=row[17],
+        input_tokens=row[18],
+        output_tokens=row[19],
+        cancel_requested=bool(row[20]),
+        note=decoded(row[21]),
+        epoch=row[22],
+        owner=row[23],
+        digest=row[24],
+    )
+
+
+def shard_row(row: Row) -> ShardRow:
+    """Return the shard of a row of ``statements.SHARD_COLUMNS``."""
+    return ShardRow(
+        id=row[0],
+        job_id=row[1],
+        no=row[2],
+        nonce=row[3],
+        scope=row[4],
+        model=row[5],
+        state=ShardState(row[6]),
+        size=row[7],
+        bytes=row[8],
+        tokens=row[9],
+        due_at=row[10],
+        tries=row[11],
+        file_id=row[12],
+        batch_id=row[13],
+        watermark=row[14],
+        server_time=row[15],
+        submitted_at=row[16],
+        uncertain_since=row[17],
+        fenced_at=row[18],
+        candidate=row[19],
+        foreign=tuple(json.loads(row[20])),
+        remote=json.loads(row[21]),
+        cancelled=bool(row[22]),
+        ended_at=row[23],
+        settled_at=row[24],
+        died_at=row[25],
+        tidied=bool(row[26]),
+        results_until=row[27],
+        cost=row[28],
+        note=decoded(row[29]),
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+SHARD_CHANGES: dict[str, tuple[str, Any]] = {
+    **{
+        name: (name, _same)
+        for name in (
+            "due_at",
+            "tries",
+            "file_id",
+            "batch_id",
+            "watermark",
+            "server_time",
+            "submitted_at",
+            "uncertain_since",
+            "fenced_at",
+            "candidate",
+            "ended_at",
+            "settled_at",
+            "died_at",
+            "results_until",
+            "cost",
+            "bytes",
+        )
+    },
+    "foreign": ("strangers", lambda ids: bare(list(ids))),
+    "remote": ("remote", lambda remote: bare(dict(remote))),
+    "cancelled": ("cancelled", int),
+    "tidied": ("tidied", int),
+    "note": ("note", encoded),
+}
+"""What may change of a shard beside its state: the column, and how a value is written."""
+
+
+def result_row(row: Row) -> ResultRow:
+    """Return the result of a row of ``statements.RESULTS``."""
+    return ResultRow(
+        ix=position(row[0]),
+        user_id=decoded(row[1]),
+        outcome=row[2],
+        body=row[3],
+        payload=row[4],
+        cost=row[5],
+        seq=position(row[6]),
+    )
+
+
+def incident_row(row: Row) -> IncidentRow:
+    """Return the incident of a row of ``statements.INCIDENTS``."""
+    return IncidentRow(
+        kind=row[0],
+        job_id=row[1],
+        shard_id=row[2],
+        detail=decoded(row[3]) or "",
+        money=row[4],
+        at=row[5],
+    )
