@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from raw_client import RawClient, chat
+from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.cli import emulator
 from smartbatch.emulator import Ledger
@@ -71,6 +71,32 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
     assert call.billed > 0
 
 
+def test_batches_run_in_a_process_of_their_own(tmp_path):
+    """With the faults asked for; the ledger's file tells another process what became of them."""
+    path = tmp_path / "ledger.jsonl"
+    options = ["--ledger", str(path), "--batch-turnaround", "0", "--batch-faults", "list_lag=1,shuffled=1"]
+    options += ["--batch-list-lag", "3600", "--batch-no-metadata"]
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("one")}
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n%b\r\n--b--\r\n'
+    ) % json.dumps(row).encode()
+    with process(*options) as (running, port), RawClient(port) as client:
+        kind = "Content-Type: multipart/form-data; boundary=b\r\n"
+        file = client.ask(form, path="/v1/files", headers=kind)[2]
+        asked = {"input_file_id": file["id"], "endpoint": row["url"], "completion_window": "24h"}
+        batch = client.ask({**asked, "metadata": {"sb": "n"}}, path="/v1/batches")[2]
+        assert (batch["status"], batch["metadata"]) == ("completed", None)
+        assert client.ask(path="/v1/batches", method="GET")[2]["data"] == []
+        client.send(request_bytes(method="GET", path=f"/v1/files/{batch['output_file_id']}/content"))
+        assert json.loads(client.answer()[2])["custom_id"] == "a"
+        running.kill()
+        running.wait(timeout=10)
+    [record] = Ledger.read(path).batches
+    assert (record.id, record.label, record.state) == (batch["id"], {"sb": "n"}, "completed")
+    assert record.lines[0].delivered
+
+
 def test_options_become_settings():
     """Every option reaches the setting of its name."""
     made = emulator._settings(
@@ -88,8 +114,18 @@ def test_options_become_settings():
             "--no-retry-after",
             "--seed",
             "7",
+            "--batch-cancel-seconds",
+            "2.5",
+            "--batch-enqueued-tokens",
+            "1000",
+            "--batch-faults",
+            "lost_create=0.1,missing_lines=0.2",
+            "--batch-no-input-file",
         )
     )
+    assert made["batch_faults"] == {"lost_create": 0.1, "missing_lines": 0.2}
+    assert (made["batch_cancel_seconds"], made["batch_enqueued_tokens"]) == (2.5, 1000)
+    assert (made["batch_echo_input_file"], made["batch_echo_metadata"]) == (False, True)
     assert made["faults"] == {"500": 0.1, "reset": 0.2}
     assert (made["outage"], made["outage_between"]) == ((5, 10), (1.0, 2.5))
     assert (made["rpm"], made["enforce"], made["retry_after"], made["seed"]) == (60, "second", False, 7)
@@ -100,6 +136,8 @@ def test_options_become_settings():
     [
         (["--faults", "2"], "faults"),
         (["--faults", "gremlin=1"], "gremlin"),
+        (["--batch-faults", "gremlin=1"], "lost_create"),
+        (["--batch-turnaround", "-1"], "batch_turnaround"),
         (["--host", "0.0.0.0"], "loopback"),
         (["--port", "99999"], "port 99999"),
         (["--answers", "/nowhere"], "/nowhere"),
@@ -111,7 +149,10 @@ def test_bad_settings_end_with_exit_code_2(capsys, options, named):
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--faults", "x"], ["--outage", "5"], ["--enforce", "hour"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--faults", "x"], ["--outage", "5"], ["--enforce", "hour"], ["--batch-faults", "0.5"]],
+)
 def test_options_that_cannot_be_read_are_bad_usage(capsys, options):
     """The parser refuses them."""
     with pytest.raises(SystemExit) as caught:
