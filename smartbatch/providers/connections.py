@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import ssl
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 from urllib3 import PoolManager, ProxyManager
@@ -18,7 +20,17 @@ from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch.errors import ConfigError
 
-__all__ = ["Connection", "Step", "build_pool", "find_proxy", "is_loopback", "seconds_left"]
+__all__ = [
+    "Connection",
+    "Step",
+    "TlsConnection",
+    "build_pool",
+    "find_proxy",
+    "forget",
+    "is_loopback",
+    "seconds_left",
+    "tls_context",
+]
 
 Step: TypeAlias = Literal["connect", "send", "receive"]
 """How far a call came; from ``receive`` on the provider has the whole request."""
@@ -108,7 +120,7 @@ class Connection(HTTPConnection):
         raise error
 
 
-class _TlsConnection(Connection, HTTPSConnection):
+class TlsConnection(Connection, HTTPSConnection):
     """The same, with TLS on top."""
 
 
@@ -117,15 +129,21 @@ class _PlainPool(HTTPConnectionPool):
 
 
 class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
+    ConnectionCls = TlsConnection
 
 
 def build_pool(
-    url: Url, workers: int, proxy: str | None, proxy_headers: dict[str, str]
+    url: Url,
+    workers: int,
+    proxy: str | None,
+    proxy_headers: dict[str, str],
+    *,
+    context: ssl.SSLContext | None = None,
 ) -> HTTPConnectionPool:
     """Return the pool of ``workers`` connections to ``url``; nothing is sent yet.
 
-    Certificates are checked against the system's, or those that ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name.
+    Args:
+        context: from :func:`tls_context`, for who makes many pools; a new one by default.
     """
     settings: dict[str, Any] = {
         "maxsize": workers,
@@ -134,9 +152,7 @@ def build_pool(
         "socket_options": _keepalive(),
     }
     if url.scheme == "https":
-        context = ssl.create_default_context()
-        context.sslsocket_class = _TlsSocket
-        settings["ssl_context"] = context
+        settings["ssl_context"] = context or tls_context()
     manager = (
         ProxyManager(proxy, proxy_headers=proxy_headers, num_pools=1, **settings)
         if proxy
@@ -144,6 +160,22 @@ def build_pool(
     )
     manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
     return manager.connection_from_host(url.host, url.port, url.scheme)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return TLS by the system's certificates, or those ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name."""
+    context = ssl.create_default_context()
+    context.sslsocket_class = _TlsSocket
+    return context
+
+
+def forget(connections: Iterable[Connection]) -> None:
+    """Close our copies of a parent process's descriptors, and say nothing on the wire."""
+    for connection in connections:
+        for sock in (connection.sock, connection.dialling):
+            descriptor = sock.detach() if sock is not None else -1
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:

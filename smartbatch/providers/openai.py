@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 from urllib3.exceptions import HTTPError
+from urllib3.util import Url
 
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.connections import seconds_left
 from smartbatch.providers.endpoint import check_headers, check_url, scope_of, setting
 from smartbatch.providers.failures import failure
-from smartbatch.providers.openai_answers import decode, read_chat, read_error, read_response
+from smartbatch.providers.openai_answers import carries_error, decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
 from smartbatch.providers.openai_embeddings import (
     MAX_TEXT_TOKENS,
@@ -61,6 +65,8 @@ class OpenAIProvider(Provider):
         max_body: most bytes of a decoded answer.
         max_tokens_field: what ``max_tokens`` is called in a chat body; by default
             ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere.
+        batch_window: how soon a batch is to be done; OpenAI takes ``24h``, others also ``1h``, ``7d``.
+        batch_purpose: what a batch's input is uploaded for; Together wants ``batch-api``.
         stream_usage: ask for the usage of streamed chats, which some older servers refuse to hear.
         allow_http: send the key over plain ``http`` to another machine.
 
@@ -86,6 +92,8 @@ class OpenAIProvider(Provider):
         max_body: int = MAX_BODY,
         max_tokens_field: str | None = None,
         stream_usage: bool = True,
+        batch_window: str = "24h",
+        batch_purpose: str = "batch",
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
@@ -116,12 +124,11 @@ class OpenAIProvider(Provider):
             "max_completion_tokens" if official or azure else "max_tokens"
         )
         self.scope = scope_of(self.name, url, key, organization, project, sorted((headers or {}).items()))
-        self._transport = Transport(
-            url,
-            _headers(key, organization, project, headers),
-            connect_timeout=connect_timeout,
-            max_body=max_body,
-        )
+        sent = _headers(key, organization, project, headers)
+        self._transport = Transport(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+        self._make_batches = partial(self._batch_api, url, sent, connect_timeout, batch_window, batch_purpose)
+        self._batches: BatchApi | None = None
+        self._batches_lock = threading.Lock()
         self._stream_usage = stream_usage
         self._checked: Generation | None = None
 
@@ -179,9 +186,32 @@ class OpenAIProvider(Provider):
         if not 200 <= reply.status < 300:
             raise read_error(reply, requests, *self._secrets)
         data = decode(reply)
-        if data.get("error") and not (data.get("choices") or data.get("data")) and data.get("status") is None:
+        if carries_error(data):
             raise read_error(reply, requests, *self._secrets, data=data)
         return data, reply
+
+    def batches(self) -> BatchApi:
+        """Return the Batch API; ``requests``, which it speaks through, is imported when it is asked for."""
+        with self._batches_lock:
+            if self._batches is None:
+                self._batches = self._make_batches()
+            return self._batches
+
+    def _batch_api(
+        self, url: Url, headers: Mapping[str, str], connect_timeout: float, window: str, purpose: str
+    ) -> BatchApi:
+        from smartbatch.providers.control import Control
+        from smartbatch.providers.openai_batches import OpenAIBatches
+
+        return OpenAIBatches(
+            Control(url, headers, connect_timeout=connect_timeout),
+            scope=self.scope,
+            api=self._api,
+            body=self._body,
+            secrets=self._secrets,
+            window=window,
+            purpose=purpose,
+        )
 
     def check(self, request: Request, *, model: str) -> None:
         """Refuse what this API cannot take, before the request is queued.
@@ -212,10 +242,17 @@ class OpenAIProvider(Provider):
     def close(self) -> None:
         """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
         self._transport.close()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
 
     def abandon(self) -> None:
         """Drop what a fork brought along; the parent's connections are not disturbed."""
         self._transport.abandon()
+        self._batches_lock = threading.Lock()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.abandon()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"

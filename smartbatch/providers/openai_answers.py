@@ -19,7 +19,16 @@ from smartbatch.providers.classify import kind_of_status
 from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, count, short, sound, told
 from smartbatch.providers.transport import Reply
 
-__all__ = ["chat_usage", "decode", "limits_of", "read_chat", "read_error", "read_response", "request_id_of"]
+__all__ = [
+    "carries_error",
+    "chat_usage",
+    "decode",
+    "limits_of",
+    "read_chat",
+    "read_error",
+    "read_response",
+    "request_id_of",
+]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
@@ -113,6 +122,13 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
+    )
+
+
+def carries_error(data: Mapping[str, Any]) -> bool:
+    """Whether a successful status came with an error instead of an answer."""
+    return bool(
+        data.get("error") and not (data.get("choices") or data.get("data")) and data.get("status") is None
     )
 
 

@@ -10,7 +10,16 @@ from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 
-__all__ = ["MAX_BODY", "Reply", "headers_of", "inflate", "read_body", "too_large"]
+__all__ = [
+    "MAX_BODY",
+    "Reply",
+    "broken",
+    "encoded_otherwise",
+    "headers_of",
+    "inflate",
+    "read_body",
+    "too_large",
+]
 
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
@@ -64,12 +73,7 @@ def inflate(data: bytes, encoding: str, cap: int) -> bytes:
     if name in ("", "identity"):
         return data
     if name not in ("gzip", "x-gzip", "deflate"):
-        raise ProviderError(
-            "the answer has a content encoding that was not asked for",
-            kind=ErrorKind.INVALID_RESPONSE,
-            code="encoding",
-            maybe_billed=True,
-        )
+        raise encoded_otherwise()
     decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
     try:
         plain = decoder.decompress(data, cap + 1)
@@ -78,13 +82,28 @@ def inflate(data: bytes, encoding: str, cap: int) -> bytes:
     if len(plain) > cap:
         raise too_large(cap)
     if not decoder.eof:
-        raise ProviderError(
-            "the compressed answer is broken or did not arrive whole",
-            kind=ErrorKind.NETWORK_ERROR,
-            code="truncated",
-            maybe_billed=True,
-        )
+        raise broken()
     return plain
+
+
+def encoded_otherwise() -> ProviderError:
+    """Return the error for an answer that is compressed in a way nobody asked for."""
+    return ProviderError(
+        "the answer has a content encoding that was not asked for",
+        kind=ErrorKind.INVALID_RESPONSE,
+        code="encoding",
+        maybe_billed=True,
+    )
+
+
+def broken() -> ProviderError:
+    """Return the error for a compressed answer that is cut or garbled."""
+    return ProviderError(
+        "the compressed answer is broken or did not arrive whole",
+        kind=ErrorKind.NETWORK_ERROR,
+        code="truncated",
+        maybe_billed=True,
+    )
 
 
 def too_large(cap: int) -> ProviderError:

@@ -22,7 +22,14 @@ from urllib3.exceptions import ClosedPoolError, EmptyPoolError
 from urllib3.util import Url
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.connections import Connection, PlainSocket, build_pool, find_proxy, seconds_left
+from smartbatch.providers.connections import (
+    Connection,
+    PlainSocket,
+    build_pool,
+    find_proxy,
+    forget,
+    seconds_left,
+)
 from smartbatch.providers.cutoff import Cutoff, current
 from smartbatch.providers.failures import failure
 from smartbatch.providers.live import LiveReply
@@ -91,11 +98,7 @@ class Transport:
         self._lock = threading.Lock()
         pool, self._pool = self._pool, None
         live, self._live = self._live, set()
-        for connection in live:
-            for sock in (connection.sock, connection.dialling):
-                descriptor = sock.detach() if sock is not None else -1
-                if descriptor >= 0:
-                    os.close(descriptor)
+        forget(live)
         if pool is not None and pool.pool is not None:
             # The pool's finaliser empties this queue at exit and would wait for its lock.
             queue.LifoQueue.__init__(pool.pool)
