@@ -33,8 +33,10 @@ def poll(work: Work, shard: ShardRow) -> ShardRow:
         return _ended(work, shard, batch)
     late = work.wall - (shard.submitted_at or work.wall) > PROMISE
     note = f"still {batch.word} after more than 24 hours" if late else None
-    moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=_told(batch))
-    report(work.store, work.job, work.tell, work.clock, running=_running(work))
+    told = _told(batch)
+    moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=told)
+    if told != shard.remote:
+        report(work.store, work.job, work.tell, work.clock, running=_running(work))
     return moved
 
 

@@ -140,7 +140,19 @@ class Results(Shards):
         tx.insert(
             "verdict", _VERDICT, ((no, note.outcome, note.digest, note.body) for no, note in new.items())
         )
+        self._book(tx, job, list(new.values()))
         return doubled
+
+    def _book(self, tx: Transaction, job: int, notes: Sequence[NewResult]) -> None:
+        """Add what answers cost that were paid and do not count, such as those that break their schema."""
+        paid = [note for note in notes if note.cost and (note.input_tokens or note.output_tokens)]
+        if paid:
+            usd = float(sum(note.cost or 0.0 for note in paid))
+            realtime = float(
+                sum((n.cost if n.realtime_cost is None else n.realtime_cost) or 0.0 for n in paid)
+            )
+            tokens = sum(note.input_tokens for note in paid), sum(note.output_tokens for note in paid)
+            tx.row(sql.COUNT, 0, 0, 0, 0, usd, realtime, 0, *tokens, job)
 
     def unsettled(self, shard_id: str) -> list[Unsettled]:
         job, positions = self._positions(shard_id)
