@@ -102,7 +102,7 @@ class Book(Store):
         """Delete what the dead left behind: their rows and locks, and items that never came to a job."""
         with_jobs = {row[0] for row in self._db.rows(sql.OWNERS_WITH_JOBS)}
         for no, owner in self._db.rows(sql.ALL_LOOSE):
-            if owner != own and not self._owners.alive(owner):
+            if owner != own and not (owner and self._owners.alive(owner)):
                 self._drop_items(no)
         listed = {row[0] for row in self._db.rows(sql.OWNERS)}
         kept = {owner for owner in listed if owner == own or owner in with_jobs or self._owners.alive(owner)}

@@ -270,11 +270,14 @@ class SqliteDatabase(Database):
         # somebody else may read or write: then the room is used again by what comes next
         with self._changing, contextlib.suppress(sqlite3.Error):
             connection = self._writer
-            while connection is not None and connection.execute("PRAGMA freelist_count").fetchone()[0]:
+            if connection is None:
+                return
+            free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], None
+            while free and free != before:
                 # as a script: it works page by page, and execute() stops after the first
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
-            if connection is not None:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], free
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         if self._process != os.getpid():

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 _JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata, j.policy, j.state,
     j.created_at, j.finished_at, j.total, j.succeeded, j.failed, j.cancelled, j.cost, j.realtime_cost,
-    j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner, j.digest, j.lease_until
+    j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner,
+    j.digest, j.lease_until
     FROM job j JOIN job_params p ON p.no = j.no """
 JOB_BY_ID = _JOB + "WHERE j.id = ?"
 JOB_BY_KEY = _JOB + "WHERE j.user_key = ?"
@@ -115,7 +116,8 @@ VERDICT_DIGESTS = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
 DROP_VERDICTS = "DELETE FROM verdict WHERE no IN {numbers}"
 UNSENT = "SELECT no FROM item WHERE state < 2 AND state < 3 AND no >= ? AND no < ?"
 END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
-    SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, ?, ? FROM item WHERE no IN {numbers}"""
+    SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
+    FROM item WHERE no IN {numbers}"""
 TAKE_DIRECT = """UPDATE item SET state = 2 WHERE no IN (
     SELECT no FROM item WHERE state < 3 AND state = 1 AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
