@@ -20,9 +20,12 @@ from urllib3.exceptions import HTTPError
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.batch_transport import BatchTransport
+from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.endpoint import check_headers, check_url, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.gemini_answers import read_answer, read_embeddings
+from smartbatch.providers.gemini_batches import GeminiBatches
 from smartbatch.providers.gemini_bodies import (
     MAX_TEXT_TOKENS,
     MAX_TEXTS,
@@ -34,7 +37,7 @@ from smartbatch.providers.gemini_bodies import (
 from smartbatch.providers.gemini_errors import read_error
 from smartbatch.providers.gemini_streams import GeminiStream
 from smartbatch.providers.openai_answers import decode
-from smartbatch.providers.transport import MAX_BODY, Reply, Transport
+from smartbatch.providers.transport import DEFAULT_WORKERS, MAX_BODY, Reply, Transport
 
 if TYPE_CHECKING:
     from smartbatch.providers.gemini_sdk import GeminiSdk
@@ -110,6 +113,8 @@ class GeminiProvider(Provider):
         self._secrets = secrets_of(self._key, tuple(self._headers.values()))
         self.scope = scope_of(self.name, url, self._key, sorted(self._headers.items()))
         self._transport = Transport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
+        self._batch_transport = BatchTransport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
+        self._batches: GeminiBatches | None = None
         self._lock = threading.Lock()
         self._sdk: GeminiSdk | None = None
 
@@ -162,6 +167,14 @@ class GeminiProvider(Provider):
         """All models do."""
         return True
 
+    def batches(self) -> BatchApi:
+        """Return the API of batches; it has connections of its own."""
+        with self._lock:
+            if self._batches is None:
+                self._batch_transport.open(DEFAULT_WORKERS)
+                self._batches = GeminiBatches(self.scope, self._batch_transport, self._build, self._secrets)
+            return self._batches
+
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the SDK and of ``httpx2`` have their own table."""
         if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
@@ -180,12 +193,16 @@ class GeminiProvider(Provider):
     def close(self) -> None:
         """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
         self._transport.close()
+        self._batch_transport.close()
+        self._batches = None  # asked for again, it is open again
 
     def abandon(self) -> None:
         """Drop what a fork brought along; the parent's connections are not disturbed."""
         self._lock = threading.Lock()
         self._sdk = None
         self._transport.abandon()
+        if self._batches is not None:
+            self._batches.abandon()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
@@ -224,14 +241,14 @@ class GeminiProvider(Provider):
         """Return the SDK's client of this process; the first call imports the SDK and builds it."""
         sdk = self._sdk
         if sdk is None:
-            from smartbatch.providers.gemini_sdk import GeminiSdk
-
             with self._lock:
-                sdk = self._sdk
-                if sdk is None:
-                    sdk = GeminiSdk(self._transport, self._key, self._base_url, self._version, self._headers)
-                    self._sdk = sdk
+                sdk = self._sdk = self._sdk or self._build(self._transport)
         return sdk
+
+    def _build(self, transport: Transport) -> GeminiSdk:
+        from smartbatch.providers.gemini_sdk import GeminiSdk
+
+        return GeminiSdk(transport, self._key, self._base_url, self._version, self._headers)
 
 
 def _check_key(key: str | None) -> str:

@@ -13,7 +13,7 @@ from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, count, short, sound
 from smartbatch.providers.vectors import invalid, shares, vector
 
-__all__ = ["Gathered", "read_answer", "read_embeddings"]
+__all__ = ["Gathered", "read_answer", "read_embeddings", "usage_of"]
 
 _FINISH = {
     "STOP": "stop",
@@ -57,7 +57,7 @@ class Gathered:
         """
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
-        self._usage = _usage(data.get("usageMetadata")) or self._usage
+        self._usage = usage_of(data.get("usageMetadata")) or self._usage
         candidates = data.get("candidates")
         if candidates:
             text = self._candidate(candidates)
@@ -135,7 +135,7 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
         model=short(data.get("modelVersion"), PLAIN_ID),
         provider_request_id=short(data.get("responseId"), PLAIN_ID),
     )
-    usage = _usage(data.get("usageMetadata"))
+    usage = usage_of(data.get("usageMetadata"))
     if usage is None:
         return [evolve(common, embedding=each) for each in vectors]
     parts = shares(usage.input_tokens, [len(str(request.prompt)) for request in requests])
@@ -145,8 +145,8 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
     ]
 
 
-def _usage(found: Any) -> Usage | None:
-    """The billed tokens; ``None`` when there is none or it is absurd. Thoughts are billed as output."""
+def usage_of(found: Any) -> Usage | None:
+    """Return the billed tokens; ``None`` when there is none or it is absurd. Thoughts count as output."""
     if not isinstance(found, dict) or not found:
         return None
     prompt, cached, made, thought, tools = (

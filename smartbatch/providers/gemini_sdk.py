@@ -52,6 +52,8 @@ class GeminiSdk:
         self, transport: Transport, key: str, base_url: str, version: str, headers: Mapping[str, str]
     ) -> None:
         self._network = network = http_client(transport)
+        self._leads_to = transport.leads_to
+        self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
         network.event_hooks = {"response": [_refuse]}
         options = types.HttpOptions(
             base_url=base_url,
@@ -109,9 +111,22 @@ class GeminiSdk:
         text = answer.response_stream[0] if answer.response_stream else ""
         return Reply(200, answer.headers, text.encode() if isinstance(text, str) else b"")
 
-    def put(self, url: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
-        """Post a piece of an upload to an address the service gave; the key is not sent along."""
-        return reply_of(self._network.post(url, content=piece, headers=dict(headers), timeout=timeout))
+    def put(self, address: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
+        """Post a piece of an upload to an address the service gave; the key is not sent along.
+
+        Prompts go to the base URL's server and to no other. Behind a gateway the address is that of the
+        service itself: then its path is asked of the gateway.
+        """
+        try:
+            url = httpx2.URL(address)
+            if not self._leads_to(url.scheme, url.host, url.port):
+                url = httpx2.URL(self._base_url + url.raw_path.decode("ascii"))
+        except httpx2.InvalidURL:
+            raise ProviderError(
+                "the address to upload to is none", kind=ErrorKind.INVALID_RESPONSE, code="shape"
+            ) from None
+        sent = {**self._headers, **headers}
+        return reply_of(self._network.post(url, content=piece, headers=sent, timeout=timeout))
 
     def stream(
         self, path: str, body: dict[str, Any], options: types.HttpOptions, method: str = "post"
