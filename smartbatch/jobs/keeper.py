@@ -11,17 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
 
 from attrs import define
 
 from smartbatch.clock import Clock
 from smartbatch.core.pauses import pause
 from smartbatch.errors import SmartbatchError, StoreError
+from smartbatch.jobs.host import Asker, Tended
 from smartbatch.jobs.records import Grip, JobRow
 from smartbatch.jobs.store.base import LostGrip, Store
 
-__all__ = ["HANDS", "LEASE", "LOOK_EVERY", "Keeper", "Tended"]
+__all__ = ["HANDS", "LEASE", "LOOK_EVERY", "Keeper"]
 
 LEASE = 15.0
 """Seconds a job belongs to a process that does not renew: so long a frozen one keeps others waiting."""
@@ -35,35 +35,6 @@ CLAIMS = 200
 """Jobs claimed in one look, so that the leases of the first are renewed in time."""
 LONGEST_PAUSE = 60.0
 """Seconds between two tries of a step that the store, or a mistake of ours, keeps from ending."""
-
-
-class Tended(Protocol):
-    """What a step of a job leaves behind; see :class:`smartbatch.jobs.engine.Tended`."""
-
-    @property
-    def next_at(self) -> float | None: ...
-
-    @property
-    def direct(self) -> bool: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-
-class Asker(Protocol):
-    """Who asks items alone; see :class:`smartbatch.jobs.direct.DirectAsker`."""
-
-    def offer(self, grip: Grip) -> None:
-        """There are items of this job to be asked."""
-        ...
-
-    def recall(self, job_id: str) -> None:
-        """Take back what has not started: the job is cancelled."""
-        ...
-
-    def forget(self, job_id: str) -> None:
-        """The job is nobody's, or somebody else's."""
-        ...
 
 
 @define(eq=False)
@@ -124,7 +95,7 @@ class Keeper:
         self._mine = threading.local()
         self._threads = self._resting = self._working = 0
         self._look_at = self._renew_at = -math.inf
-        self._stopping = self._watching = False
+        self._halted = self._stopping = self._watching = False
         self._trouble: str | None = None
 
     # -- for others ------------------------------------------------------------------------------------------
@@ -164,6 +135,13 @@ class Keeper:
         """Whether the caller runs on a thread of the keeper, in an observer of the user's."""
         return getattr(self._mine, "here", False)
 
+    def halt(self) -> None:
+        """Begin no further step and claim nothing more, but keep what is owned: the first half of a stop."""
+        with self._monitor:
+            self._halted = True
+            self._ready.clear()
+            self._monitor.notify_all()
+
     def stop(self, grace: float) -> None:
         """Begin no further step, wait up to ``grace`` seconds for those under way, give all jobs back.
 
@@ -171,7 +149,7 @@ class Keeper:
         """
         until = self._clock.now() + grace
         with self._monitor:
-            self._stopping = True
+            self._halted = self._stopping = True
             self._monitor.notify_all()
             self._hands.notify_all()
             mine = 1 if self.on_own_thread() else 0
@@ -210,16 +188,18 @@ class Keeper:
                 errand: Callable[[], None] | None = None
                 if self._held and now >= self._renew_at:
                     self._renew_at, errand = now + RENEW_EVERY, self._renew
-                elif now >= self._look_at:
+                elif now >= self._look_at and not self._halted:
                     self._look_at, errand = now + LOOK_EVERY, self._look
                 if errand is not None:
                     self._working += 1
                     return errand
-                soonest = min(self._hand_out_locked(), self._look_at - now)
+                soonest = math.inf
+                if not self._halted:
+                    soonest = min(self._hand_out_locked(), self._look_at - now)
                 if self._held:
                     soonest = min(soonest, self._renew_at - now)
                 if soonest > 0:
-                    self._monitor.wait(soonest)
+                    self._monitor.wait(None if soonest == math.inf else soonest)
             return None
 
     def _hand_out_locked(self) -> float:
@@ -257,7 +237,7 @@ class Keeper:
         self._notice()
         claims = 0
         for row in self._store.claimable(limit=100_000):
-            if self._stopping:
+            if self._halted:
                 return
             if not self._serves(row):
                 continue
@@ -274,7 +254,7 @@ class Keeper:
 
     def _take_in(self, held: _Held) -> bool:
         with self._monitor:
-            if not self._stopping:
+            if not self._halted:
                 if not self._held:
                     self._renew_at = self._clock.now() + RENEW_EVERY
                 self._held[held.grip.job_id] = held

@@ -1,0 +1,236 @@
+"""A job as its user holds it: look, wait, read, cancel. All handles, in any process, are one job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from smartbatch.errors import JobNotFound, JobTimeout, StoreError
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
+from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.watching import PAGE
+from smartbatch.models import Result
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.desk import JobDesk
+
+__all__ = ["Job"]
+
+
+class Job:
+    """A job in the store. It outlives this object, its client and the process.
+
+    Made by ``client.submit_batch``, ``client.job``, ``client.jobs`` and ``smartbatch.job``; safe from any
+    thread. Whoever waits, reads results or takes futures has this process carry the job on, unless another
+    one does.
+
+    Attributes:
+        id: ``job-`` and 16 characters.
+        key: the user's own name for it, or ``None``.
+        model: ``provider:model``.
+        metadata: the user's labels.
+        created_at: Unix seconds.
+        total: requests.
+    """
+
+    def __init__(self, desk: JobDesk, row: JobRow) -> None:
+        self._desk = desk
+        self.id = row.id
+        self.key = row.key
+        self.model = row.model
+        self.metadata = dict(row.metadata)
+        self.created_at = row.created_at
+        self.total = row.total
+
+    def __repr__(self) -> str:
+        named = "" if self.key is None else f" {self.key!r}"
+        return f"<Job {self.id}{named} {self.model} {self.total:,} requests>"
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """Return how the job stands now, from the store; nothing is asked of the provider.
+
+        Raises:
+            JobNotFound: it was forgotten.
+            StoreError: the store cannot be read.
+        """
+        return self._desk.status_of(self._row())
+
+    def incidents(self) -> list[IncidentRow]:
+        """Return what should not have happened, oldest first, with what it may have cost."""
+        return self._desk.store.incidents(self.id)
+
+    def on_progress(self, callback: Callable[[JobStatus], object]) -> None:
+        """Call ``callback`` with the status now and after each change, up to the end.
+
+        It runs on a thread of its own, with no lock held; what it raises is logged.
+        """
+        self._desk.carry_on()
+        self._desk.watcher_of(self.id).listen(callback)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> JobStatus:
+        """Wait until every request has its result, and return the status.
+
+        Args:
+            timeout: seconds; ``None`` waits as long as it takes.
+
+        Raises:
+            JobTimeout: the time is over; the job goes on.
+            ClientClosed: the client was stopped, and nobody carries the job on.
+        """
+        self._desk.carry_on()
+        until = self._until(timeout)
+        while True:
+            seen = self._desk.bell.rings
+            row = self._row()
+            if row.state is JobState.DONE:
+                return self._desk.status_of(row)
+            self._await(seen, row, until)
+
+    def results(
+        self, *, ordered: bool = True, wait: bool = True, timeout: float | None = None
+    ) -> Iterator[Result]:
+        """Yield the results, a page at a time, so that a job of any size takes little memory.
+
+        Args:
+            ordered: in the order of the requests; else in the order in which they were stored.
+            wait: wait for those that are not there yet; else yield what there is.
+            timeout: seconds in all to wait; ``None`` waits as long as it takes.
+
+        Returns:
+            an iterator of :class:`~smartbatch.Result`; failed requests hold their ``.error``.
+
+        Raises:
+            JobTimeout, ClientClosed: as :meth:`wait`.
+        """
+        if wait:
+            self._desk.carry_on()
+        until = self._until(timeout)
+        if not wait:
+            return self._stored(ordered)
+        return self._in_order(until) if ordered else self._as_stored(until)
+
+    def futures(self) -> list[Future[Result]]:
+        """Return a future for each request, in order, as if this process had submitted them.
+
+        They end when their results are stored, and raise what failed requests failed with. Cancelling one
+        leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``.
+        """
+        self._desk.carry_on()
+        return self._desk.watcher_of(self.id).futures(self.total)
+
+    # -- acting ----------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Ask for the job to be cancelled, and return at once; :meth:`wait` sees the end.
+
+        Nothing more is sent, batches under way are cancelled at the provider, and what they have done by
+        then, and is paid for, is kept.
+        """
+        self._desk.store.request_cancel(self.id)
+        self._desk.carry_on()
+        self._desk.recall(self.id)
+
+    def resume(self) -> None:
+        """Go on with a job that is held, or waits for a budget; and look at any other one now."""
+        self._desk.store.unhold(self.id)
+        self._desk.carry_on()
+        self._desk.resume(self.id)
+
+    def forget(self) -> None:
+        """Delete a finished job, its requests and its results from the store.
+
+        Raises:
+            StoreError: it is not finished, so that answers that are paid for could be lost.
+        """
+        self._desk.store.forget(self.id)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _row(self) -> JobRow:
+        row = self._desk.store.job(self.id)
+        if row is None:
+            raise JobNotFound(f"job {self.id} is no longer in the store {self._desk.store.place}")
+        return row
+
+    def _until(self, timeout: float | None) -> float:
+        return math.inf if timeout is None else self._desk.clock.now() + timeout
+
+    def _await(self, seen: int, row: JobRow, until: float) -> None:
+        """Wait for news, once.
+
+        Raises:
+            JobTimeout: it is too late for that.
+        """
+        self._desk.check_carried(row)
+        remaining = until - self._desk.clock.now()
+        if remaining <= 0:
+            note = self._desk.status_of(row).note
+            raise JobTimeout(
+                f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
+                f"their results. It goes on in the store {self._desk.store.place}, and nothing is lost: wait "
+                f"again, or take it up in any process with smartbatch.job({self.id!r})"
+                + (f". It says: {note}" if note else ""),
+                job_id=self.id,
+            )
+        self._desk.bell.wait(seen, min(remaining, self._desk.patience(self.id)))
+
+    def _stored(self, ordered: bool) -> Iterator[Result]:
+        """Yield what there is."""
+        store, last = self._desk.store, -1 if ordered else 0
+        while True:
+            page = (store.results if ordered else store.fresh)(self.id, after=last, limit=PAGE)
+            for row in page:
+                last = row.ix if ordered else row.seq
+                yield self._desk.result_of(row, self.id)
+            if len(page) < PAGE:
+                return
+
+    def _as_stored(self, until: float) -> Iterator[Result]:
+        """Yield every result as it is stored."""
+        last = count = 0
+        while count < self.total:
+            seen = self._desk.bell.rings
+            job = self._row()
+            page = self._desk.store.fresh(self.id, after=last, limit=PAGE)
+            for row in page:
+                last, count = row.seq, count + 1
+                yield self._desk.result_of(row, self.id)
+            if not page:
+                self._pause(seen, job, until)
+
+    def _in_order(self, until: float) -> Iterator[Result]:
+        """Yield every result in its place."""
+        following, limit = 0, PAGE
+        while following < self.total:
+            seen = self._desk.bell.rings
+            job = self._row()
+            page = self._desk.store.results(self.id, after=following - 1, limit=limit)
+            began = following
+            for row in _without_gap(page, following):
+                following += 1
+                yield self._desk.result_of(row, self.id)
+            # while the head is missing it is all that is looked at
+            limit = PAGE if following > began else 1
+            if following == began:
+                self._pause(seen, job, until)
+
+    def _pause(self, seen: int, job: JobRow, until: float) -> None:
+        if job.state is JobState.DONE:
+            raise StoreError(
+                f"job {self.id} is done, and the store {self._desk.store.place} lacks some of its results: "
+                "it was changed by something else; restore it from a copy"
+            )
+        self._await(seen, job, until)
+
+
+def _without_gap(page: list[ResultRow], following: int) -> Iterator[ResultRow]:
+    for ix, row in enumerate(page, following):
+        if row.ix != ix:
+            return
+        yield row
