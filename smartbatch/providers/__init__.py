@@ -49,6 +49,10 @@ class Ticker(Protocol):
         """Monotonic seconds."""
         ...
 
+    def wall(self) -> float:
+        """Unix seconds."""
+        ...
+
     def sleep(self, seconds: float) -> None:
         """Wait."""
         ...
@@ -143,7 +147,8 @@ def _sim(name: str, clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider
     from smartbatch.providers.sim import SimProvider, parse_options
 
     name, _, query = name.partition("?")
-    settings: dict[str, Any] = {"sleep": clock.sleep, "now": clock.now, **parse_options(query), **options}
+    times = {"sleep": clock.sleep, "now": clock.now, "wall": clock.wall}
+    settings: dict[str, Any] = {**times, **parse_options(query), **options}
     return SimProvider(**settings), name or "demo"
 
 

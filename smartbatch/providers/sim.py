@@ -11,6 +11,7 @@ import json
 import math
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Generator, Mapping
 from statistics import NormalDist
@@ -19,6 +20,7 @@ from typing import Any
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.pieces import MadeStream, words_of
 from smartbatch.providers.sim_schema import instance
 
@@ -33,6 +35,7 @@ _NUMBERS = {
     "per_token": "per_token",
     "rpm": "rpm",
     "tpm": "tpm",
+    "batch_seconds": "batch_seconds",
 }
 
 
@@ -49,6 +52,8 @@ class SimProvider(Provider):
         tpm: tokens a minute, prompt and answer together.
         faults: share of calls that fail, 0 to 1, or a share for each of :data:`FAULTS`.
         seed: changes latencies and faults, and the wording.
+        wall: Unix seconds; a clock's ``wall``. Batches run by it.
+        batch_seconds: from the create of a batch to its end. Like limits, latencies do not concern a batch.
     """
 
     name = "sim"
@@ -66,8 +71,15 @@ class SimProvider(Provider):
         tpm: float | None = None,
         faults: float | Mapping[str, float] = 0.0,
         seed: int = 0,
+        wall: Callable[[], float] = time.time,
+        batch_seconds: float = 0.2,
     ) -> None:
-        for label, value in (("latency", latency), ("sigma", latency_sigma), ("per_token", per_token)):
+        for label, value in (
+            ("latency", latency),
+            ("sigma", latency_sigma),
+            ("per_token", per_token),
+            ("batch_seconds", batch_seconds),
+        ):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"sim: {label}={value!r} must be 0 or more")
         for label, limit in (("rpm", rpm), ("tpm", tpm)):
@@ -80,6 +92,8 @@ class SimProvider(Provider):
         self._per_token = per_token
         self._faults = _fault_table(faults)
         self._seed = seed
+        self._wall = wall
+        self._batch_seconds = batch_seconds
         self._lock = threading.Lock()
         self._requests = None if rpm is None else _Bucket(rpm)
         self._tokens = None if tpm is None else _Bucket(tpm)
@@ -106,6 +120,24 @@ class SimProvider(Provider):
         Reading it raises what :meth:`generate` raises.
         """
         return MadeStream(self._speak(request, model, attempt, timeout))
+
+    def batches(self) -> BatchApi:
+        """Return the Batch API; what it keeps outlives this process."""
+        from smartbatch.providers.sim_batches import SimBatches
+
+        return SimBatches(
+            self.scope,
+            answer_to=self._answer_in_batch,
+            fault_of=_fault,
+            wall=self._wall,
+            seconds=self._batch_seconds,
+        )
+
+    def _answer_in_batch(self, request: Request, model: str, wire_id: str) -> Answer | str:
+        """The answer to a line; its fault depends on its id, so a line that is sent again is thrown anew."""
+        attempt = int.from_bytes(hashlib.sha256(wire_id.encode()).digest()[:4], "big")
+        _, fault = self._throw_dice(prompt_text(request), attempt)
+        return self._compose(request, model) if fault is None else fault
 
     def _speak(
         self, request: Request, model: str, attempt: int, timeout: float
@@ -310,12 +342,19 @@ def _schema_of(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _strike(fault: str | None) -> None:
-    if fault == "timeout":
-        raise ProviderError("simulated: no answer in time", kind=ErrorKind.TIMEOUT, maybe_billed=True)
-    if fault == "network":
-        raise ProviderError("simulated: reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
     if fault is not None:
-        raise ProviderError(f"simulated: {fault}", kind=ErrorKind.SERVER_ERROR, status=int(fault))
+        raise _fault(fault)
+
+
+def _fault(fault: str) -> ProviderError:
+    if fault == "timeout":
+        return ProviderError("simulated: no answer in time", kind=ErrorKind.TIMEOUT, maybe_billed=True)
+    if fault == "network":
+        return ProviderError("simulated: reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+    if fault == "429":
+        return _refused(1.0)
+    number = fault if fault in FAULTS else "500"
+    return ProviderError(f"simulated: {number}", kind=ErrorKind.SERVER_ERROR, status=int(number))
 
 
 def _refused(wait: float) -> ProviderError:
