@@ -239,6 +239,7 @@ class TestBatches:
         [
             ("openai", "gpt-5", 0.5),
             ("openai", "gpt-4o-mini", 1.0),
+            ("openai", "gpt-5.3-codex", 1.0),  # as documented
             ("anthropic", "claude-haiku-4-5", 0.5),
             ("anthropic", "claude-opus-4-1", 0.5),  # as documented
             ("gemini", "gemini-2.5-flash", 1.0),

@@ -34,7 +34,7 @@ _PROMISE = (
 """Seconds and weights that stand for what is documented: most of Anthropic's batches end within an hour,
 those of OpenAI and Gemini often far before their 24. Together they weigh as much as half an observation."""
 _SHORTEST = 1.0
-"""Seconds that are said while anything is left."""
+"""Seconds that are said while anything is left: results that are put together after all is done, too."""
 
 
 @frozen
@@ -103,8 +103,7 @@ def _left(batch: Running, observed: Sequence[Observed]) -> float | None:
         return None
     left = _unfinished(max(0.0, batch.elapsed), batch.size, observed)
     if batch.done is not None and batch.done > 0:
-        open_ = max(0.5, batch.size - batch.done)  # all done and not ended: results are being put together
-        left = min(left, max(0.0, batch.elapsed) * open_ / batch.done)
+        left = min(left, max(0.0, batch.elapsed) * max(0, batch.size - batch.done) / batch.done)
     return left
 
 

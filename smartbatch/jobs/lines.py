@@ -44,7 +44,7 @@ def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[
         max_line: most bytes of a line, its newline not counted.
     """
     number, size = 1, 0
-    begun = bytearray()  # of the line that has not ended; nothing once it is too long
+    begun = bytearray()  # of the line that has not ended
     for piece in pieces:
         start = 0
         while (end := piece.find(b"\n", start)) >= 0:
@@ -61,9 +61,7 @@ def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[
 def _add(begun: bytearray, part: bytes, size: int, max_line: int) -> int:
     """Keep ``part`` while the line may still be short enough; return its size so far."""
     size += len(part)
-    if size > max_line:
-        begun.clear()
-    else:
+    if size <= max_line:
         begun += part
     return size
 

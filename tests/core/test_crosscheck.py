@@ -130,6 +130,11 @@ class TestFalseAlarms:
     def test_a_long_text_that_all_share_and_we_did_not_count_is_no_reason(self) -> None:
         assert observed(billed(lengths(500), 0.02, constant=5000)).rate == 0
 
+    def test_a_token_more_or_less_is_no_reason_however_exact_the_others_are(self) -> None:
+        check = observed([(estimate, estimate) for estimate in range(200, 600)])
+        assert not any(check.suspicious(8, count) for count in (7, 8, 9))
+        assert check.suspicious(8, 12)
+
     def test_prompts_of_one_length_are_no_reason(self) -> None:
         check = observed([(100, 113)] * 50)
         assert check.rate == 0

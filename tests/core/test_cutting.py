@@ -113,6 +113,12 @@ def test_a_large_item_in_between_leaves_the_others_as_even_as_it_can() -> None:
     assert sizes(found) == [3, 2, 3]
 
 
+def test_large_items_at_the_end_get_shards_of_their_own() -> None:
+    row = [Item(ix, 10 if ix < 6 else 100) for ix in range(8)]
+    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf, overhead_per_line=0)
+    assert sizes(found) == [6, 1, 1]
+
+
 def test_an_item_that_fits_nowhere_is_named_and_the_rest_goes() -> None:
     row = [Item(0), Item(1, size=1000), Item(2, tokens=1000), Item(3)]
     found = cut(row, max_requests=10, max_bytes=999, max_tokens=999)

@@ -73,6 +73,10 @@ def test_the_last_line_without_an_end_comes_and_says_so() -> None:
     assert last.number == 2
 
 
+def test_a_last_line_that_was_cut_keeps_all_that_came() -> None:
+    assert data_of(b"a\r\nb\r") == [b"a", b"b\r"]
+
+
 def test_a_stream_that_ends_with_a_newline_has_no_line_after_it() -> None:
     assert [line.ended for line in raw_lines([b"a\n"])] == [True]
 

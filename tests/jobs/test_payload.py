@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from array import array
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -198,6 +199,11 @@ class TestRequests:
         schema, build = schema_of(back.params.schema)
         assert build({"name": "Ulm"}) == {"name": "Ulm"}
         assert list(schema) == list(request.params.schema)
+
+    def test_mappings_of_other_makes_are_dictionaries_to_json(self) -> None:
+        view = MappingProxyType({"n": MappingProxyType({"m": 1})})
+        back = there_and_back(Request("p", Generation(extra=view), context=view))
+        assert back.params.extra == back.context == {"n": {"m": 1}}
 
     def test_what_was_sent_later_is_not_changed_by_what_the_caller_does_to_it(self) -> None:
         context = {"n": [1]}
