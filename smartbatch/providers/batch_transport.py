@@ -35,8 +35,9 @@ class BatchTransport(Transport):
     def begin(
         self, head: bytes, body: bytes | SpooledBody, timeout: float, cutoff: Cutoff | None = None
     ) -> LiveReply:
-        """As :meth:`Transport.begin`; a success may be as large as :data:`MAX_DOWNLOAD`."""
+        """As :meth:`Transport.begin`; a success may be compressed, and as large as :data:`MAX_DOWNLOAD`."""
         live = super().begin(head, body, timeout, cutoff)
+        live.inflates = True
         if live.status == 200:
             live.cap = MAX_DOWNLOAD
         return live

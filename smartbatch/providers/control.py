@@ -18,7 +18,6 @@ import ssl
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -42,7 +41,7 @@ from smartbatch.providers.connections import (
     tls_context,
 )
 from smartbatch.providers.failures import failure
-from smartbatch.providers.replies import MAX_BODY, Reply, broken, encoded_otherwise, too_large
+from smartbatch.providers.replies import MAX_BODY, Reply, inflated, too_large
 from smartbatch.providers.uploads import Upload
 
 __all__ = ["Control", "Incoming"]
@@ -131,7 +130,9 @@ class Control:
             if body is not None:
                 request.prepare_body(body, None)
             try:
-                response = session.send(request, stream=True, timeout=timeout, allow_redirects=False)
+                response = session.send(
+                    request, stream=True, timeout=max(timeout, 1e-3), allow_redirects=False
+                )
                 yield Incoming(
                     response.status_code,
                     {name.lower(): value for name, value in response.headers.items()},
@@ -215,7 +216,7 @@ class Incoming:
             Exception: of the network, which :meth:`Control.begin` gives a meaning.
         """
         size = 0
-        for piece in self._decoded():
+        for piece in inflated(self._raw(), self.headers.get("content-encoding", "")):
             size += len(piece)
             if size > cap:
                 raise too_large(cap)
@@ -229,25 +230,6 @@ class Incoming:
             if self.status < 400:
                 raise
             return Reply(self.status, self.headers, b"")
-
-    def _decoded(self) -> Iterator[bytes]:
-        name = self.headers.get("content-encoding", "").strip().lower()
-        if name in ("", "identity"):
-            yield from self._raw()
-            return
-        if name not in ("gzip", "x-gzip", "deflate"):
-            raise encoded_otherwise()
-        decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
-        for piece in self._raw():
-            while piece:
-                try:
-                    yield decoder.decompress(piece, _PIECE)
-                except zlib.error:
-                    raise broken() from None
-                piece = decoder.unconsumed_tail
-        yield decoder.flush()
-        if not decoder.eof:
-            raise broken()
 
     def _raw(self) -> Iterator[bytes]:
         """What has arrived, without waiting for more; a body that is shorter than promised raises."""

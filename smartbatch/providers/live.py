@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from urllib3.connectionpool import HTTPConnectionPool
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ProviderError
 from smartbatch.providers.connections import Connection
 from smartbatch.providers.failures import failure
-from smartbatch.providers.replies import headers_of, too_large
+from smartbatch.providers.replies import encoded_otherwise, headers_of, inflated, too_large
 
 if TYPE_CHECKING:
     from smartbatch.providers.transport import Transport
@@ -33,7 +33,9 @@ class LiveReply:
     Attributes:
         status: the HTTP status.
         headers: by lower-case name.
-        cap: most bytes of the body; the transport's for the call, may be changed before it is read.
+        cap: most bytes of the decoded body; the transport's, may be changed before it is read.
+        inflates: True decodes a compressed body as it comes; False refuses it, for those whose pieces must
+            not wait for each other.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LiveReply:
         self._response = response
         self._reusable = whole and not response.will_close
         self.cap = cap
+        self.inflates = False
         self._lock = threading.Lock()
         self._reading = False
         self._closed = threading.Event()  # set by any thread
@@ -64,16 +67,12 @@ class LiveReply:
         Raises:
             ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
         """
-        if self.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        encoding = self.headers.get("content-encoding", "")
+        if not self.inflates and encoding.strip().lower() not in ("", "identity"):
             self.close()
-            raise ProviderError(
-                "the stream has a content encoding that was not asked for",
-                kind=ErrorKind.INVALID_RESPONSE,
-                code="encoding",
-                maybe_billed=True,
-            )
+            raise encoded_otherwise()
         size = 0
-        while piece := self._next_piece():
+        for piece in inflated(iter(self._next_piece, b""), encoding):
             size += len(piece)
             if size > self.cap:
                 self.close()

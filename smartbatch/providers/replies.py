@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import frozen
 
@@ -17,12 +17,15 @@ __all__ = [
     "encoded_otherwise",
     "headers_of",
     "inflate",
+    "inflated",
     "read_body",
     "too_large",
 ]
 
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
+
+_PIECE = 65536
 
 
 @frozen
@@ -84,6 +87,31 @@ def inflate(data: bytes, encoding: str, cap: int) -> bytes:
     if not decoder.eof:
         raise broken()
     return plain
+
+
+def inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield a body decoded as it comes, in pieces of at most 64 kB where it is compressed; some are empty.
+
+    Raises:
+        ProviderError: for a broken or cut body, or an unknown encoding.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        yield from pieces
+        return
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise encoded_otherwise()
+    decoder = zlib.decompressobj(wbits=47)
+    for piece in pieces:
+        while piece:
+            try:
+                yield decoder.decompress(piece, _PIECE)
+            except zlib.error:
+                raise broken() from None
+            piece = decoder.unconsumed_tail
+    yield decoder.flush()
+    if not decoder.eof:
+        raise broken()
 
 
 def encoded_otherwise() -> ProviderError:
