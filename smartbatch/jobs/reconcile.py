@@ -71,11 +71,19 @@ def prove(work: Work, shard: ShardRow) -> ShardRow:
             return work.later(
                 shard, work.limits.poll_interval, tries=0, note="its results will tell whose it is"
             )
-        found = None if batch is None else first_wire_id(work, batch)
+        if batch is None:  # seen in the list, and not by its id: one of the two is late
+            return work.move(
+                shard,
+                ShardState.UNCERTAIN,
+                "the batch that looked like it is not there yet, or no more",
+                candidate=None,
+                due_at=work.wall + _step(work, shard),
+            )
+        found = first_wire_id(work, batch)
     except Exception as error:
         return work.stumbled(shard, work.api.classify(error))
     named = None if found is None else parse_wire_id(found)
-    if batch is not None and named is not None and named[0] == shard.nonce:
+    if named is not None and named[0] == shard.nonce:
         return adopt(work, shard, batch, "its results carry this shard's ids")
     if named is not None:
         _tell_ghost(work, named[0], shard.candidate)
