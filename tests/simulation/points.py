@@ -1,0 +1,178 @@
+"""Crash points: every commit and every remote call, before and after, numbered in the order they are met."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.store.base import Store
+
+__all__ = ["Crash", "Points", "Watched", "step_of"]
+
+
+class Crash(BaseException):
+    """The process ends here; nothing of it goes on, no ``except Exception`` of it runs."""
+
+
+class Points:
+    """Numbers the points of one run, crashes or freezes at some of them, and keeps the trace.
+
+    Args:
+        rng: the dice of the run for crashes and freezes.
+        rate: the chance of a crash at each point.
+        crashes: numbers of points that crash in any case.
+        freezes: the chance of a freeze at each point.
+        now: virtual seconds, for the trace.
+
+    Attributes:
+        names: of all points met so far, in order.
+        calm: no crash and no freeze any more.
+        freeze: called for a freeze: the process stands still while others go on.
+        crashed: names of the points that crashed.
+    """
+
+    def __init__(
+        self, rng: Random, *, rate: float, crashes: frozenset[int], freezes: float, now: Callable[[], float]
+    ) -> None:
+        self._rng = rng
+        self._rate = rate
+        self._crashes = crashes
+        self._freezes = freezes
+        self._now = now
+        self._trace = hashlib.blake2b(digest_size=16)
+        self.names: list[str] = []
+        self.calm = False
+        self.freeze: Callable[[], None] | None = None
+        self.crashed: list[str] = []
+        self.frozen = 0
+
+    def reach(self, name: str) -> None:
+        """Meet a point.
+
+        Raises:
+            Crash: the process ends here.
+        """
+        number = len(self.names)
+        self.names.append(name)
+        self.told(name)
+        die = self._rng.random()
+        if number in self._crashes or (not self.calm and die < self._rate):
+            self.crashed.append(name)
+            raise Crash(f"at point {number}, {name}")
+        if self.freeze is not None and not self.calm and 1 - die < self._freezes:
+            self.frozen += 1
+            self.freeze()
+
+    def told(self, text: str) -> None:
+        """Enter something into the trace."""
+        self._trace.update(f"{self._now():.6f} {text}\n".encode())
+
+    @property
+    def trace(self) -> str:
+        """A digest of everything that happened so far, in order and with its time."""
+        return self._trace.hexdigest()
+
+
+WRITES = frozenset(
+    {
+        "accept",
+        "request_cancel",
+        "unhold",
+        "claim",
+        "plan",
+        "advance",
+        "intend",
+        "bury",
+        "fail_shard",
+        "ingest",
+        "settle",
+        "claim_direct",
+        "answer",
+        "drop_unsent",
+        "note",
+        "add_incident",
+        "remember",
+    }
+)
+"""The commits that matter. Leases and observed turnarounds are written beside the protocol."""
+
+
+class Watched:
+    """A store whose commits are crash points; everything else passes through."""
+
+    def __init__(self, store: Store, points: Points) -> None:
+        self._store = store
+        self._points = points
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if name not in WRITES:
+            return method
+
+        def watched(*given: Any, **named: Any) -> Any:
+            point = _name_of(name, given)
+            self._points.reach(f"{point}.before")
+            came = method(*given, **named)
+            self._points.reach(f"{point}.after")
+            return came
+
+        return watched
+
+
+def _name_of(verb: str, given: tuple[Any, ...]) -> str:
+    """Name a commit; a change of a shard by the two states."""
+    if verb != "advance":
+        return verb
+    shard, to = given[1], given[2]
+    return f"{shard.state.value}>{'same' if to is shard.state else to.value}"
+
+
+_S = ShardState
+_STEPS = (
+    ("accept.before", "K1"),
+    ("accept.after", "K2"),
+    ("plan.", "K3"),
+    ("planned>uploading.", "K3"),
+    ("planned>ready.", "K3"),
+    ("upload.before", "K4"),
+    ("upload.part", "K5"),
+    ("upload.after", "K6"),
+    ("uploading>ready.before", "K6"),
+    ("find_file", "K6"),
+    ("intend.before", "K7"),
+    ("uploading>ready.after", "K7"),
+    ("intend.after", "K8"),
+    ("create.before", "K8"),
+    ("create.part", "K9"),
+    ("create.waiting", "K10"),
+    ("create.after", "K11"),
+    ("submitting>submitted.before", "K11"),
+    ("submitting>submitted.after", "K12"),
+    ("page", "K13"),
+    ("uncertain>submitted.", "K14"),
+    ("provisional>submitted.", "K14"),
+    ("fenced>submitted.", "K14"),
+    ("cancel.", "K15"),
+    ("delete_file.before", "K16"),
+    ("delete_file.after", "K17"),
+    ("uncertain>fenced.", "K17"),
+    ("bury.", "K18"),
+    ("get", "K19"),
+    ("submitted>ended.", "K19"),
+    ("download", "K20"),
+    ("ended>ingesting.", "K20"),
+    ("ingest.", "K21"),
+    ("settle.", "K22"),
+    ("deliver", "K23"),
+    ("settled>same.", "K24"),
+    ("dead>same.", "K24"),
+    ("delete_batch", "K24"),
+)
+
+
+def step_of(name: str) -> str | None:
+    """Return the step of the protocol (K1 to K24) a point belongs to; ``None`` for one beside it."""
+    return next((step for begin, step in _STEPS if name.startswith(begin)), None)

@@ -1,0 +1,170 @@
+"""What a seed stands for: a job, its choices, the faults it meets, who else is there, where it crashes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from attrs import frozen
+
+__all__ = ["FLAVOURS", "HOUR", "MINUTE", "Flavour", "Plan", "Scenario", "scenario"]
+
+MINUTE = 60.0
+HOUR = 3600.0
+
+
+@frozen(kw_only=True)
+class Flavour:
+    """A kind of provider.
+
+    Attributes:
+        name: for people.
+        api: whose batches the house keeps.
+        files: the input is a file, and a deleted one keeps a late create from landing.
+        named_files: the client chooses a file's id.
+        labels: batches can be told apart before their end.
+        shows_mark: they are by the mark itself; else by the file they were made of.
+        shared: strangers create batches in the same account.
+    """
+
+    name: str
+    api: str
+    files: bool = True
+    named_files: bool = False
+    labels: bool = True
+    shows_mark: bool = True
+    shared: bool = False
+
+
+FLAVOURS = {
+    flavour.name: flavour
+    for flavour in (
+        Flavour(name="openai", api="openai"),
+        Flavour(name="gemini", api="gemini", named_files=True),
+        Flavour(name="anthropic", api="anthropic", files=False, labels=False, shows_mark=False),
+        Flavour(name="compatible", api="openai", shows_mark=False),
+        Flavour(
+            name="anthropic-shared",
+            api="anthropic",
+            files=False,
+            labels=False,
+            shows_mark=False,
+            shared=True,
+        ),
+    )
+}
+
+
+@frozen(kw_only=True)
+class Plan:
+    """One run, completely: two runs of equal plans are equal in every event.
+
+    Attributes:
+        seed: all dice are thrown from it.
+        flavour: a name of :data:`FLAVOURS`.
+        crash_rate: the chance of a crash at each point.
+        crashes: numbers of points to crash at besides.
+        repeats: how often something below the library sends a create again whose answer was lost (the
+            negative control: SDK retries left on).
+        quiet: no fault of the provider at all, for the enumeration of crash points.
+    """
+
+    seed: int
+    flavour: str
+    crash_rate: float = 0.0
+    crashes: tuple[int, ...] = ()
+    repeats: int = 0
+    quiet: bool = False
+
+    def line(self) -> str:
+        """What to print to find this run again."""
+        crash = ",".join(map(str, self.crashes)) or f"p{self.crash_rate:g}"
+        more = f" repeats={self.repeats}" if self.repeats else ""
+        return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}{' quiet' if self.quiet else ''}"
+
+
+@frozen(kw_only=True)
+class Scenario:
+    """What the dice of a plan made. Times are seconds; chances are of each batch, line or call.
+
+    Attributes:
+        items: requests of the job.
+        max_requests: most of a shard.
+        policy: the job's.
+        workers: processes on the store.
+        cancel_at, resume_after: when a person cancels the job; how long one takes to resume a held one.
+        skew: how far the provider's clock is ahead.
+        calm_at: from then on nothing fails any more.
+        turnaround: median of a batch.
+        enqueued_tokens: quota of the account.
+        page: batches in a page of the list.
+        lost, dropped, late: chances that a create's answer is lost and the batch lands, does not, or lands
+            later; of the latter, late by minutes instead of seconds.
+        lags, ends, lines: chances of further faults.
+        calls: chance that a call fails.
+        freezes: chance at each point that the process stands still.
+        strangers: chance at each look at the list that a stranger has created a batch.
+    """
+
+    items: int
+    max_requests: int
+    policy: dict[str, object]
+    workers: int
+    cancel_at: float | None
+    resume_after: float
+    skew: float
+    calm_at: float
+    turnaround: float
+    enqueued_tokens: float | None
+    page: int
+    lost: float
+    dropped: float
+    late: float
+    lags: float
+    ends: float
+    lines: float
+    calls: float
+    freezes: float
+    strangers: float
+
+
+def scenario(plan: Plan) -> Scenario:
+    """Throw the dice of a plan; how it crashes has no influence."""
+    rng = Random(f"scenario {plan.flavour} {plan.seed}")
+    flavour = FLAVOURS[plan.flavour]
+    wild = 0.0 if plan.quiet else rng.choice((0.5, 1.0, 2.0))
+    falls_back = rng.random() < 0.4
+    policy: dict[str, object] = {
+        "fallback": "individual" if falls_back else "batch",
+        "timeout": rng.uniform(10, 40) * MINUTE,
+        # with a fence a minute is enough; without one a late create must have landed by then
+        "settle": rng.choice((1.0, 30.0)) * MINUTE if flavour.files else 30 * MINUTE,
+    }
+    if rng.random() < 0.1 and not plan.quiet:
+        policy["on_unknown"] = "hold"
+    if rng.random() < 0.3:
+        policy["retention"] = rng.choice((0.0, HOUR))
+    crowd = rng.random() < 0.15 and flavour.api == "openai" and not plan.quiet
+    alone = plan.quiet or rng.random() < 0.65
+    cancels = rng.random() < (0.0 if plan.quiet else 0.1)
+    return Scenario(
+        items=rng.choice((1, 2, 3, 5, 5, 6, 8, 12)),
+        max_requests=rng.choice((2, 3, 3, 5, 12)),
+        policy=policy,
+        workers=1 if alone else 2,
+        cancel_at=rng.uniform(0, 30) * MINUTE if cancels else None,
+        resume_after=rng.uniform(0.5, 3) * HOUR,
+        skew=rng.choice((0.0, 0.0, -200.0, 200.0)),
+        calm_at=rng.uniform(1, 3) * HOUR,
+        turnaround=rng.choice((20.0, 120.0, 600.0)),
+        enqueued_tokens=rng.uniform(60, 200) if crowd else None,
+        page=rng.choice((2, 3, 100)),
+        lost=0.12 * wild,
+        dropped=0.05 * wild,
+        late=0.10 * wild,
+        lags=0.30 * min(wild, 1.0),
+        ends=0.05 * wild,
+        lines=0.02 * wild,
+        calls=0.02 * wild,
+        freezes=0.0 if alone else 0.02,
+        strangers=0.3 if flavour.shared else 0.0,
+    )

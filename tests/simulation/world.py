@@ -1,0 +1,391 @@
+"""One run: a job, its provider, the processes that carry it on, their deaths, and the judge. One thread.
+
+Everything is decided by the plan's seed, and time is virtual, so a run can be had again exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from attrs import frozen
+
+from smartbatch.emulator.house import House
+from smartbatch.emulator.house_plan import BatchDice
+from smartbatch.emulator.ledger import Call, Ledger
+from smartbatch.events import Event, ShardChanged
+from smartbatch.jobs import collecting
+from smartbatch.jobs.payload import Shared, encode_params, encode_request
+from smartbatch.jobs.records import JobRow, JobState, NewItem, NewJob
+from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.models import Generation, Request
+from tests.simulation.clock import SimClock
+from tests.simulation.faults import Fates
+from tests.simulation.judge import Judge, Violation
+from tests.simulation.points import Crash, Points
+from tests.simulation.process import LEASE, Process
+from tests.simulation.remote import Wire, digest_of, tokens_of
+from tests.simulation.scenario import FLAVOURS, HOUR, Plan, scenario
+
+__all__ = ["Outcome", "World", "simulate"]
+
+BOUND = 40 * HOUR
+"""Virtual seconds after the last fault within which a job must be over: settle times in a row, a batch of a
+stranger that must end first, 26 hours of a job that holds, and the watch for ghosts."""
+STEPS = 4000
+"""Steps of a run at most; the longest of 10,000 seeds took a quarter."""
+KEY = "key"
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        plan: the run.
+        problem: the invariant that broke, or what was raised; ``None`` when all is well.
+        trace: a digest of every event with its time.
+        points: names of the crash points that were met.
+        crashed: names of those that crashed; ``frozen`` how many stood still.
+        incidents: what the store told, by kind.
+        fates: what became of the creates, by the ledger.
+        double: items that were paid for more than once.
+        adopted_strangers: batches of strangers that became a shard's.
+        seconds: virtual.
+    """
+
+    plan: Plan
+    problem: str | None
+    trace: str
+    points: tuple[str, ...]
+    crashed: tuple[str, ...]
+    frozen: int
+    incidents: Counter[str]
+    fates: Counter[str]
+    double: int
+    adopted_strangers: int
+    seconds: float
+
+
+class World:
+    """A plan come to life.
+
+    Args:
+        plan: the run.
+        folder: for the store; empty.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.what = scenario(plan)
+        self.place = str(folder / "jobs.db")
+        shutil.copyfile(_template(), self.place)
+        flavour = FLAVOURS[plan.flavour]
+        self.clock = SimClock()
+        self._rng = Random(f"world {plan.flavour} {plan.seed}")
+        self.points = Points(
+            Random(f"crash {plan.flavour} {plan.seed}"),
+            rate=plan.crash_rate,
+            crashes=frozenset(plan.crashes),
+            freezes=self.what.freezes,
+            now=self.clock.now,
+        )
+        self.fates = Fates(plan, self.what, flavour, self.clock.now)
+        self.ledger = Ledger()
+        self.house = House(self.fates.settings, self.ledger, epoch=SimClock.START)
+        self.wire = Wire(
+            flavour, self.what, self.house, self.fates, self.clock, self.points, self._rng, plan.repeats
+        )
+        self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
+        dice = BatchDice(self.fates.settings)
+        self.judge = Judge(self.place, self.ledger, self.prompts, dice.identity)
+        self._births = 0
+        self._resumes_at: float | None = None
+        self._cancelled = False
+        self.processes: list[Process] = []
+        self.job: JobRow | None = None
+        self._at_work: Process | None = None
+        self.points.freeze = self._freeze
+
+    # -- the course of a run ---------------------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        """Run to the end; return the job's incidents by kind.
+
+        Raises:
+            Violation: an invariant is broken.
+        """
+        self.processes = [self._born() for _ in range(self.what.workers)]
+        self._accept()
+        for _ in range(STEPS):
+            if self._over():
+                return self._end()
+            self._persons()
+            self.points.calm = self.fates.calm
+            self._next()
+            self.judge.look()
+            self._deliver()
+        raise Violation(f"I12 the job is not over after {STEPS} steps: {self._standing()}")
+
+    def _accept(self) -> None:
+        """Submit the job; a user whose process dies submits it again under the same key."""
+        shared = encode_params(Generation())
+        items = [
+            NewItem(None, encode_request(Request(prompt), Shared()), len(prompt) + 60, tokens_of(prompt))
+            for prompt in self.prompts
+        ]
+        while self.job is None:
+            name = f"{self._rng.getrandbits(64):016x}"
+            new = NewJob(
+                f"job-{name}", "key", f"sim {KEY}", "sim:m", "generate", shared, {}, self.what.policy,
+                self.clock.wall(),
+            )  # fmt: skip
+            try:
+                self.job, _ = self.processes[0].store.accept(new, items)
+            except Crash:
+                self._died(self.processes[0])
+        if len(self.processes[0].plain.jobs()) != 1:
+            raise Violation("I7 a job was accepted twice")
+
+    def _next(self) -> None:
+        """Let the process whose turn it is do one step; time goes on to its turn first."""
+        able = [process for process in self.processes if not process.frozen]
+        turn = min(able, key=lambda process: process.due)
+        moments = [turn.due, self._resumes_at, None if self._cancelled else self.what.cancel_at]
+        moment = min(moment for moment in moments if moment is not None)
+        if moment > BOUND + self.what.calm_at:
+            raise Violation(f"I12 the job stands still: {self._standing()}")
+        self.clock.reach(moment)
+        for process in able:
+            process.renew()
+        if turn.due <= self.clock.now():
+            self._step(turn)
+
+    def _step(self, process: Process) -> None:
+        self._at_work = process
+        try:
+            process.step()
+        except Crash:
+            self._died(process)
+        self._at_work = None
+        if not process.grips:
+            self._wake(process)
+
+    def _died(self, process: Process) -> None:
+        """A process is dead: its memory is gone, and so is what it had not committed; another one begins."""
+        process.die()
+        new = self._born()
+        new.due = self.clock.now() + self._rng.choice((0.0, 0.0, 5.0, 60.0, 1200.0))
+        self.processes[self.processes.index(process)] = new
+        self._wake(new)
+
+    def _wake(self, but: Process) -> None:
+        """A job is free: whoever is idle looks for one."""
+        for process in self.processes:
+            if process is not but and not process.grips and not process.frozen:
+                process.due = min(process.due, self.clock.now() + self._rng.uniform(0, 10))
+
+    def _freeze(self) -> None:
+        """The process at work stands still; the others go on meanwhile, and may take its job over."""
+        sleeper = self._at_work
+        if sleeper is None or len(self.processes) < 2 or any(process.frozen for process in self.processes):
+            return
+        sleeper.frozen = True
+        other = next(process for process in self.processes if process is not sleeper)
+        until = self.clock.now() + self._rng.choice((5.0, 20.0, 60.0, 600.0))
+        other.due = min(other.due, self.clock.now() + LEASE + 1)
+        self.points.told(f"{sleeper.name} freezes")
+        while other.due <= until:
+            self.clock.reach(other.due)
+            other.renew()
+            self._step(other)
+            other = next(process for process in self.processes if process is not sleeper)
+        self.clock.reach(until)
+        sleeper.frozen = False
+        self._at_work = sleeper
+        self.points.told(f"{sleeper.name} wakes")
+
+    def _persons(self) -> None:
+        """What people do: cancel the job, and resume it when it is held."""
+        assert self.job is not None
+        store, now = self.processes[0].plain, self.clock.now()
+        if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
+            self._cancelled = True
+            store.request_cancel(self.job.id)
+            self._poke()
+        row = store.job(self.job.id)
+        if row is None or row.state is not JobState.HELD:
+            self._resumes_at = None
+        elif self._resumes_at is None:
+            self._resumes_at = now + self.what.resume_after
+        elif now >= self._resumes_at:
+            self._resumes_at = None
+            store.unhold(self.job.id)
+            self._poke()
+
+    def _poke(self) -> None:
+        for process in self.processes:
+            process.due = min(process.due, self.clock.now())
+
+    def _deliver(self) -> None:
+        """A reader takes what is committed; dying there costs it nothing, for it remembers where it was."""
+        assert self.job is not None
+        self.judge.delivered.read(self.processes[0].plain, self.job.id)
+
+    def _over(self) -> bool:
+        """Whether everybody let go of a job that is done."""
+        assert self.job is not None
+        if any(process.grips for process in self.processes):
+            return False
+        row = self.processes[0].plain.job(self.job.id)
+        return row is not None and row.state is JobState.DONE and not self.processes[0].plain.claimable()
+
+    def _end(self) -> Counter[str]:
+        """Let everything that still runs at the provider come in, recover once more, and judge."""
+        assert self.job is not None
+        end = self.clock.now()
+        self.clock.advance(48 * HOUR)
+        self.house.advance(self.clock.now())
+        self._recover_again()
+        incidents = self.judge.sentence(
+            self.processes[0].plain, self.job, self.wire.creates, repeats=bool(self.plan.repeats)
+        )
+        if end > self.what.calm_at + BOUND:
+            raise Violation(f"I12 the job took {end:.0f} s")
+        return incidents
+
+    def _recover_again(self) -> None:
+        """I10: a process that begins now finds nothing to do."""
+        assert self.job is not None
+        before = self.processes[0].plain.job(self.job.id), sum(self.wire.calls.values())
+        for process in self.processes:
+            process.die()
+        self.processes = [self._born()]
+        self.points.calm = True
+        self.processes[0].step()
+        if self.processes[0].grips or before != (
+            self.processes[0].plain.job(self.job.id),
+            sum(self.wire.calls.values()),
+        ):
+            raise Violation("I10 a second recovery changed something")
+
+    # -- its parts -------------------------------------------------------------------------------------------
+
+    def _born(self) -> Process:
+        self._births += 1
+        return Process(
+            self.place, self.wire, self.clock, self.points,
+            Random(f"process {self.plan.flavour} {self.plan.seed} {self._births}"),
+            self._ask, self._tell, f"process {self._births}", KEY,
+        )  # fmt: skip
+
+    def _ask(self, prompt: str) -> str | None:
+        """Answer a request in real time; what is answered is paid for."""
+        index = self.ledger.received
+        digest = digest_of(prompt)
+        call = Call(index, self.clock.now(), "POST /", prompt=digest)
+        self.ledger.open(call)
+        if not self.fates.calm and self._rng.random() < 0.1:
+            self.ledger.close(call, status=503)
+            return None
+        self.ledger.close(call, status=200, billed=tokens_of(prompt) + 5, delivered=True)
+        return f"{digest[:16]} call-{index}"
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, ShardChanged):
+            self.points.told(f"{event.shard_id} {event.before} {event.after} {event.reason}")
+        else:
+            self.points.told(type(event).__name__)
+
+    def _standing(self) -> str:
+        assert self.job is not None
+        store = self.processes[0].plain
+        job = store.job(self.job.id)
+        shards = [(shard.no, shard.state.value, shard.note, shard.tries) for shard in store.shards(self.job.id)]
+        return f"{job.state if job else None} {job.note if job else None} {shards}"
+
+    def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
+        """Sum the run up."""
+        records = self.ledger.batches
+        strangers = {batch.id for batch in records if "stranger" in batch.label}
+        adopted = 0
+        if self.job is not None and self.processes:
+            shards = self.processes[0].plain.shards(self.job.id)
+            adopted = sum(shard.batch_id in strangers for shard in shards)
+        return Outcome(
+            plan=self.plan,
+            problem=problem,
+            trace=self.points.trace,
+            points=tuple(self.points.names),
+            crashed=tuple(self.points.crashed),
+            frozen=self.points.frozen,
+            incidents=incidents,
+            fates=Counter(batch.fate for batch in records if "stranger" not in batch.label),
+            double=sum(len(paid) > 1 for paid in self.ledger.billed_by_prompt.values()),
+            adopted_strangers=adopted,
+            seconds=self.clock.now(),
+        )
+
+    def close(self) -> None:
+        self.judge.close()
+        for process in self.processes:
+            process.die()
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run a plan and judge it. Whatever it raises is a problem of the outcome, not of the caller."""
+    with _folder() as folder, _small_pages():
+        world = World(plan, folder)
+        try:
+            incidents = world.run()
+            return world.outcome(None, incidents)
+        except Violation as violation:
+            return world.outcome(str(violation), Counter())
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__} {error} ({Path(where.filename).name}:{where.lineno})"
+            return world.outcome(text, Counter())
+        finally:
+            world.close()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder in memory where there is such a place: a crash here drops the process, not the disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="smartbatch-sim-", dir=memory)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _small_pages() -> Iterator[None]:
+    """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
+    before = collecting.PAGE
+    collecting.PAGE = 2
+    try:
+        yield
+    finally:
+        collecting.PAGE = before
+
+
+_made: dict[int, str] = {}
+
+
+def _template() -> str:
+    """Return an empty store, made once a process and copied for every run."""
+    if os.getpid() not in _made:
+        folder = tempfile.mkdtemp(prefix="smartbatch-sim-template-")
+        place = os.path.join(folder, "jobs.db")
+        SqliteStore(place, wall=lambda: 0.0, rng=Random(0)).close()
+        _made[os.getpid()] = place
+    return _made[os.getpid()]
