@@ -310,17 +310,11 @@ class _OneCall(HTTPAdapter):
         return request.path_url
 
 
-def _inner(error: BaseException) -> Exception:
-    """Return the exception inside what ``urllib3`` and ``requests`` made of it."""
-    found: Any = error
-    for _ in range(8):  # deeper nesting does not occur
-        inside = getattr(found, "reason", None) or next(
-            (each for each in reversed(getattr(found, "args", ())) if isinstance(each, Exception)), None
-        )
-        if not isinstance(inside, Exception):
-            break
-        found = inside
-    return found if isinstance(found, Exception) else RuntimeError()
+def _inner(error: Exception) -> Exception:
+    """Return the exception that ``urllib3`` wrapped while a body was read."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
 
 
 _made: weakref.WeakSet[Control] = weakref.WeakSet()

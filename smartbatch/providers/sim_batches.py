@@ -197,7 +197,8 @@ class SimBatches(BatchApi):
             case {"error": str(fault)}:
                 return failed_line(wire_id, self._fault_of(fault))
             case {"text": str(text), "in": int(asked), "out": int(made), "finish": str(finish)}:
-                answer = Answer(text=text, usage=Usage(asked, made), finish_reason=finish)
+                usage, model = Usage(asked, made), data.get("model")
+                answer = Answer(text=text, usage=usage, finish_reason=finish, model=model)
                 return Line(wire_id, LineOutcome.OK, answer=answer)
         return shapeless_line(wire_id, "the line is neither an answer nor an error")
 
@@ -275,8 +276,8 @@ class SimBatches(BatchApi):
         result: dict[str, Any] = {"custom_id": wire_id, "error": said}
         if isinstance(said, Answer):
             usage = said.usage or Usage()
-            result = {"custom_id": wire_id, "text": said.text, "finish": said.finish_reason}
-            result |= {"in": usage.input_tokens, "out": usage.output_tokens}
+            result = {"custom_id": wire_id, "model": said.model, "text": said.text}
+            result |= {"finish": said.finish_reason, "in": usage.input_tokens, "out": usage.output_tokens}
         return _encode(result).encode() + b"\n"
 
 

@@ -1,0 +1,114 @@
+"""What the tests of OpenAI's Batch API share: requests in a file, servers that say one thing, waiting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import KEY
+
+from smartbatch.errors import ProviderError
+from smartbatch.models import Kind, Request
+from smartbatch.providers.batches import BatchApi, Creation, Line, RemoteBatch
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.testing import Emulator, emulator
+
+PATIENCE = 20.0  # seconds; only a failing test ever waits so long
+MARK = "7N42dgm5tFLK9N8MT7fHC7"
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(prompt=f"prompt {number}") for number in range(count)]
+
+
+def spool(api: BatchApi, folder: Path, asked: Iterable[Request], mark: str = MARK) -> Path:
+    """Write the input of a batch, as the engine does."""
+    path = folder / f"{mark}.in"
+    lines = [api.encode(each, model="m", wire_id=f"{mark}-{at}") for at, each in enumerate(asked)]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def create(
+    api: BatchApi, folder: Path, asked: Iterable[Request], mark: str = MARK, kind: Kind = Kind.GENERATE
+) -> RemoteBatch:
+    """Upload and create a batch."""
+    asked = list(asked)
+    file = api.upload(f"sb-{mark}", spool(api, folder, asked, mark), PATIENCE)
+    return api.create(Creation(mark=mark, model="m", kind=kind, size=len(asked), file_id=file.id), PATIENCE)
+
+
+def creation(file_id: str = "file-1", kind: Kind = Kind.GENERATE) -> Creation:
+    return Creation(mark=MARK, model="m", kind=kind, size=5, file_id=file_id)
+
+
+def ended(api: BatchApi, batch: RemoteBatch) -> RemoteBatch:
+    """Look at a batch until it has ended, for a bounded time."""
+    deadline = time.monotonic() + PATIENCE
+    while not batch.state.ended:
+        assert time.monotonic() < deadline, batch
+        found = api.get(batch.id, PATIENCE)
+        assert found is not None
+        batch = found
+    return batch
+
+
+def results(api: BatchApi, batch: RemoteBatch, kind: Kind = Kind.GENERATE) -> dict[str, Line]:
+    """All lines of a batch's results by their ids; each id comes once."""
+    data = b"".join(b"".join(api.download(batch, output, PATIENCE)) for output in batch.outputs)
+    lines = [api.read_line(line, kind) for line in data.split(b"\n") if line]
+    assert len({line.wire_id for line in lines}) == len(lines)
+    return {line.wire_id: line for line in lines}
+
+
+@contextmanager
+def world(**settings: Any) -> Iterator[tuple[Emulator, BatchApi]]:
+    """An emulator and the Batch API of a provider that speaks to it."""
+    options = settings.pop("provider", {})
+    with emulator(hang_seconds=0.05, **settings) as emu:
+        provider = OpenAIProvider(api_key=KEY, base_url=emu.base_url, **options)
+        try:
+            yield emu, provider.batches()
+        finally:
+            provider.close()
+
+
+def fails(call: Callable[[], Any]) -> ProviderError:
+    """Return what a call raised; nothing of it may hold the key."""
+    with pytest.raises(ProviderError) as caught:
+        call()
+    found = caught.value
+    shown = f"{found!r} {found.__dict__} {found.__cause__!r}"
+    assert "canary" not in shown
+    return found
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    """A batch as OpenAI describes it."""
+    return {
+        "id": "batch_1",
+        "object": "batch",
+        "endpoint": "/v1/chat/completions",
+        "errors": None,
+        "input_file_id": "file-1",
+        "completion_window": "24h",
+        "status": "in_progress",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": 1795000000,
+        "request_counts": {"total": 5, "completed": 2, "failed": 1},
+        "metadata": {"sb": MARK, "sbn": "5"},
+        **changes,
+    }
+
+
+def result_line(status: int = 200, body: Any = None, **changes: Any) -> bytes:
+    """A line of results as OpenAI writes it."""
+    response = {"status_code": status, "request_id": "r1", "body": body}
+    line = {"id": "batch_req_1", "custom_id": "n-0", "response": response, "error": None, **changes}
+    return json.dumps(line).encode()

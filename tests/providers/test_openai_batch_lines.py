@@ -1,0 +1,198 @@
+"""Lines of OpenAI's results: what each shape means for its request, and that no shape does harm."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from batching import result_line
+from raw_server import chat, error
+
+from smartbatch.errors import ErrorKind
+from smartbatch.models import Kind
+from smartbatch.providers.batches import Line, LineOutcome
+from smartbatch.providers.openai_lines import read_line
+
+CHAT, OK, FAILED, RETRY, UNRUN = Kind.GENERATE, *LineOutcome
+
+
+def read(line: bytes, kind: Kind = CHAT, api: str = "chat") -> Line:
+    return read_line(line, kind, api, "canary-1234")
+
+
+def test_an_answer_is_read_as_in_real_time():
+    line = read(result_line(body=chat("Lima")))
+    assert (line.wire_id, line.outcome, line.error) == ("n-0", OK, None)
+    answer = line.answer
+    assert (answer.text, answer.provider_request_id, answer.model) == ("Lima", "r1", "gpt-5-mini-2026-01-01")
+    usage = answer.usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens) == (
+        31,
+        5,
+        78,
+        64,
+    )
+
+
+def test_a_response_that_failed_in_a_200_is_an_error():
+    body = {"status": "failed", "error": {"code": "server_error", "message": "x"}, "output": []}
+    assert read(result_line(body=body), api="responses").outcome is RETRY
+    body["error"]["code"] = "invalid_prompt"
+    assert read(result_line(body=body), api="responses").outcome is FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome", "kind"),
+    [
+        (400, error("bad", "invalid_request_error"), FAILED, ErrorKind.CLIENT_ERROR),
+        (400, error("long", code="context_length_exceeded"), FAILED, ErrorKind.CONTEXT_TOO_LONG),
+        (400, error("no", code="content_policy_violation"), FAILED, ErrorKind.CLIENT_ERROR),
+        (400, error("no", code="content_filter"), FAILED, ErrorKind.CLIENT_ERROR),
+        (401, error("no", code="invalid_api_key"), FAILED, ErrorKind.AUTH_ERROR),
+        (404, error("no", code="model_not_found"), FAILED, ErrorKind.CLIENT_ERROR),
+        (413, error("no"), FAILED, ErrorKind.CLIENT_ERROR),
+        (422, error("no"), FAILED, ErrorKind.CLIENT_ERROR),
+        (408, error("late"), RETRY, ErrorKind.SERVER_ERROR),
+        (409, error("lock"), RETRY, ErrorKind.SERVER_ERROR),
+        (429, error("slow", code="rate_limit_exceeded"), RETRY, ErrorKind.RATE_LIMIT),
+        (429, error("quota", "insufficient_quota"), UNRUN, ErrorKind.NO_MONEY),
+        (500, error("oh", "server_error"), RETRY, ErrorKind.SERVER_ERROR),
+        (502, "<html>", RETRY, ErrorKind.SERVER_ERROR),
+        (503, error("overloaded"), RETRY, ErrorKind.SERVER_ERROR),
+        (504, None, RETRY, ErrorKind.SERVER_ERROR),
+        (0, "", RETRY, ErrorKind.SERVER_ERROR),
+        (0, None, RETRY, ErrorKind.SERVER_ERROR),
+        (200, error("oh", "server_error"), RETRY, ErrorKind.SERVER_ERROR),
+        (200, {"choices": []}, RETRY, ErrorKind.INVALID_RESPONSE),
+        (200, {"choices": None}, RETRY, ErrorKind.INVALID_RESPONSE),
+        (200, None, RETRY, ErrorKind.INVALID_RESPONSE),
+        (200, "text", RETRY, ErrorKind.INVALID_RESPONSE),
+    ],
+)
+def test_what_became_of_a_request_that_was_run(status, body, outcome, kind):
+    line = read(result_line(status, body))
+    assert (line.outcome, line.error.kind, line.answer) == (outcome, kind, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "kind"),
+    [
+        ({"code": "batch_expired", "message": "could not be executed"}, UNRUN, None),
+        ({"code": "batch_cancelled"}, UNRUN, None),
+        ({"code": "a_code_of_tomorrow"}, UNRUN, None),
+        ({}, UNRUN, None),
+        (None, UNRUN, None),
+        ("a bare text", UNRUN, None),
+        ({"code": "request_timeout"}, RETRY, ErrorKind.TIMEOUT),
+        ({"code": "server_error"}, RETRY, ErrorKind.SERVER_ERROR),
+        ({"code": "rate_limit_exceeded"}, RETRY, ErrorKind.RATE_LIMIT),
+        ({"code": "invalid_prompt"}, FAILED, ErrorKind.CLIENT_ERROR),
+        ({"code": "context_length_exceeded"}, FAILED, ErrorKind.CONTEXT_TOO_LONG),
+        ({"code": "insufficient_quota"}, UNRUN, ErrorKind.NO_MONEY),
+    ],
+)
+def test_what_became_of_a_request_without_an_answer(said, outcome, kind):
+    """Whatever has no response was not executed, unless its code says otherwise."""
+    line = read(result_line(response=None, error=said))
+    assert line.outcome is outcome
+    assert kind in (None, line.error.kind)
+    assert line.error.maybe_billed == (kind is ErrorKind.TIMEOUT)
+
+
+def test_an_answer_that_may_have_been_billed_says_so():
+    """Status 0 and gateway time-outs: nobody knows."""
+    assert read(result_line(0, "")).error.maybe_billed
+    assert read(result_line(504, "")).error.maybe_billed
+    assert not read(result_line(500, error("oh"))).error.maybe_billed
+
+
+@pytest.mark.parametrize(
+    "response",
+    [{"body": chat("Lima")}, chat("Lima"), {"status_code": 200, "body": chat("Lima"), "more": 1}],
+)
+def test_servers_that_leave_the_status_or_the_wrapping_out_are_understood(response):
+    assert read(result_line(response=response, extra=[1])).answer.text == "Lima"
+
+
+def test_a_vector_is_placed_and_checked():
+    body = {"data": [{"index": 0, "embedding": [0.5, -1.0]}], "usage": {"prompt_tokens": 3}, "model": "e"}
+    line = read(result_line(body=body), Kind.EMBED)
+    assert list(line.answer.embedding) == [0.5, -1.0]
+    assert line.answer.usage.input_tokens == 3
+    for wrong in ([], [{"index": 1, "embedding": [0.5]}], [{"index": 0, "embedding": ["x"]}]):
+        line = read(result_line(body={**body, "data": wrong}), Kind.EMBED)
+        assert (line.outcome, line.error.kind) == (RETRY, ErrorKind.INVALID_RESPONSE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"response": null}',
+        result_line(body=chat(), custom_id=None),
+        result_line(body=chat(), custom_id=7),
+        result_line(body=chat(), custom_id="../etc"),
+        result_line(body=chat(), custom_id="x" * 65),
+        result_line(response="text"),
+        result_line(status=10**9, body={}),
+        result_line(status="200", body={}),
+        result_line(body=chat())[:-20],
+    ],
+)
+def test_what_is_no_line_of_results_is_refused_by_name(line):
+    """And the refusal holds nothing of it."""
+    with pytest.raises(ValueError) as caught:
+        read(line)
+    assert caught.value.__cause__ is None
+    assert len(str(caught.value)) < 80
+
+
+def test_garbled_lines_never_do_worse_than_being_refused():
+    """Seeded: bytes are flipped, cut and swapped in good lines of every kind."""
+    dice = random.Random(11)
+    good = [
+        result_line(body=chat("Lima")),
+        result_line(400, error("bad", "invalid_request_error", "x")),
+        result_line(response=None, error={"code": "batch_expired", "message": "m"}),
+        result_line(body={"data": [{"index": 0, "embedding": "AACAPw=="}], "usage": {"prompt_tokens": 1}}),
+    ]
+    values = [None, True, -1, 10**30, 1e308, "", "x" * 100, [], {}, [[]], {"error": {}}]
+    read_well = 0
+    for number in range(4000):
+        line = bytearray(dice.choice(good))
+        if number % 2:
+            for _ in range(dice.randint(1, 4)):
+                at = dice.randrange(len(line))
+                line[at : at + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+        else:
+            data = json.loads(line)
+            parent: object = data
+            while isinstance(parent, dict | list) and parent:
+                key = dice.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
+                if dice.random() < 0.5:
+                    parent[key] = dice.choice(values)
+                    break
+                parent = parent[key]
+            line = bytearray(json.dumps(data).encode())
+        try:
+            found = read(
+                bytes(line), dice.choice([Kind.GENERATE, Kind.EMBED]), dice.choice(["chat", "responses"])
+            )
+        except ValueError:
+            continue
+        read_well += 1
+        assert (found.answer is None) != (found.outcome is OK)
+        assert (found.error is None) == (found.outcome is OK)
+    assert read_well > 1000
+
+
+def test_keys_in_lines_are_scrubbed():
+    line = read(result_line(400, error("key canary-1234 and sk-abcdefghijkl")))
+    assert "canary" not in str(line.error)
+    assert "abcdefghijkl" not in str(line.error)

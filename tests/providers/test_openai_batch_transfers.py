@@ -1,0 +1,452 @@
+"""Files and batches on the wire: deadlines, caps, cut bodies, large files, proxies, TLS, closing, forks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import threading
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pytest
+from asking import KEY
+from batching import creation, described, fails
+from raw_server import http, says
+
+from smartbatch.errors import ErrorKind
+from smartbatch.providers.batches import RemoteBatch, RemoteState
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.openai_batches import OpenAIBatches
+from smartbatch.providers.uploads import Upload
+
+CA = str(Path(__file__).parent / "localhost-ca.pem")
+BATCH = RemoteBatch(id="batch_1", state=RemoteState.COMPLETED, outputs=("file-2",))
+MB = 1 << 20
+
+
+@pytest.fixture
+def api(serve, connect):
+    """``api(script, …)`` returns the Batch API of a provider whose server says that; and the server."""
+
+    def start(*scripts, tls=False, **options):
+        server = serve(*scripts, tls=tls)
+        return connect(server, **options).batches(), server
+
+    return start
+
+
+def download(batches: OpenAIBatches, timeout: float = 20.0) -> bytes:
+    return b"".join(batches.download(BATCH, "file-2", timeout))
+
+
+# deadlines
+
+
+def silent(exchange):
+    exchange.server.done.wait(30)
+    exchange.close()
+
+
+def trickling_head(exchange):
+    for byte in b"HTTP/1.1 200 OK\r\n" + b"x-header: 1\r\n" * 1000:
+        if exchange.server.done.wait(0.002):
+            return
+        exchange.send(bytes([byte]))
+
+
+def trickling_body(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+    while not exchange.server.done.wait(0.002):
+        exchange.send(b"x")
+
+
+@pytest.mark.parametrize("script", [silent, trickling_head, trickling_body])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_every_call_ends_at_its_deadline(api, script, tls, monkeypatch):
+    """A create, a look and a download; a byte now and then does not help the server."""
+    monkeypatch.setenv("SSL_CERT_FILE", CA)
+    batches, _ = api(script, tls=tls)
+    for call in (
+        lambda: batches.create(creation(), 0.2),
+        lambda: batches.get("batch_1", 0.2),
+        lambda: download(batches, 0.2),
+    ):
+        found = fails(call)
+        assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
+
+
+def test_a_server_that_does_not_read_ends_an_upload_at_its_deadline(tmp_path):
+    """The request is stuck half-way, in the system's buffers."""
+    source = tmp_path / "lines"
+    with open(source, "wb") as file:
+        file.truncate(64 * MB)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        batches = OpenAIProvider(
+            api_key=KEY, base_url=f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        ).batches()
+        found = fails(lambda: batches.upload("sb-x", source, 0.3))
+    assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
+
+
+def test_a_list_of_many_pages_has_one_deadline(api):
+    """Each page is quick, all of them are not."""
+    numbers = iter(range(10**6))
+
+    def page(exchange):
+        if not exchange.server.done.wait(0.02):
+            body = {"data": [{"id": f"file-{next(numbers)}", "filename": "other"}], "has_more": True}
+            exchange.send(http(json.dumps(body).encode()))
+
+    batches, server = api(page)
+    assert fails(lambda: batches.find_file("sb-x", 0.3)).kind is ErrorKind.TIMEOUT
+    assert 2 < len(server.requests) <= 16
+
+
+# bodies
+
+
+def cut_by_length(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n" + b"a\n" * 20)
+    exchange.close()
+
+
+def cut_in_a_chunk(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n20\r\n" + b"a\n" * 5)
+    exchange.close()
+
+
+def cut_between_chunks(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n" + b"a\n" * 5 + b"\r\n")
+    exchange.close()
+
+
+def odd_chunk(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n" + b"a\n" * 5 + b"\r\nzz\r\n")
+    exchange.close()
+
+
+def cut_gzip(exchange):
+    exchange.send(http(gzip.compress(b"a\n" * 5000)[:-9], content_encoding="gzip"))
+
+
+def broken_gzip(exchange):
+    exchange.send(http(b"\x1f\x8b\x08 not gzip at all", content_encoding="gzip"))
+
+
+def cut_with_a_reset(exchange):
+    exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n" + b"a\n" * 20)
+    exchange.reset()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [cut_by_length, cut_in_a_chunk, cut_between_chunks, odd_chunk, cut_gzip, broken_gzip, cut_with_a_reset],
+)
+def test_a_download_that_ends_early_is_an_error(api, script):
+    """Half a file of results is none: the rest may have been paid for."""
+    batches, _ = api(script)
+    assert fails(lambda: download(batches)).kind is ErrorKind.NETWORK_ERROR
+    assert fails(lambda: batches.get("batch_1", 5)).kind is ErrorKind.NETWORK_ERROR
+
+
+def test_whole_bodies_come_whole(api):
+    """By length, in chunks, to the end of the connection, compressed."""
+    text = b"".join(b'{"line": %d}\n' % number for number in range(20_000))
+
+    def chunked(exchange):
+        exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for at in range(0, len(text), 9999):
+            piece = text[at : at + 9999]
+            exchange.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        exchange.send(b"0\r\n\r\n")
+
+    def to_the_end(exchange):
+        exchange.send(b"HTTP/1.1 200 OK\r\n\r\n" + text)
+        exchange.close()
+
+    scripts = [
+        says(text),
+        chunked,
+        to_the_end,
+        says(gzip.compress(text), content_encoding="gzip"),
+        says(zlib.compress(text), content_encoding="deflate"),
+        says(b""),
+    ]
+    batches, server = api(*scripts)
+    for number in range(len(scripts)):
+        assert download(batches) == (b"" if number == len(scripts) - 1 else text)
+    assert all(request.headers["accept-encoding"] == "identity" for request in server.requests)
+    assert server.connections == len(scripts)
+
+
+def test_answers_and_downloads_have_caps(api):
+    """Also for what grows when it is unpacked; nothing near its size is held."""
+    bomb = gzip.compress(b"\0" * (80 * MB))
+    batches, _ = api(says(bomb, content_encoding="gzip"))
+    tracemalloc.start()
+    found = fails(lambda: batches.get("batch_1", 30))
+    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "too_large")
+    batches._max_download = 10 * MB
+    tracemalloc.reset_peak()
+    assert fails(lambda: [len(piece) for piece in batches.download(BATCH, "file-2", 30)]).code == "too_large"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 70 * MB  # the pieces of the first call, up to its cap of 64 MB, may still be there
+
+
+def test_pieces_are_small_and_come_as_they_arrive(api):
+    """The first is there while the server still holds back the rest."""
+    first_read = threading.Event()
+
+    def halting(exchange):
+        exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 200003\r\n\r\nab\n")
+        first_read.wait(20)
+        exchange.send(b"x" * 200_000)
+
+    batches, _ = api(halting)
+    pieces = batches.download(BATCH, "file-2", 20)
+    assert next(pieces) == b"ab\n"
+    first_read.set()
+    rest = list(pieces)
+    assert sum(map(len, rest)) == 200_000
+    assert max(map(len, rest)) <= 65536
+
+
+def test_a_download_that_is_left_early_lets_go_of_its_connection(api):
+    gone = threading.Event()
+
+    def endless(exchange):
+        exchange.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while not exchange.server.done.is_set():
+                exchange.send(b"x" * 65536)
+        except OSError:
+            gone.set()
+        exchange.close()
+
+    batches, _ = api(endless)
+    pieces = batches.download(BATCH, "file-2", 20)
+    next(pieces)
+    pieces.close()
+    assert gone.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        ("503 Busy", {"error": {"message": "later"}}, ErrorKind.SERVER_ERROR),
+        ("404 Not Found", {"error": {"message": "gone"}}, ErrorKind.CLIENT_ERROR),
+        ("302 Found", "", ErrorKind.INVALID_RESPONSE),
+    ],
+)
+def test_results_that_cannot_be_fetched_say_why(api, status, body, kind):
+    batches, server = api(says(body, status, location="/elsewhere"))
+    found = fails(lambda: download(batches))
+    assert (found.kind, found.status) == (kind, int(status[:3]))
+    assert len(server.requests) == 1
+
+
+def test_a_page_to_sign_in_is_no_result(api):
+    batches, _ = api(says("<html>sign in</html>", content_type="text/html; charset=utf-8"))
+    assert fails(lambda: download(batches)).code == "html"
+
+
+# large files
+
+
+def test_a_download_of_100_mb_needs_no_memory(api):
+    piece = b"x" * (MB - 1) + b"\n"
+
+    def large(exchange):
+        exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (100 * MB))
+        for _ in range(100):
+            exchange.send(piece)
+
+    batches, _ = api(large)
+    tracemalloc.start()
+    size = sum(map(len, batches.download(BATCH, "file-2", 60)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 100 * MB
+    assert peak < 6 * MB
+
+
+class Sink:
+    """Takes one request, however large, and tells how much there was of it."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+        self.size = 0
+
+    def run(self) -> None:
+        sock, _ = self.listener.accept()
+        buffer = bytearray(MB)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += sock.recv(100)
+        head, _, rest = head.partition(b"\r\n\r\n")
+        [length] = [
+            int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length")
+        ]
+        got = len(rest)
+        while got < length:
+            got += sock.recv_into(buffer)
+        self.size = length
+        sock.sendall(http(json.dumps({"id": "file-1", "filename": "sb-x.jsonl"}).encode()))
+        sock.close()
+
+
+def test_an_upload_of_100_mb_needs_no_memory(tmp_path):
+    source = tmp_path / "lines"
+    with open(source, "wb") as file:
+        file.truncate(100 * MB)
+    sink = Sink()
+    batches = OpenAIProvider(
+        api_key=KEY, base_url=f"http://127.0.0.1:{sink.listener.getsockname()[1]}/v1"
+    ).batches()
+    tracemalloc.start()
+    assert batches.upload("sb-x", source, 60).id == "file-1"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sink.thread.join(10)
+    sink.listener.close()
+    assert 100 * MB < sink.size < 100 * MB + 1000
+    assert peak < 6 * MB
+
+
+def test_an_upload_refused_half_way_says_why(tmp_path):
+    """The server answers 413 and hangs up before it has read all."""
+    source = tmp_path / "lines"
+    with open(source, "wb") as file:
+        file.truncate(64 * MB)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse() -> None:
+        sock, _ = listener.accept()
+        sock.recv(1000)
+        sock.sendall(http(b'{"error": {"message": "too large"}}', "413 Too Large", connection="close"))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(MB):
+            pass
+        sock.close()
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    batches = OpenAIProvider(
+        api_key=KEY, base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    ).batches()
+    found = fails(lambda: batches.upload("sb-x", source, 20))
+    assert (found.status, found.kind) == (413, ErrorKind.CLIENT_ERROR)
+    thread.join(10)
+    listener.close()
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_an_error(tmp_path):
+    source = tmp_path / "lines"
+    source.write_bytes(b"x" * 1000)
+    with Upload({}, source, filename="f") as body:
+        os.truncate(source, 10)
+        assert fails(lambda: b"".join(body)).code == "source"
+
+
+# who else is on the way
+
+
+def test_no_netrc_no_cookies_no_redirects(api, tmp_path, monkeypatch):
+    """``requests`` does all of that unless it is told otherwise."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login a password stolen\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    redirect = says("", "307 Moved", location="/v1/batches/batch_2", set_cookie="a=b; Path=/")
+    batches, server = api(redirect, says(described()))
+    fails(lambda: batches.get("batch_1", 5))
+    assert batches.get("batch_1", 5) is not None
+    assert [request.target for request in server.requests] == ["/v1/batches/batch_1"] * 2
+    for request in server.requests:
+        assert "cookie" not in request.headers
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        assert request.headers["user-agent"].startswith("smartbatch/")
+
+
+def test_calls_go_through_the_proxy_of_the_environment(serve, monkeypatch):
+    """With its password, which is not part of any error."""
+    proxy = serve(says(described()), says("", "407 No"))
+    monkeypatch.setenv("HTTP_PROXY", f"http://user:canary@127.0.0.1:{proxy.port}")
+    provider = OpenAIProvider(api_key=KEY, base_url="http://api.invalid/v1", allow_http=True)
+    assert provider.batches().get("batch_1", 5).id == "batch_1"
+    [seen] = proxy.requests
+    assert seen.target == "http://api.invalid/v1/batches/batch_1"
+    assert seen.headers["proxy-authorization"].startswith("Basic ")
+    monkeypatch.setenv("HTTPS_PROXY", f"http://user:canary@127.0.0.1:{proxy.port}")
+    tunnelled = OpenAIProvider(api_key=KEY, base_url="https://api.invalid/v1").batches()
+    found = fails(lambda: tunnelled.create(creation(), 5))
+    assert (found.code, found.maybe_billed) == ("proxy", False)
+    assert proxy.requests[1].head.startswith("CONNECT api.invalid:443 ")
+
+
+def test_tls_is_checked_against_the_systems_certificates(api, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", CA)
+    batches, _ = api(says(described()), tls=True)
+    assert batches.get("batch_1", 5).id == "batch_1"
+
+
+# closing and forking
+
+
+def test_closing_ends_calls_under_way(serve, connect):
+    server = serve(silent)
+    provider = connect(server)
+    batches = provider.batches()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fails(lambda: batches.create(creation(), 60))))
+    thread.start()
+    assert server.arrived.acquire(timeout=10)
+    provider.close()
+    thread.join(10)
+    assert [(each.code, each.maybe_billed) for each in found] == [("closed", True)]
+
+
+def test_a_forked_child_closes_its_copies_and_calls_anew(serve, connect):
+    """The parent's call goes on: the child says nothing on its connection."""
+    release = threading.Event()
+
+    def late(exchange):
+        release.wait(20)
+        exchange.send(http(json.dumps(described()).encode()))
+
+    server = serve(late, says(described(id="batch_2")))
+    provider = connect(server)
+    batches = provider.batches()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(batches.get("batch_1", 20)))
+    thread.start()
+    assert server.arrived.acquire(timeout=10)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if batches.get("batch_2", 10).id == "batch_2" and not batches._control._live else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    release.set()
+    thread.join(10)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert found[0].id == "batch_1"
+
+
+def test_many_threads_share_one_api(api):
+    batches, server = api(says(described()))
+    threads = [threading.Thread(target=lambda: batches.get("batch_1", 10)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(server.requests) == 16
+    assert not batches._control._live
