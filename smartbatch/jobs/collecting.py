@@ -25,12 +25,12 @@ from smartbatch.jobs.work import Work, report
 from smartbatch.models import Kind
 from smartbatch.providers.batches import Line, RemoteBatch, RemoteState
 
-__all__ = ["Taken", "clear", "fetch", "first_wire_id", "incomplete", "ingest", "salvage", "take_in"]
+__all__ = ["Taken", "clear", "fetch", "incomplete", "ingest", "nonces_in", "salvage", "take_in"]
 
 PAGE = 1000
 """Lines a transaction."""
 PEEK = 1 << 20
-"""Bytes read at most of a candidate's results to see whose they are: a line is rarely longer."""
+"""Bytes read at most of each place of a candidate's results to see whose they are: a line is rarely longer."""
 
 
 def fetch(work: Work, shard: ShardRow) -> ShardRow:
@@ -92,6 +92,13 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
         sums.add(results, taken.final)
         before = report(work.store, before, work.tell, work.clock)
     tally.suspicious = reader.suspicious
+    if check.unrelated:
+        work.incident(
+            "token_mismatch",
+            "the tokens billed have nothing to do with the lengths of the prompts: answers may belong to "
+            "other requests. Compare some before you use them",
+            shard,
+        )
     _tell_oddities(work, shard, tally)
     return sums
 
@@ -103,16 +110,21 @@ def salvage(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
     return take_in(work, shard, [_path(work, shard, number) for number in range(len(batch.outputs))])
 
 
-def first_wire_id(work: Work, batch: RemoteBatch) -> str | None:
-    """Return the id in the first good line of a batch's results; ``None`` when there is none."""
+def nonces_in(work: Work, batch: RemoteBatch) -> set[str | None]:
+    """Return whose ids the first megabyte of a batch's results carries: nonces, ``None`` for ids of others.
+
+    Not the first line alone: a line may be garbled, or stray in from elsewhere. An empty set proves nothing.
+    """
     kind = Kind(work.job.kind)
+    found: set[str | None] = set()
     for output in batch.outputs:
         with closing(_received(work, batch, output)) as pieces:
             for raw in raw_lines(_first(pieces, PEEK)):
                 if raw.data is not None:
                     with contextlib.suppress(ValueError):
-                        return work.api.read_line(raw.data, kind).wire_id
-    return None
+                        named = parse_wire_id(work.api.read_line(raw.data, kind).wire_id)
+                        found.add(None if named is None else named[0])
+    return found
 
 
 @define
