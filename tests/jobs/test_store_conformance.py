@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
+from jobs.stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import (

@@ -11,6 +11,7 @@ from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.records import Grip
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.base import LostGrip, Store
+from smartbatch.jobs.store.checks import private_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.owners import Owners
 from smartbatch.jobs.store.rows import first_of, unpacked
@@ -44,7 +45,7 @@ class Book(Store):
     @property
     def spool(self) -> str:
         try:
-            os.makedirs(self._spool, 0o700, exist_ok=True)
+            private_folder(self._spool)
         except OSError as error:
             raise StoreError(
                 f"the folder {self._spool} cannot be made ({error.strerror}): files on their way to and from"

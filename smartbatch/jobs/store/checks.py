@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterable
 
 from smartbatch.errors import StoreError, scrub
 
-__all__ = ["GONE", "check_whole", "explained", "file_system", "inode", "is_damage", "prepare_folder"]
+__all__ = [
+    "GONE",
+    "check_whole",
+    "explained",
+    "file_system",
+    "inode",
+    "is_damage",
+    "prepare_folder",
+    "private_folder",
+]
 
 NETWORKED = frozenset(
     {
@@ -49,6 +59,25 @@ GONE = (
     " sent; bring the file back together with its -wal file, or start again with another store"
 )
 _MOUNTS = "/proc/self/mountinfo"
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # spaces and such in the list of mounts
+
+
+def private_folder(folder: str) -> None:
+    """Make a folder, and those above it that are missing, for their owner only, whatever the umask says.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    if above != folder:
+        private_folder(above)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
 
 
 def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
@@ -69,7 +98,7 @@ def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
             " PostgreSQL server to share jobs between machines"
         )
     try:
-        os.makedirs(folder, 0o700, exist_ok=True)
+        private_folder(folder)
     except OSError as error:
         raise explained(error, path, 0.0) from None
     if os.path.isdir(path):
@@ -87,7 +116,7 @@ def file_system(folder: str, mounts: Iterable[str]) -> str | None:
         words = line.split()
         if len(words) < 5 or "-" not in words:
             continue
-        point = words[4].encode().decode("unicode_escape")
+        point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), words[4])
         inside = folder == point or folder.startswith(point.rstrip("/") + "/")
         # a later mount on the same point hides the earlier one
         if inside and len(point) >= len(best):

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from random import Random
 
 from smartbatch.errors import StoreError
+from smartbatch.jobs.store.checks import private_folder
 
 __all__ = ["FileOwners", "Owners"]
 
@@ -76,7 +77,7 @@ class FileOwners(Owners):
     def become(self, owner: str) -> bool:
         path = self._path(owner)
         try:
-            os.makedirs(self._folder, 0o700, exist_ok=True)
+            private_folder(self._folder)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
