@@ -20,14 +20,20 @@ if TYPE_CHECKING:
     from smartbatch.errors import ErrorKind as ErrorKind
     from smartbatch.errors import InputError as InputError
     from smartbatch.errors import InvalidRequest as InvalidRequest
+    from smartbatch.errors import JobConflict as JobConflict
+    from smartbatch.errors import JobNotFound as JobNotFound
+    from smartbatch.errors import JobTimeout as JobTimeout
     from smartbatch.errors import ProviderError as ProviderError
     from smartbatch.errors import ProviderUnavailable as ProviderUnavailable
     from smartbatch.errors import QueueFull as QueueFull
     from smartbatch.errors import RequestCancelled as RequestCancelled
     from smartbatch.errors import RequestTimeout as RequestTimeout
     from smartbatch.errors import SmartbatchError as SmartbatchError
+    from smartbatch.errors import StoreError as StoreError
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
+    from smartbatch.jobs.job import Job as Job
+    from smartbatch.jobs.status import JobStatus as JobStatus
     from smartbatch.lists import ResultList as ResultList
     from smartbatch.models import Answer as Answer
     from smartbatch.models import Embedding as Embedding
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from smartbatch.models import Usage as Usage
     from smartbatch.oneline import embed as embed
     from smartbatch.oneline import generate as generate
+    from smartbatch.oneline import job as job
     from smartbatch.prices import Price as Price
     from smartbatch.runtime.streaming import TextStream as TextStream
 
@@ -54,15 +61,21 @@ _HOMES = {
         "ErrorKind",
         "InputError",
         "InvalidRequest",
+        "JobConflict",
+        "JobNotFound",
+        "JobTimeout",
         "ProviderError",
         "ProviderUnavailable",
         "QueueFull",
         "RequestCancelled",
         "RequestTimeout",
         "SmartbatchError",
+        "StoreError",
         "ValidationFailed",
         "WrongProcess",
     ],
+    "jobs.job": ["Job"],
+    "jobs.status": ["JobStatus"],
     "lists": ["ResultList"],
     "models": [
         "Answer",
@@ -75,7 +88,7 @@ _HOMES = {
         "Route",
         "Usage",
     ],
-    "oneline": ["embed", "generate"],
+    "oneline": ["embed", "generate", "job"],
     "prices": ["Price"],
     "runtime.streaming": ["TextStream"],
 }

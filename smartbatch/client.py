@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from attrs import evolve
 
+from smartbatch.batch_jobs import BatchJobs
 from smartbatch.calls.stack import Middleware
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
@@ -23,7 +24,6 @@ from smartbatch.events import (
     ClientStopped,
     Event,
     Observer,
-    RequestFinished,
     RequestSubmitted,
 )
 from smartbatch.intake import GENERATION, Intake, Preprocess, generation, open_model, with_settings
@@ -45,7 +45,7 @@ from smartbatch.wiring import Lanes
 __all__ = ["BatchingClient", "Preprocess"]
 
 
-class BatchingClient:
+class BatchingClient(BatchJobs):
     """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
 
     The client starts with its first request, or with :meth:`start` or ``with``. A forked child finds it empty
@@ -113,6 +113,7 @@ class BatchingClient:
         self._provider, self.model = self._open(model, provider, provider_options)
         self._second = None if config.fallback_model is None else self._open(config.fallback_model)
         self._intake = Intake(self._provider, self.model, config, self._clock, self._defaults, preprocess)
+        self._desk = self._new_desk()
         self._new_process()
         trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
         for usable in filter(None, ((self._provider, self.model), self._second)):
@@ -266,6 +267,7 @@ class BatchingClient:
         """Start the threads; also after a stop. Starting twice is fine."""
         with self._starting:
             self._stopped = False
+        self._desk.open()
         self._running()
         return self
 
@@ -282,7 +284,8 @@ class BatchingClient:
         and the client stops in the background: to wait there could be for ever.
         """
         engine = self._engine
-        if lifecycle.reentered() or (engine is not None and engine.dispatcher.on_own_thread()):
+        on_own_thread = engine is not None and engine.dispatcher.on_own_thread()
+        if on_own_thread or self._desk.on_own_thread() or lifecycle.reentered():
             threading.Thread(
                 target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
@@ -362,20 +365,36 @@ class BatchingClient:
         if isinstance(prepared, Answer):
             return self._settled(request, intake.settled(request, prepared, Route.LOCAL), sink, stream)
         intake.check(prepared)
-        key = None if stream is not None else intake.fingerprint(prepared)
-        known = intake.recalled(prepared, key)
+        return self._enqueue(prepared, sink, stream, provider=self._provider, model=self.model)
+
+    def _enqueue(
+        self,
+        request: Request,
+        sink: Callable[[Result], None] | None,
+        stream: ChunkBox | None = None,
+        *,
+        provider: Provider,
+        model: str,
+        raw: bool = False,
+    ) -> ResultFuture:
+        """Queue a request that was checked; see :meth:`smartbatch.runtime.engine.Engine.submit`."""
+        intake = self._intake
+        own = provider is self._provider and model == self.model
+        mixed = raw and self._post_process is not None  # others that join would get it raw as well
+        key = None if stream is not None or mixed or not own else intake.fingerprint(request)
+        known = intake.recalled(request, key)
         if known is not None:
             if self._post_process is not None:
                 known = self._post_process(known) or known
-            return self._settled(prepared, known, sink, stream)
+            return self._settled(request, known, sink, stream)
         engine = self._running()
-        lane = engine.lane_of(self._provider, self.model, prepared.embedding)
+        lane = engine.lane_of(provider, model, request.embedding)
         if stream is None:
-            lane = lane.home_of(prepared, self._clock.now())
-        estimates, reserve = intake.demand(lane, prepared)
+            lane = lane.home_of(request, self._clock.now())
+        estimates, reserve = intake.demand(lane, request)
         return engine.submit(
-            prepared,
-            intake.id_of(prepared),
+            request,
+            intake.id_of(request),
             lane,
             fingerprint=key if self.config.deduplicate else None,
             keep=key if intake.cache is not None else None,
@@ -383,6 +402,7 @@ class BatchingClient:
             reserve=reserve,
             sink=sink,
             stream=stream,
+            raw=raw,
         )
 
     def _settled(
@@ -403,24 +423,7 @@ class BatchingClient:
         future.settle(result)
         if sink is not None:
             sink(result)
-        self._tell(
-            RequestFinished(
-                at=now,
-                request_id=result.request_id,
-                priority=request.priority,
-                model=label,
-                ok=True,
-                cancelled=False,
-                error=None,
-                attempts=0,
-                queued=0.0,
-                seconds=0.0,
-                usage=result.usage,
-                cost=result.cost,
-                route=result.route,
-                deduplicated=False,
-            )
-        )
+        self._tell(self._intake.finished(request, result, now))
         return future
 
     def _stream(
@@ -461,6 +464,7 @@ class BatchingClient:
             running = self._engine
         if engine is not None:
             self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
+            self._carry_on_jobs()
         return running
 
     def _start_engine(self) -> Engine:
@@ -497,6 +501,15 @@ class BatchingClient:
             lane.quota.detach(engine.queue, self._clock.now())
 
     def _stop(self, timeout: float | None, reason: str) -> None:
+        began = self._clock.now()
+        self._desk.halt()
+        try:
+            self._stop_engine(timeout, reason)
+        finally:
+            self._finish_jobs(timeout, began)
+            self._close_providers()
+
+    def _stop_engine(self, timeout: float | None, reason: str) -> None:
         with self._starting:
             engine, self._engine = self._engine, None
             self._stopped = True
@@ -513,7 +526,6 @@ class BatchingClient:
         finally:
             if self._leaving is engine:
                 self._leaving = None
-            self._close_providers()
             now = self._clock.now()
             for lane in engine.queue.lanes:
                 lane.quota.detach(engine.queue, now)
@@ -529,15 +541,15 @@ class BatchingClient:
     def after_fork(self) -> None:
         """In a forked child: start empty. The hook of the library calls it; users need not."""
         engines = [engine for engine in (self._engine, self._leaving) if engine is not None]
+        error = WrongProcess(
+            "the request belongs to the parent process; a forked child starts with an empty client"
+        )
         self._new_process()
         for provider in self._providers.values():
             provider.abandon()
         for engine in engines:
-            engine.abandon(
-                WrongProcess(
-                    "the request belongs to the parent process; a forked child starts with an empty client"
-                )
-            )
+            engine.abandon(error)
+        self._fork_jobs(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace, fail the rest. Users need not call it."""
@@ -579,14 +591,7 @@ class BatchingClient:
             except BaseException as error:  # an exit asked for on a worker would only end the worker
                 if not isinstance(error, Exception) and lifecycle.on_main_thread():
                     raise  # a signal's: the user wants to stop, and the observer just happened to run
-                _quiet("observer_raised", event=event.name, error=type(error).__name__)
+                logs.warn("observer_raised", event=event.name, error=type(error).__name__)
 
     def _callback_raised(self, error: BaseException) -> None:
-        _quiet("callback_raised", error=type(error).__name__)
-
-
-def _quiet(what: str, **fields: str) -> None:
-    """Log a user's mistake, where logging was configured; the text of the error may hold an answer."""
-    log = logs.get_logger()
-    if log is not None:
-        log.warning(what, **fields)
+        logs.warn("callback_raised", error=type(error).__name__)

@@ -16,6 +16,7 @@ from smartbatch.core import admission, tokens
 from smartbatch.core.fingerprint import fingerprint
 from smartbatch.core.structured import Check, Parsed
 from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.events import RequestFinished
 from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route
 from smartbatch.providers import create as create_provider
 from smartbatch.providers.base import Provider
@@ -75,22 +76,32 @@ class Intake:
         Raises:
             InvalidRequest: names the row.
         """
-        if isinstance(prompts, str | Mapping):
-            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
-        own = {name: value for name, value in params.items() if name in GENERATION}
-        defaults = generation(self._defaults, own) if own else self._defaults
-        others = {name: value for name, value in params.items() if name not in GENERATION}
-
-        def checked() -> Iterator[Request]:
-            for row, prompt in enumerate(prompts):
-                yield admission.normalise(prompt, defaults, row=row, **others)
-
+        checked = self.admitted(prompts, params)
         if not isinstance(prompts, Sequence):
-            return checked()
-        requests = list(checked())
+            return checked
+        requests = list(checked)
         for request in requests:
             self.check(request)
         return requests
+
+    def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
+        """Return the requests of a list, each checked as it is read.
+
+        Raises:
+            InvalidRequest: at once for a single prompt, else when the row is read; it names the row.
+        """
+        if isinstance(prompts, str | Mapping):
+            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
+        defaults = self.defaults_of(params)
+        others = {name: value for name, value in params.items() if name not in GENERATION}
+        return (
+            admission.normalise(prompt, defaults, row=row, **others) for row, prompt in enumerate(prompts)
+        )
+
+    def defaults_of(self, params: Mapping[str, Any]) -> Generation:
+        """Return the client's generation parameters with those of ``params`` over them."""
+        own = {name: value for name, value in params.items() if name in GENERATION}
+        return generation(self._defaults, own) if own else self._defaults
 
     def preprocessed(self, request: Request) -> Request | Answer:
         """Run the hooks; an answer ends the request without a call."""
@@ -145,6 +156,25 @@ class Intake:
                 return None
             parsed = verdict.value
         return self.settled(request, evolve(answer, value=parsed), Route.CACHED)
+
+    def finished(self, request: Request, result: Result, now: float) -> RequestFinished:
+        """Return what is told of a request that took no call."""
+        return RequestFinished(
+            at=now,
+            request_id=result.request_id,
+            priority=request.priority,
+            model=f"{self._provider.name}:{self._model}",
+            ok=True,
+            cancelled=False,
+            error=None,
+            attempts=0,
+            queued=0.0,
+            seconds=0.0,
+            usage=result.usage,
+            cost=result.cost,
+            route=result.route,
+            deduplicated=False,
+        )
 
     def settled(self, request: Request, answer: Answer, route: Route) -> Result:
         """Return the result of a request that took no call and cost nothing."""

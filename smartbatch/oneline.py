@@ -8,11 +8,14 @@ from typing import Any
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import RealClock
+from smartbatch.config import BatchingConfig
+from smartbatch.job_desks import desk_of
+from smartbatch.jobs.job import Job
 from smartbatch.lists import ResultList
 from smartbatch.models import Embedding, Prompt
 from smartbatch.observe.progress import Mode, Progress, watched
 
-__all__ = ["embed", "generate"]
+__all__ = ["embed", "generate", "job"]
 
 
 def generate(
@@ -64,6 +67,25 @@ def embed(
     embedding = Embedding(task_type, dimensions)
     with BatchingClient(model, **params) as client:
         return _run(client, texts, progress, embedding=embedding)
+
+
+def job(id_or_key: str, *, store: str | None = None) -> Job:
+    """Return a job by its id or key, in any process, whatever model it was submitted for.
+
+    Looking at it needs no key. Waiting for it, or reading results that are still to come, has this process
+    carry on the jobs of the store whose accounts it has the keys for, as the environment says, unless another
+    process does so already.
+
+    Args:
+        id_or_key: as ``Job.id`` or as given to ``submit_batch``.
+        store: a path, or a PostgreSQL address; ``SMARTBATCH_STORE``, or else the user's own store, when
+            ``None``.
+
+    Raises:
+        JobNotFound: the store has none.
+        StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
+    """
+    return desk_of(BatchingConfig.load(store=store)).find(id_or_key)
 
 
 def _run(

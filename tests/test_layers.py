@@ -63,8 +63,12 @@ ALLOWED: dict[str, frozenset[str]] = {
         "runtime",
         "schemas",
     }
-    | {"wiring"},
-    "oneline": NOUNS | {"client", "clock", "lists", "observe"},
+    | {"wiring", "batch_jobs"},
+    "batch_jobs": NOUNS  # the part of the client that is about jobs
+    | {"clock", "config", "intake", "jobs", "lists", "observe", "providers", "runtime"},
+    "job_desks": NOUNS  # jobs without a client of their own
+    | {"batch_jobs", "client", "clock", "config", "jobs", "observe", "runtime"},
+    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "lists", "observe"},
     # on top
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}

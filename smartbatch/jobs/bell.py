@@ -10,7 +10,7 @@ __all__ = ["Bell"]
 class Bell:
     """Rings when something was stored; safe from any thread, and held by none while others run.
 
-    Read :attr:`rings` before you look at the store, and hand it to :meth:`wait` afterwards: what came
+    Read :attr:`rings` before you look at the store, and hand it to :meth:`listen` afterwards: what came
     between the two wakes you at once.
     """
 
@@ -25,7 +25,7 @@ class Bell:
             self.rings += 1
             self._monitor.notify_all()
 
-    def wait(self, seen: int, timeout: float) -> None:
+    def listen(self, seen: int, timeout: float) -> None:
         """Wait until it has rung since ``seen``, or for ``timeout`` seconds."""
         until = self._clock.now() + timeout
         with self._monitor:

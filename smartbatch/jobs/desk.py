@@ -343,20 +343,25 @@ class JobDesk:
         if asker is not None:
             asker.halt()
 
-    def finish(self, grace: float) -> None:
-        """Store what came, end the steps under way within ``grace`` seconds, and give the jobs back."""
+    def finish(self, *, answers: float, steps: float) -> None:
+        """Give the jobs back.
+
+        Args:
+            answers: seconds in which what came is stored.
+            steps: seconds in which remote calls under way may end.
+        """
         began = self.clock.now()
         with self._lock:
             keeper, self._keeper = self._keeper, None
             asker, self._asker = self._asker, None
             watchers, self._watchers = list(self._watchers.values()), {}
         if asker is not None:
-            lost = asker.finish(grace)
+            lost = asker.finish(answers)
             if lost:
                 text = f"{lost} answers came, or were still to come, that could not be stored"
                 self._host.report(None, StoreError(text))
         if keeper is not None:
-            keeper.stop(max(0.0, grace - (self.clock.now() - began)))
+            keeper.stop(max(0.0, steps - (self.clock.now() - began)))
         for watcher in watchers:
             watcher.end(_stopped())
         for watcher in watchers:

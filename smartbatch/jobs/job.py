@@ -178,7 +178,7 @@ class Job:
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        self._desk.bell.wait(seen, min(remaining, self._desk.patience(self.id)))
+        self._desk.bell.listen(seen, min(remaining, self._desk.patience(self.id)))
 
     def _stored(self, ordered: bool) -> Iterator[Result]:
         """Yield what there is."""

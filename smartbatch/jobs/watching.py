@@ -150,7 +150,7 @@ class Watcher:
                 if self._over(ending):
                     return
                 if ending is None:
-                    desk.bell.wait(seen, desk.patience(self._job_id))
+                    desk.bell.listen(seen, desk.patience(self._job_id))
         finally:
             desk.clock.ended()
 

@@ -24,7 +24,7 @@ from smartbatch.events import (
     RequestFinished,
 )
 
-__all__ = ["LogObserver", "disable", "enable", "get_logger"]
+__all__ = ["LogObserver", "disable", "enable", "get_logger", "warn"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _enabled: Any = None
@@ -88,6 +88,18 @@ def get_logger(logger: Any = None) -> Any:
         processors=[structlog.stdlib.filter_by_level, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.stdlib.BoundLogger,
     ).bind()
+
+
+def warn(what: str, **fields: str) -> None:
+    """Log what went wrong beside the requests, where logging is on.
+
+    Args:
+        what: the name of the entry.
+        fields: class names and ids; the text of a user's error may hold an answer.
+    """
+    log = get_logger()
+    if log is not None:
+        log.warning(what, **fields)
 
 
 class _AtLevel:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, Self, TextIO
 
 from smartbatch.clock import RealClock
 from smartbatch.errors import ConfigError
@@ -76,7 +76,7 @@ class Progress:
             self._face = _Bar(safe, total, initial) if shown == "bar" else _Lines(safe)
         self._next = now() + (self._face.every if self._face else 0.0)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.models import Answer, Result, Route, Usage, evolve
 from smartbatch.runtime.queue import RequestQueue
 from smartbatch.runtime.quotas import SharedQuota
 from smartbatch.runtime.ticket import Claim, Ticket
 
-__all__ = ["Aftermath"]
+__all__ = ["Aftermath", "PostProcess", "processed"]
+
+PostProcess = Callable[[Result], "Result | None"]
+"""Takes an answered result and returns it, or a changed one."""
 
 
 @define(eq=False)
@@ -158,6 +161,34 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         provider_request_id=answer.provider_request_id,
         context=claim.request.context if claim else None,
     )
+
+
+def processed(post_process: PostProcess, result: Result) -> Result:
+    """Return what the user's hook makes of an answered result; a hook that fails makes it a failed one."""
+    problem: str | None = None
+    cause: BaseException | None = None
+    returned: object = None
+    try:
+        returned = post_process(result)
+    except BaseException as error:
+        problem, cause = f"raised {type(error).__name__}", error
+    if returned is None and problem is None:
+        return result
+    if isinstance(returned, Result):
+        found: object = returned.error
+        if found is None or isinstance(found, SmartbatchError):
+            return returned
+        problem = f"returned an error of type {type(found).__name__}"
+        cause = found if isinstance(found, BaseException) else None
+    elif problem is None:
+        problem = f"returned {type(returned).__name__} instead of a Result"
+    failure = SmartbatchError(
+        f"post_process {problem}; the answer was paid for",
+        kind=ErrorKind.UNKNOWN,
+        request_id=result.request_id,
+    )
+    failure.__cause__ = cause
+    return evolve(result, error=failure)
 
 
 def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:

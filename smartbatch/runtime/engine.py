@@ -128,6 +128,7 @@ class Engine:
         reserve: float,
         sink: Callable[[Result], None] | None = None,
         stream: ChunkBox | None = None,
+        raw: bool = False,
     ) -> ResultFuture:
         """Put a checked request into the queue and return its future.
 
@@ -138,6 +139,7 @@ class Engine:
             reserve: most it can cost, USD.
             sink: gets the result as well, before anybody who waits for the future runs on.
             stream: takes the answer piece by piece.
+            raw: leave the result as it came; it is post-processed when it is read.
 
         Raises:
             QueueFull: see :class:`~smartbatch.runtime.queue.RequestQueue`.
@@ -149,6 +151,7 @@ class Engine:
         claim = Claim(request, request_id, future, now, deadline, sink)
         ticket = Ticket(request, lane, claim, fingerprint, stream)
         ticket.keep = keep
+        ticket.raw = raw
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim
@@ -285,7 +288,8 @@ class Engine:
         aftermath = Aftermath(self.queue)
         with self.queue.monitor:
             ticket = claim.ticket
-            if ticket is not None and ticket.state is TicketState.WAITING:
+            alone = ticket is not None and len(ticket.claims) == 1  # others wait for it, who did not ask
+            if ticket is not None and alone and ticket.state is TicketState.WAITING:
                 error = _cancelled_result(claim).error
                 assert error is not None
                 self.router.fail_locked(ticket, error, self._clock.now(), aftermath)

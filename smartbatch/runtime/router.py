@@ -19,7 +19,7 @@ from smartbatch.core.retry import RetryPolicy, decide
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, RetryScheduled
 from smartbatch.models import Answer, Result, Route, Usage, evolve
-from smartbatch.runtime.aftermath import Aftermath, answered
+from smartbatch.runtime.aftermath import Aftermath, PostProcess, answered, processed
 from smartbatch.runtime.gates import Change, Ending, Gates, Permit
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import RequestQueue
@@ -27,8 +27,6 @@ from smartbatch.runtime.ticket import Ticket, TicketState, latest_start
 from smartbatch.runtime.validation import Repair, Validation, resize
 
 __all__ = ["Flight", "PostProcess", "ResponseRouter"]
-
-PostProcess = Callable[[Result], "Result | None"]
 
 UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
@@ -100,7 +98,9 @@ class ResponseRouter:
             if self._keep is not None and ticket.keep is not None:
                 self._keep(ticket.keep, outcome)
             result = answered(ticket, outcome, seconds=seconds, parsed=verdict.value, route=route)
-            results.append(result if self._post_process is None else self._processed(result))
+            results.append(
+                result if self._post_process is None or ticket.raw else processed(self._post_process, result)
+            )
         return results
 
     def route_locked(
@@ -345,33 +345,6 @@ class ResponseRouter:
                 max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
             )
         )
-
-    def _processed(self, result: Result) -> Result:
-        assert self._post_process is not None
-        problem: str | None = None
-        cause: BaseException | None = None
-        returned: object = None
-        try:
-            returned = self._post_process(result)
-        except BaseException as error:
-            problem, cause = f"raised {type(error).__name__}", error
-        if returned is None and problem is None:
-            return result
-        if isinstance(returned, Result):
-            found: object = returned.error
-            if found is None or isinstance(found, SmartbatchError):
-                return returned
-            problem = f"returned an error of type {type(found).__name__}"
-            cause = found if isinstance(found, BaseException) else None
-        elif problem is None:
-            problem = f"returned {type(returned).__name__} instead of a Result"
-        failure = SmartbatchError(
-            f"post_process {problem}; the answer was paid for",
-            kind=ErrorKind.UNKNOWN,
-            request_id=result.request_id,
-        )
-        failure.__cause__ = cause
-        return evolve(result, error=failure)
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:

@@ -219,6 +219,7 @@ class Ticket:
         "must_start",
         "original",
         "paused",
+        "raw",
         "repair",
         "repairs",
         "request",
@@ -253,6 +254,7 @@ class Ticket:
         )
         self.entry = 0
         self.paused = False
+        self.raw = False  # True when its result is post-processed by somebody else, later
         self.state = TicketState.WAITING
         self.urgent = request.priority is Priority.URGENT
         self.stream = stream

@@ -1,0 +1,388 @@
+"""What a client does about jobs: checks every row, stores them, waits, and asks single items in real time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Future
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Literal
+
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError, InvalidRequest, SmartbatchError, StoreError, WrongProcess
+from smartbatch.events import Event
+from smartbatch.intake import Intake
+from smartbatch.jobs.accepting import (
+    Items,
+    checked_metadata,
+    head_of,
+    kind_of,
+    new_job,
+    policy_of,
+    row_named,
+)
+from smartbatch.jobs.desk import JobDesk
+from smartbatch.jobs.host import Host
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.payload import Shared
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.status import JobStatus
+from smartbatch.lists import ResultList
+from smartbatch.models import Answer, Kind, Prompt, Request, Result
+from smartbatch.observe import logs
+from smartbatch.observe.job_progress import JobProgressBar
+from smartbatch.providers.base import Provider
+from smartbatch.providers.batches import BatchApi
+from smartbatch.runtime.aftermath import PostProcess, processed
+from smartbatch.runtime.callbacks import CallbackThread
+from smartbatch.runtime.engine import Engine
+from smartbatch.runtime.ticket import ResultFuture
+
+__all__ = ["BatchJobs", "tell_waiters", "warn_of"]
+
+Fallback = Literal["batch", "individual"]
+OnProgress = Callable[[JobStatus], object]
+STEP_GRACE = 30.0
+"""Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
+looking for it later."""
+LAST_ANSWERS = 5.0
+"""Seconds in which answers that came are stored at a stop whose time is over."""
+LAST_STEP = 1.0
+"""Seconds for what is under way at a stop whose time is over."""
+KEY = 512
+"""Letters of a job's key."""
+
+
+class BatchJobs:
+    """The part of a client that is about jobs; see :class:`~smartbatch.BatchingClient`."""
+
+    config: BatchingConfig
+    model: str
+    _clock: Clock
+    _intake: Intake
+    _provider: Provider
+    _providers: dict[str, Provider]
+    _given_rng: random.Random | None
+    _post_process: PostProcess | None
+    _engine: Engine | None
+    _desk: JobDesk
+    _job_callbacks: CallbackThread | None
+
+    # -- for users -------------------------------------------------------------------------------------------
+
+    def submit_batch(
+        self,
+        requests: Iterable[Prompt],
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+        **params: Any,
+    ) -> Job:
+        """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
+
+        Every row is checked first, one after the other, so an iterator of any length will do; a bad one
+        raises, and nothing of the job is kept. When this returns, the job is on disk: it is carried on by
+        this process and, should it die, by any other that works on the store.
+
+        Args:
+            requests: texts, chats or requests; one kind, texts or vectors.
+            key: your own name for the job. The same requests under the same key are the same job, so a script
+                may be run again: nothing is sent twice.
+            metadata: labels, as texts by name.
+            fallback: where requests go that an expired, failed or late batch has not run: ``"batch"`` or
+                ``"individual"`` for real time; ``batch_fallback`` when ``None``. ``"individual"`` also
+                takes jobs when batches are switched off, or the provider has none.
+            params: as in :meth:`~smartbatch.BatchingClient.submit`, for all of them.
+
+        Raises:
+            InvalidRequest: names the row and the field.
+            ConfigError: the provider has no Batch API for this, or batches are switched off.
+            JobConflict: the key belongs to a job with other requests.
+            StoreError: the store cannot be used.
+            ClientClosed: the client was stopped.
+        """
+        chosen = self._fallback_of(fallback)
+        first, rest = self._rows(requests, params)
+        kind = Kind.GENERATE if first is None else kind_of(first)
+        api, problem = self._batches(kind)
+        if problem is not None and chosen != "individual":
+            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
+        return self._accept(first, rest, kind, api, params, key, metadata, chosen)
+
+    def submit_and_wait(
+        self,
+        requests: Iterable[Prompt],
+        *,
+        timeout: float | None = None,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+        on_progress: OnProgress | None = None,
+        progress: bool = False,
+        **params: Any,
+    ) -> ResultList:
+        """Submit a job, wait for its end, and return all results in order.
+
+        Fewer than ``batch_threshold`` requests, and all where there are no batches, are asked in real time:
+        as a job all the same, so that they too outlive the process.
+
+        Args:
+            requests, key, metadata, fallback, params: as in :meth:`submit_batch`.
+            timeout: seconds; ``batch_timeout`` when ``None``.
+            on_progress: called with the :class:`~smartbatch.jobs.status.JobStatus` after each change.
+            progress: show a bar, or lines where there is no terminal.
+
+        Raises:
+            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
+            AllRequestsFailed: when not one request was answered.
+            Exception: as :meth:`submit_batch`.
+        """
+        began = self._clock.now()
+        chosen = self._fallback_of(fallback)
+        few, requests = self._few(requests)
+        first, rest = self._rows(requests, params)
+        kind = Kind.GENERATE if first is None else kind_of(first)
+        api, _ = self._batches(kind)
+        job = self._accept(first, rest, kind, None if few else api, params, key, metadata, chosen)
+        results = ResultList()
+        with JobProgressBar(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
+            if progress:
+                job.on_progress(bar.show)
+            if on_progress is not None:
+                job.on_progress(on_progress)
+            results.extend(_all_of(job, self.config.batch_timeout if timeout is None else timeout))
+            bar.show(job.status())
+        results.wall = self._clock.now() - began
+        results.raise_if_all_failed()
+        return results
+
+    def jobs(self, limit: int = 1000) -> list[Job]:
+        """Return the jobs of the store, newest first, those of other models and processes included.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        return self._desk.jobs(limit)
+
+    def job(self, id_or_key: str) -> Job:
+        """Return a job by its id or its key.
+
+        Raises:
+            JobNotFound: the store has none.
+            StoreError: the store cannot be used.
+        """
+        return self._desk.find(id_or_key)
+
+    # -- accepting -------------------------------------------------------------------------------------------
+
+    def _accept(
+        self,
+        first: Request | None,
+        rest: Iterator[Request],
+        kind: Kind,
+        api: BatchApi | None,
+        params: Mapping[str, Any],
+        key: str | None,
+        metadata: Mapping[str, str] | None,
+        fallback: str,
+    ) -> Job:
+        shared = Shared(self._intake.defaults_of(params), params.get("embedding"))
+        model = f"{self._provider.name}:{self.model}"
+        row = new_job(
+            id=self._desk.new_id(),
+            key=_checked_key(key),
+            scope=self._provider.scope,
+            model=model,
+            kind=kind,
+            shared=shared,
+            metadata=checked_metadata(metadata),
+            policy=policy_of(self.config, fallback),
+            at=self._clock.wall(),
+        )
+        items = Items(
+            rest if first is None else chain((first,), rest),
+            shared,
+            api=api,
+            model=self.model,
+            kind=kind,
+            head=head_of(model, row.params),
+        )
+        return self._desk.accept(row, items)
+
+    def _fallback_of(self, fallback: str | None) -> str:
+        chosen = fallback or self.config.batch_fallback
+        if chosen not in ("batch", "individual"):
+            raise ConfigError(f"fallback = {chosen!r:.40} is out of range: 'batch' or 'individual'")
+        return chosen
+
+    def _rows(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any]
+    ) -> tuple[Request | None, Iterator[Request]]:
+        """Return the first checked request and the others, which are read lazily."""
+        intake = self._intake
+
+        def checked() -> Iterator[Request]:
+            for row, request in enumerate(admitted):
+                yield row_named(row, partial(self._prepared, request))
+
+        admitted = intake.admitted(requests, params)
+        rows = checked()
+        return next(rows, None), rows
+
+    def _prepared(self, request: Request) -> Request:
+        prepared = self._intake.preprocessed(request)
+        if isinstance(prepared, Answer):
+            raise InvalidRequest(
+                "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
+                "rows out, or use generate()",
+                field="prompt",
+            )
+        self._intake.check(prepared)
+        return prepared
+
+    def _batches(self, kind: Kind) -> tuple[BatchApi | None, str | None]:
+        """Return the Batch API, or ``None`` and why there is none, with what to do."""
+        name = self._provider.name
+        if not self.config.batch_enabled:
+            return None, "batches are switched off: set batch_enabled"
+        api = self._provider.batches()
+        if api is None:
+            return None, f"{name} has no Batch API: choose another provider"
+        if kind not in api.abilities.kinds:
+            what = "vectors" if kind is Kind.EMBED else "texts"
+            return None, f"{name} has no Batch API for {what}: choose another provider"
+        return api, None
+
+    def _few(self, requests: Iterable[Prompt]) -> tuple[bool, Iterable[Prompt]]:
+        """Return whether there are too few rows for a batch, and the rows."""
+        least = self.config.batch_threshold
+        if isinstance(requests, Sized):
+            return len(requests) < least, requests
+        rows = iter(requests)
+        head = list(islice(rows, least))
+        return len(head) < least, chain(head, rows)
+
+    # -- for the desk ----------------------------------------------------------------------------------------
+
+    def _new_desk(self) -> JobDesk:
+        host = Host(
+            own=(self._provider,),
+            opened=self._opened,
+            ask=self._ask_directly,
+            drop=self._drop_direct,
+            process=self._process,
+            new_future=self._new_job_future,
+            tell=self._tell,
+            report=warn_of,
+        )
+        self._job_callbacks = None
+        return JobDesk(self.config, clock=self._clock, rng=self._given_rng, host=host)
+
+    def _ask_directly(self, row: JobRow, request: Request, sink: Callable[[Result], None]) -> Future[Result]:
+        """Submit an item of a job: checked and preprocessed long ago, post-processed when it is read."""
+        provider = self._desk.serving.provider_of(row)
+        if provider is None:
+            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
+        return self._enqueue(request, sink, provider=provider, model=row.model.partition(":")[2], raw=True)
+
+    def _drop_direct(self, future: Future[Result]) -> None:
+        engine = self._engine
+        if engine is None:
+            future.cancel()
+        elif isinstance(future, ResultFuture):
+            engine.drop(future)
+
+    def _opened(self, provider: Provider) -> None:
+        """Take in a provider that was made for a job of another model."""
+        self._providers[f"{provider.name}:{provider.scope}"] = provider
+        if self._engine is not None:
+            provider.open(self.config.parallelism)
+
+    def _process(self, result: Result) -> Result:
+        return result if self._post_process is None else processed(self._post_process, result)
+
+    def _new_job_future(self) -> ResultFuture:
+        if self._job_callbacks is None:
+            self._job_callbacks = CallbackThread(self._clock, self._callback_raised)
+        return ResultFuture(self._job_callbacks.run_later, tell_waiters)
+
+    def _carry_on_jobs(self) -> None:
+        """Carry on the jobs of a store that was named: any process started on it does its share."""
+        if self.config.store is None:
+            return
+        try:
+            self._desk.carry_on()
+        except SmartbatchError as error:  # requests in real time do not need it
+            warn_of(None, error)
+
+    # -- stop, fork ------------------------------------------------------------------------------------------
+
+    def _finish_jobs(self, timeout: float | None, began: float) -> None:
+        """Store what came, and give the jobs back."""
+        steps = STEP_GRACE
+        if timeout is not None:
+            steps = max(LAST_STEP, timeout - (self._clock.now() - began))
+        self._desk.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
+        callbacks, self._job_callbacks = self._job_callbacks, None
+        if callbacks is not None:
+            callbacks.drain(LAST_STEP)
+            callbacks.close()
+
+    def _fork_jobs(self, error: WrongProcess) -> None:
+        """In a forked child: start empty."""
+        self._job_callbacks = None
+        self._desk.abandon(error)
+
+    # -- what the client brings ------------------------------------------------------------------------------
+
+    def _enqueue(
+        self,
+        request: Request,
+        sink: Callable[[Result], None] | None,
+        *,
+        provider: Provider,
+        model: str,
+        raw: bool = False,
+    ) -> ResultFuture:
+        raise NotImplementedError
+
+    def _tell(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def _callback_raised(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+
+def _all_of(job: Job, timeout: float) -> Iterator[Result]:
+    try:
+        yield from job.results(timeout=timeout)
+    except KeyboardInterrupt as error:
+        error.add_note(
+            f"job {job.id} is not lost: it goes on with the next process on its store; take it up again "
+            f"with smartbatch.job({job.id!r}), or cancel it with smartbatch.job({job.id!r}).cancel()"
+        )
+        raise
+
+
+def warn_of(job_id: str | None, error: BaseException) -> None:
+    """Log what keeps jobs from going on; of foreign errors the class only, they may hold anything."""
+    told = error.message if isinstance(error, StoreError) else ""
+    logs.warn("job_trouble", job_id=job_id or "", error=type(error).__name__, told=told)
+
+
+def tell_waiters(future: ResultFuture) -> None:
+    """A future that is cancelled must be told to those in ``concurrent.futures.wait`` as well."""
+    future.set_running_or_notify_cancel()
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
+        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
+    if key.startswith("job-"):
+        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
+    return key
