@@ -5,8 +5,8 @@ from __future__ import annotations
 from smartbatch.jobs import collecting
 from smartbatch.jobs.ghosts import watched
 from smartbatch.jobs.listing import newer_than_intent
+from smartbatch.jobs.reconcile import READINGS, tell_unreadable
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import RemoteBatch
 
@@ -43,15 +43,15 @@ def _face(work: Work, shard: ShardRow, batch_id: str) -> ShardRow:
             work.api.cancel(batch.id, work.limits.call_timeout)
             return work.later(shard, work.limits.poll_interval, cancelled=True)
         return work.later(shard, work.limits.poll_interval)
-    if not labelled and not _proven(work, shard, batch):
-        return work.later(shard, 0.0, candidate=None, foreign=(*shard.foreign, batch.id))
+    if not labelled:
+        nonces = collecting.nonces_in(work, batch)
+        if not nonces and shard.tries + 1 < READINGS:
+            return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
+        if not nonces:
+            tell_unreadable(work, shard, batch)
+        if shard.nonce not in nonces:
+            return work.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch.id))
     return _lay(work, shard, batch)
-
-
-def _proven(work: Work, shard: ShardRow, batch: RemoteBatch) -> bool:
-    found = collecting.first_wire_id(work, batch)
-    named = None if found is None else parse_wire_id(found)
-    return named is not None and named[0] == shard.nonce
 
 
 def _lay(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:

@@ -30,7 +30,7 @@ __all__ = ["Taken", "clear", "fetch", "incomplete", "ingest", "nonces_in", "salv
 PAGE = 1000
 """Lines a transaction."""
 PEEK = 1 << 20
-"""Bytes read at most of each place of a candidate's results to see whose they are: a line is rarely longer."""
+"""Bytes read at most of each place of a candidate's results to see whose they are."""
 
 
 def fetch(work: Work, shard: ShardRow) -> ShardRow:

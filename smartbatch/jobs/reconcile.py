@@ -12,15 +12,18 @@ import math
 from typing import Any
 
 from smartbatch.core.pauses import pause
-from smartbatch.jobs.collecting import first_wire_id
+from smartbatch.jobs.collecting import nonces_in
 from smartbatch.jobs.listing import newer_than_intent
 from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.submitting import adopt
-from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import RemoteBatch
 
-__all__ = ["doubt", "fenced", "look", "prove"]
+__all__ = ["READINGS", "doubt", "fenced", "look", "prove", "tell_unreadable"]
+
+READINGS = 4
+"""How often the results of a batch that could be ours are read before they count as unreadable: a first
+reading may be cut, or find them not there yet."""
 
 
 def doubt(work: Work, shard: ShardRow) -> ShardRow:
@@ -79,20 +82,33 @@ def prove(work: Work, shard: ShardRow) -> ShardRow:
                 candidate=None,
                 due_at=work.wall + _step(work, shard),
             )
-        found = first_wire_id(work, batch)
+        nonces = nonces_in(work, batch)
     except Exception as error:
         return work.stumbled(shard, work.api.classify(error))
-    named = None if found is None else parse_wire_id(found)
-    if named is not None and named[0] == shard.nonce:
+    if shard.nonce in nonces:
         return adopt(work, shard, batch, "its results carry this shard's ids")
-    if named is not None:
-        _tell_ghost(work, named[0], shard.candidate)
+    if not nonces and shard.tries + 1 < READINGS:
+        return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
+    if not nonces:
+        tell_unreadable(work, shard, batch)
+    for nonce in nonces:
+        _tell_ghost(work, nonce, shard.candidate)
     return work.move(
         shard,
         ShardState.UNCERTAIN,
         "the batch that looked like it belongs to somebody else",
         candidate=None,
         foreign=(*shard.foreign, shard.candidate),
+    )
+
+
+def tell_unreadable(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
+    """A batch that could be the shard's tells nobody whose it is: it may have been paid for."""
+    work.incident(
+        "maybe_billed",
+        f"batch {batch.id} may be this job's, but no line of its results can be read; {shard.size:,} "
+        "requests go again and may be paid twice",
+        shard,
     )
 
 
@@ -199,9 +215,9 @@ def _look_again(work: Work, shard: ShardRow) -> ShardRow:
     return work.later(shard, min(rest, _step(work, shard)), **changes)
 
 
-def _tell_ghost(work: Work, nonce: str, batch_id: str) -> None:
+def _tell_ghost(work: Work, nonce: str | None, batch_id: str) -> None:
     """The batch is another shard's, which was given up: its own step deals with it."""
-    other = work.store.shard_of(nonce)
+    other = None if nonce is None else work.store.shard_of(nonce)
     if other is not None and other.state is ShardState.DEAD and other.job_id == work.job.id:
         work.later(other, 0.0, candidate=batch_id)
 
