@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 
 from smartbatch.errors import JobNotFound, StoreError
@@ -41,6 +42,12 @@ class Book(Store):
         self._wall = wall
         self._entering = threading.Lock()
         self.place = database.place
+        _stores.add(self)
+        try:
+            database.open()
+        except BaseException:
+            database.close()
+            raise
 
     @property
     def spool(self) -> str:
@@ -153,3 +160,16 @@ class Book(Store):
         if found is None:
             return 0, memoryview(unpacked(b""))
         return found[0], memoryview(unpacked(found[1]))
+
+
+_stores: weakref.WeakSet[Book] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """Run in a forked child before anything else, so by one thread; takes no lock."""
+    for store in list(_stores):
+        store.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -9,8 +9,6 @@ way:
 
 from __future__ import annotations
 
-import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -58,7 +56,6 @@ class Database(ABC):
 
     def __init__(self) -> None:
         self._spelled: dict[str, str] = {}
-        _open.add(self)
 
     def spell(self, statement: str) -> str:
         """Return ``statement`` in the dialect."""
@@ -69,6 +66,14 @@ class Database(ABC):
 
     def _spell(self, statement: str) -> str:
         return statement.format_map(self.words)
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make what is missing, and bring the tables to the present form.
+
+        Raises:
+            StoreError: the database cannot be used.
+        """
 
     @abstractmethod
     def rows(self, statement: str, *values: Any) -> list[Row]:
@@ -113,16 +118,3 @@ class Database(ABC):
 
         In the process that opened them they are cut, as its death would cut them.
         """
-
-
-_open: weakref.WeakSet[Database] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    """Run in a forked child before anything else, so by one thread; takes no lock."""
-    for database in list(_open):
-        database.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)

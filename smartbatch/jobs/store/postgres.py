@@ -77,7 +77,6 @@ class PostgresStore(Jobs, Ownership, Notes):
         database = PostgresDatabase(Address.of(dsn), patience=patience, steps=steps)
         spool = os.path.join(state_folder, f"spool-{database.address.digest}")
         super().__init__(database, SessionOwners(database, rng), spool, wall)
-        database.open()
 
 
 class PostgresDatabase(Database):

@@ -81,7 +81,6 @@ class SqliteStore(Jobs, Ownership, Notes):
         spool = f"{whole}.spool"
         database = SqliteDatabase(whole, wall=wall, busy_timeout=busy_timeout, steps=steps)
         super().__init__(database, FileOwners(os.path.join(spool, "owners"), rng), spool, wall)
-        database.open()
 
 
 class SqliteDatabase(Database):

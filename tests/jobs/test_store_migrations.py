@@ -1,0 +1,135 @@
+"""Old stores open, newer ones are refused, and a migration happens whole or not at all (E9)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from jobs.stores import Bench, bench, new_items, postgres_address, result, started
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import ItemState, JobState, ShardState
+from smartbatch.jobs.store import open_store
+from smartbatch.jobs.store.migrations import MIGRATIONS
+from smartbatch.jobs.store.sqlite import APPLICATION
+
+__all__ = ["bench", "postgres_address"]  # fixtures
+
+FORMS = sorted((Path(__file__).parent / "forms").glob("*.sql"))
+"""What ``sqlite3 FILE .dump`` said of a store of each form that was released."""
+
+NEXT = (
+    *MIGRATIONS,
+    ("ALTER TABLE job ADD COLUMN colour TEXT", "UPDATE job SET colour = 'red'"),
+    ("CREATE TABLE extra (no {key}, body {bytes})",),
+)
+BROKEN = (*NEXT[:-1], ("CREATE TABLE extra (no {key})", "INSERT INTO extra VALUES (1, 2, 3)"))
+
+
+def version(bench: Bench) -> int:
+    return int(bench.behind("SELECT version FROM schema_version")[0][0])
+
+
+def test_there_is_a_sample_of_every_form() -> None:
+    assert [form.stem for form in FORMS] == [str(n + 1) for n in range(len(MIGRATIONS))]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_a_store_of_any_release_opens_with_all_it_has(form: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "old.db")
+    with sqlite3.connect(path) as old:
+        old.executescript(form.read_text())
+        old.execute(f"PRAGMA application_id = {APPLICATION}")
+    old.close()
+    store = open_store(path)
+    job = store.job("the key")
+    assert job is not None
+    assert (job.id, job.total, job.succeeded, job.failed, job.state) == ("job-old", 6, 1, 1, JobState.ACTIVE)
+    assert (job.metadata, job.policy, job.params) == ({"team": "é"}, {"fallback": "individual"}, b"{}")
+    assert [(r.ix, r.user_id, r.body, r.payload) for r in store.results(job.id)] == [
+        (0, "row-0", b"answer 0", b"ask 0"),
+        (2, "row-2", b"no", b"ask 2"),
+    ]
+    assert [shard.state for shard in store.shards(job.id)] == [ShardState.SETTLED, ShardState.UNCERTAIN]
+    assert [(i.ix, i.tries) for i in store.open_items(job.id)] == [(1, 1), (5, 0)]
+    assert [i.ix for i in store.open_items(job.id, state=ItemState.SHARDED)] == [3, 4]
+    assert [incident.kind for incident in store.incidents(job.id)] == ["doubled_line"]
+    assert store.recall("limit") == 5
+    assert store.turnarounds("openai:m") == [(3, 60.0, 1.0)]
+    grip = store.claim(job.id, 60)
+    assert grip is not None
+    shard = store.bury(grip, store.shards(job.id)[1], items=ItemState.OPEN, tried=True, note="", at=9.0)
+    assert shard.state is ShardState.DEAD
+    assert store.drop_unsent(grip, b"", at=9.0) == 4
+    store.close()
+
+
+def test_a_migration_leads_an_older_store_forward_and_keeps_what_it_has(bench: Bench) -> None:
+    store = bench.open()
+    job, _ = store.accept(bench.job(), new_items(2))
+    store.close()
+    later = bench.open(steps=NEXT)
+    assert version(bench) == len(NEXT)
+    assert later.job(job.id) == job
+    assert bench.behind("SELECT colour FROM job") == [("red",)]
+    assert bench.behind("SELECT count(*) FROM extra") == [(0,)]
+    later.close()
+    assert bench.open(steps=NEXT).job(job.id) == job
+
+
+def test_a_migration_that_fails_half_way_changes_nothing(bench: Bench) -> None:
+    store = bench.open()
+    job, grip = started(store, bench)
+    with pytest.raises(StoreError):
+        bench.open(steps=BROKEN)
+    assert version(bench) == len(MIGRATIONS)
+    with pytest.raises((StoreError, Exception), match="colour"):
+        bench.behind("SELECT colour FROM job")
+    assert store.job(job.id) is not None
+    store.note(grip, "goes on")
+    again = bench.open()
+    assert again.job(job.id).note == "goes on"  # type: ignore[union-attr]
+
+
+def test_a_newer_store_is_refused_with_advice_and_left_as_it_is(bench: Bench) -> None:
+    bench.open(steps=NEXT).close()
+    with pytest.raises(StoreError, match=r"newer smartbatch wrote it; update smartbatch"):
+        bench.open()
+    assert version(bench) == len(NEXT)
+
+
+def test_a_store_of_the_present_form_is_opened_without_a_write(bench: Bench) -> None:
+    """So that looking at jobs works on a full disk and beside any writer."""
+    first = bench.open()
+    with first._db.writing() as tx:
+        tx.change("UPDATE schema_version SET version = version")
+        assert bench.open(busy_timeout=0.2).jobs() == []
+
+
+def sample(store_path: str) -> None:
+    """Write the sample of the present form; run by hand when a form is released."""
+    folder = Path(store_path).parent
+    made = Bench("sqlite", store_path, folder)
+    store = made.open()
+    from jobs.stores import led, new_job
+
+    from smartbatch.jobs.records import IncidentRow
+
+    job, _ = store.accept(new_job("job-old", key="the key", metadata={"team": "é"}), new_items(6))
+    grip = store.claim(job.id, 60)
+    assert grip is not None
+    shard = led(store, grip, store.plan(grip, made.shard(0, 1, 2)), ShardState.INGESTING)
+    store.ingest(grip, shard, [result(0), result(1, "again", b"busy")], at=1.0)
+    store.settle(grip, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
+    led(store, grip, store.plan(grip, made.shard(3, 4)), ShardState.UNCERTAIN)
+    store.add_incident(IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
+    store.remember("limit", 5)
+    store.observe_turnaround("openai:m", 3, 60.0, 1.0)
+    store.close()
+    with sqlite3.connect(store_path) as connection:
+        lines = [line for line in connection.iterdump() if "sqlite_sequence" not in line]
+    connection.close()
+    form = Path(__file__).parent / "forms" / f"{len(MIGRATIONS)}.sql"
+    form.parent.mkdir(exist_ok=True)
+    form.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,280 @@
+"""Stores in several processes: killed, frozen, forked, and all at once (A2, A14, A15, E7, E11)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.stores import Bench, bench, new_items, postgres_address, started
+
+from smartbatch.jobs.records import Grip
+from smartbatch.jobs.store import LostGrip
+
+__all__ = ["bench", "postgres_address"]  # fixtures
+
+PRELUDE = """
+import os, random, sys
+from smartbatch.jobs.records import *
+from smartbatch.jobs.store import LostGrip, open_store
+
+place, *rest = sys.argv[1:]
+def say(*words): print(*words, flush=True)
+def hear(): return sys.stdin.readline().strip()
+def new(name, **more): return NewJob(name, None, "s", "m", "generate", b"", {}, {}, 1.0, **more)
+def items(n): return [NewItem(None, b"x", 1, 1) for _ in range(n)]
+"""
+
+Start = Callable[..., "Other"]
+
+
+class Other:
+    """Another process with a store."""
+
+    def __init__(self, place: str, code: str, words: tuple[Any, ...], folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + code, place, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line and self.process.poll() is not None:
+            assert self.process.stderr is not None
+            raise AssertionError(self.process.stderr.read())
+        return line
+
+    def say(self, text: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+
+@pytest.fixture
+def start(bench: Bench, tmp_path: Path) -> Iterator[Start]:
+    """Start other processes on the bench's place; none outlives the test."""
+    begun: list[Other] = []
+
+    def start_one(code: str, *words: Any) -> Other:
+        begun.append(Other(bench.place, code, words, tmp_path))
+        return begun[-1]
+
+    yield start_one
+    for other in begun:
+        if other.process.poll() is None:
+            other.process.send_signal(signal.SIGCONT)
+            other.kill()
+        for pipe in (other.process.stdin, other.process.stdout, other.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+OWNER = """
+store = open_store(place)
+grip = store.claim(rest[0], 3600)
+say(grip.epoch)
+hear()
+try:
+    store.note(grip, "awake")
+    say("written")
+except LostGrip:
+    say("lost")
+hear()
+"""
+
+
+def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, start: Start) -> None:
+    store = bench.open()
+    job, _ = store.accept(bench.job(), new_items(1))
+    owner = start(OWNER, job.id)
+    assert owner.hear() == "1"
+    assert store.claimable() == []
+    assert store.claim(job.id, 60) is None
+    owner.kill()
+    assert [row.id for row in store.claimable()] == [job.id]
+    assert store.claim(job.id, 60) == Grip(job.id, 2)
+
+
+def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(
+    bench: Bench, start: Start
+) -> None:
+    store = bench.open()
+    job, _ = store.accept(bench.job(), new_items(1))
+    frozen = start(OWNER, job.id)
+    assert frozen.hear() == "1"
+    frozen.process.send_signal(signal.SIGSTOP)
+    assert store.claim(job.id, 60) is None
+    bench.let_leases_run_out()
+    grip = store.claim(job.id, 60)
+    assert grip == Grip(job.id, 2)
+    store.note(grip, "mine")
+    frozen.process.send_signal(signal.SIGCONT)
+    frozen.say()
+    assert frozen.hear() == "lost"
+    found = store.job(job.id)
+    assert found is not None
+    assert found.note == "mine"
+
+
+FORKER = """
+store = open_store(place)
+grip = store.claim(rest[0], 3600)
+store.remember("before", 1)
+child = os.fork()
+if child == 0:
+    say("child", os.getpid())
+    hear()
+    os._exit(0)
+hear()
+"""
+
+
+def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
+    """The lock is free although the child lives on (M5)."""
+    store = bench.open()
+    job, _ = store.accept(bench.job(), new_items(1))
+    parent = start(FORKER, job.id)
+    word, child = parent.hear().split()
+    assert word == "child"
+    assert store.claim(job.id, 60) is None
+    parent.kill()
+    os.kill(int(child), 0)  # it lives
+    try:
+        grip = None
+        for _ in range(200):  # a server needs a moment to see that a client has gone
+            grip = store.claim(job.id, 60)
+            if grip is not None:
+                break
+        assert grip == Grip(job.id, 2)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
+FAMILY = """
+store = open_store(place)
+grip = store.claim(rest[0], 3600)
+store.remember("before", 1)
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    told = []
+    try:
+        store.note(grip, "child")
+    except LostGrip:
+        told.append("lost")
+    told.append(str(store.recall("before")))
+    job, made = store.accept(new("job-child"), items(2))
+    told.append(str(store.claim(rest[0], 60)))
+    told.append(str(store.claim("job-child", 60).epoch))
+    store.close()
+    os.write(writing, " ".join(told).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+say(os.read(reading, 1000).decode())
+store.note(grip, "parent")
+say(len(store.jobs()), store.job(rest[0]).note, store.renew([grip], 60) == [grip])
+say(store.job("job-child").owner)
+hear()
+"""
+
+
+def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
+    bench: Bench, start: Start
+) -> None:
+    store = bench.open()
+    job, _ = store.accept(bench.job(), new_items(1))
+    family = start(FAMILY, job.id)
+    assert family.hear() == "lost 1 None 1"
+    assert family.hear() == "2 parent True"
+    assert family.hear() == "None"
+    assert store.claim(job.id, 60) is None  # the child's end did not free the parent's lock
+
+
+CROWD = """
+store = open_store(place)
+say("open")
+hear()
+for n in range(10):
+    store.accept(new(f"job-{rest[0]}-{n}"), items(3))
+mine = 0
+for row in store.claimable():
+    grip = store.claim(row.id, 3600)
+    if grip is not None:
+        assert grip.epoch == 1
+        mine += 1
+        for n in range(3):
+            shard = store.plan(grip, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
+            store.fail_shard(grip, shard, b"no", note="no", at=2.0)
+say(mine)
+hear()
+store.close()
+"""
+
+
+def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
+    bench: Bench, start: Start
+) -> None:
+    crowd = [start(CROWD, n) for n in range(4)]
+    assert [other.hear() for other in crowd] == ["open"] * 4
+    for other in crowd:
+        other.say()
+    owned = [int(other.hear()) for other in crowd]
+    store = bench.open()
+    jobs = store.jobs()
+    assert len(jobs) == 40
+    assert all(job.epoch <= 1 for job in jobs)
+    assert sum(owned) == sum(job.epoch for job in jobs)
+    assert all(job.failed == job.total * job.epoch for job in jobs)
+    for other in crowd:
+        other.say()
+        assert other.process.wait(30) == 0
+    assert all(job.owner is None for job in store.jobs())
+
+
+ACCEPTING = """
+from smartbatch.jobs.store import book_jobs
+book_jobs.PAGE_ITEMS = 7
+store = open_store(place)
+say("open")
+for n in range(100_000):
+    store.accept(new(f"job-{rest[0]}-{n}"), items(n % 40))
+    say(n)
+"""
+
+
+def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: Bench, start: Start) -> None:
+    acknowledged: set[str] = set()
+    for cycle in range(6):
+        other = start(ACCEPTING, cycle)
+        assert other.hear() == "open"
+        for _ in range(bench.rng.randrange(1, 60)):
+            acknowledged.add(f"job-{cycle}-{other.hear()}")
+        other.kill()
+    store = bench.open()
+    jobs = {job.id: job for job in store.jobs(limit=10_000)}
+    assert acknowledged <= jobs.keys()
+    assert len(jobs) <= len(acknowledged) + 6 * 60  # those whose acknowledgement was still in the pipe
+    for job in jobs.values():
+        assert job.total == int(job.id.split("-")[2]) % 40
+        assert [item.ix for item in store.open_items(job.id)] == list(range(job.total))
+    job, grip = started(store, bench, 1)  # sweeps what never became a job
+    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert bench.behind("SELECT count(*) FROM item") == [(sum(job.total for job in jobs.values()) + 1,)]
+    assert len(bench.behind("SELECT id FROM owner")) == 1
+    store.release(grip)
+    with pytest.raises(LostGrip):
+        store.note(grip, "x")
