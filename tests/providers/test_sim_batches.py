@@ -1,0 +1,229 @@
+"""The embedded provider's batches: a remote side in a folder, which outlives the process that began them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from batching import MARK, create, creation, fails, requests, results, spool
+
+from smartbatch.clock import VirtualClock
+from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest
+from smartbatch.models import Generation, Kind, Message, Request
+from smartbatch.providers import create as provider_of
+from smartbatch.providers.batches import LineOutcome, RemoteState
+from smartbatch.providers.sim import SimProvider
+
+DAY = 86_400.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "remote"))
+    return tmp_path / "remote"
+
+
+def sim(**settings):
+    """A provider in virtual time, its Batch API, and the clock."""
+    clock = VirtualClock()
+    provider = SimProvider(sleep=clock.sleep, now=clock.now, wall=clock.wall, **settings)
+    return provider, provider.batches(), clock
+
+
+def test_a_batch_gives_the_answers_of_real_time(tmp_path):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    asked = [
+        Request(prompt="plain"),
+        Request(prompt=(Message("user", "chat ä"), Message("assistant", "x"), Message("user", "again"))),
+        Request(prompt="cut", params=Generation(max_tokens=3, system="Short.")),
+        Request(prompt="form", params=Generation(schema=schema)),
+    ]
+    provider, batches, clock = sim()
+    batch = create(batches, tmp_path, asked)
+    clock.sleep(1)
+    batch = batches.get(batch.id, 1)
+    assert (batch.state, batch.word, batch.completed) == (RemoteState.COMPLETED, "completed", 4)
+    found = results(batches, batch)
+    for at, request in enumerate(asked):
+        line = found[f"{MARK}-{at}"]
+        assert line.answer == provider.generate(request, model="m", attempt=0, timeout=5)
+        assert line.outcome is LineOutcome.OK
+
+
+def test_it_runs_by_the_clock_and_tells_how_far_it_is(tmp_path):
+    _, batches, clock = sim(batch_seconds=100)
+    batch = create(batches, tmp_path, requests(90))
+    assert (batch.word, batch.mark, batch.total, batch.outputs) == ("validating", MARK, 90, ())
+    clock.sleep(55)
+    batch = batches.get(batch.id, 1)
+    assert (batch.state, batch.word, batch.completed) == (RemoteState.RUNNING, "in_progress", 45)
+    clock.sleep(45)
+    assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
+
+
+def test_a_cancel_keeps_what_was_done_and_the_first_one_counts(tmp_path):
+    _, batches, clock = sim(batch_seconds=100)
+    batch = create(batches, tmp_path, requests(90))
+    clock.sleep(55)
+    batches.cancel(batch.id, 1)
+    clock.sleep(30)
+    batches.cancel(batch.id, 1)
+    batch = batches.get(batch.id, 1)
+    assert (batch.state, batch.completed) == (RemoteState.CANCELLED, 45)
+    outcomes = [line.outcome for line in results(batches, batch).values()]
+    assert (outcomes.count(LineOutcome.OK), outcomes.count(LineOutcome.UNRUN)) == (45, 45)
+    batches.cancel("batch_" + "0" * 25, 1)  # there is none: nothing to cancel
+
+
+def test_a_cancel_after_the_end_changes_nothing(tmp_path):
+    _, batches, clock = sim()
+    batch = create(batches, tmp_path, requests(2))
+    clock.sleep(1)
+    batches.cancel(batch.id, 1)
+    assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
+
+
+def test_another_process_finds_the_batch_and_its_results(tmp_path):
+    """The scope is the same, so is the remote side."""
+    provider = SimProvider(sleep=lambda _: None, now=lambda: 0.0, batch_seconds=0.0)
+    batch = create(provider.batches(), tmp_path, requests(2))
+    script = (
+        "import time\n"
+        "from smartbatch.clock import RealClock\n"
+        "from smartbatch.models import Kind\n"
+        "from smartbatch.providers import create\n"
+        "batches = create('sim:m', clock=RealClock())[0].batches()\n"
+        "[batch] = batches.page(None, 1).batches\n"
+        "for line in b''.join(batches.download(batch, *batch.outputs, 1)).split(b'\\n')[:-1]:\n"
+        "    print(batch.id, batches.read_line(line, Kind.GENERATE).answer.text)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    texts = [provider.generate(r, model="m", attempt=0, timeout=1).text for r in requests(2)]
+    assert done.stdout.splitlines() == [f"{batch.id} {text}" for text in texts]
+
+
+def test_faults_strike_lines_and_strike_anew_when_a_line_is_sent_again(tmp_path):
+    """The same batch says the same twice; in another batch other lines fail."""
+    _, batches, clock = sim(faults=0.5)
+    first = create(batches, tmp_path, requests(60))
+    second = create(batches, tmp_path, requests(60), MARK[::-1])
+    clock.sleep(1)
+    looks = [results(batches, batches.get(batch.id, 1)) for batch in (first, first, second)]
+    failed = [
+        {wire.partition("-")[2] for wire, line in look.items() if line.outcome is not LineOutcome.OK}
+        for look in looks
+    ]
+    assert failed[0] == failed[1] != failed[2]
+    assert 15 < len(failed[0]) < 45
+    wrong = [line for line in looks[0].values() if line.error]
+    assert {line.outcome for line in wrong} == {LineOutcome.RETRY}
+    assert {line.error.kind for line in wrong} == {
+        ErrorKind.SERVER_ERROR,
+        ErrorKind.RATE_LIMIT,
+        ErrorKind.TIMEOUT,
+        ErrorKind.NETWORK_ERROR,
+    }
+
+
+def test_files_are_found_by_name_and_fence_a_create_once_deleted(tmp_path):
+    _, batches, _ = sim()
+    source = spool(batches, tmp_path, requests(2))
+    assert batches.find_file("sb-x", 1) is None
+    file = batches.upload("sb-x", source, 1)
+    assert batches.find_file("sb-x", 1) == file
+    assert file.size == source.stat().st_size
+    batch = batches.create(creation(file.id), 1)
+    batches.delete_file(file.id, 1)
+    batches.delete_file(file.id, 1)
+    assert batches.find_file("sb-x", 1) is None
+    refused = fails(lambda: batches.create(creation(file.id), 1))
+    assert (refused.status, refused.maybe_billed) == (400, False)
+    assert [each.id for each in batches.page(None, 1).batches] == [batch.id]
+
+
+def test_lists_come_newest_first_in_pages_also_when_the_clock_jumps_back(tmp_path):
+    _, batches, clock = sim()
+    made = []
+    for number in range(205):
+        made.append(create(batches, tmp_path, requests(1)).id)
+        if number == 100:
+            clock._wall_offset -= 3600
+    seen, after = [], None
+    while True:
+        page = batches.page(after, 1)
+        seen += [batch.id for batch in page.batches]
+        assert page.server_time == clock.wall()
+        if (after := page.next) is None:
+            break
+    assert seen == made[::-1]
+
+
+def test_old_batches_are_forgotten_and_one_can_be_deleted(tmp_path, folder):
+    _, batches, clock = sim()
+    old = create(batches, tmp_path, requests(1))
+    clock.sleep(30 * DAY)
+    new = create(batches, tmp_path, requests(1))
+    assert batches.get(old.id, 1) is None
+    assert batches.get(new.id, 1) is not None
+    batches.delete_batch(new.id, 1)
+    assert batches.get(new.id, 1) is None
+    assert len(list(folder.glob("*/files/*"))) == 1
+
+
+def test_the_folder_is_the_owners_alone(tmp_path, folder, monkeypatch):
+    _, batches, _ = sim()
+    create(batches, tmp_path, requests(1))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {path.name for path in next(folder.iterdir()).iterdir()} == {"files", "batches"}
+    real = os.lstat(folder).st_uid
+    monkeypatch.setattr(os, "getuid", lambda: real + 1)
+    _, strange, _ = sim()
+    with pytest.raises(ConfigError, match="another user's; set SMARTBATCH_SIM_DIR"):
+        strange.page(None, 1)
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_that_says_so(tmp_path, folder):
+    folder.write_text("a file where the folder should be")
+    _, batches, _ = sim()
+    with pytest.raises(ConfigError, match="cannot be made"):
+        batches.page(None, 1)
+    folder.unlink()
+    _, batches, _ = sim()
+    source = spool(batches, tmp_path, requests(1))
+    found = batches.classify(OSError(28, "No space left on device"))
+    assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, False)
+    assert "No space left" in found.message
+    for bad in ("../x", "a/b", "", "x" * 100, "a\0"):
+        with pytest.raises(InvalidRequest):
+            batches.upload(bad, source, 1)
+        for call in (batches.get, batches.cancel, batches.delete_file, batches.delete_batch):
+            with pytest.raises(InvalidRequest):
+                call(bad, 1)
+
+
+def test_lines_that_are_none_are_refused():
+    _, batches, _ = sim()
+    for line in (b"", b"{}", b'{"custom_id": "a/b"}', b"[1]"):
+        with pytest.raises(ValueError):
+            batches.read_line(line, Kind.GENERATE)
+    assert batches.read_line(b'{"custom_id": "a"}', Kind.GENERATE).error.kind is ErrorKind.INVALID_RESPONSE
+
+
+def test_the_model_says_how_long_a_batch_takes(tmp_path):
+    clock = VirtualClock()
+    batches = provider_of("sim:m?batch_seconds=50", clock=clock)[0].batches()
+    batch = create(batches, tmp_path, requests(1))
+    clock.sleep(49)
+    assert not batches.get(batch.id, 1).state.ended
+    clock.sleep(1)
+    assert batches.get(batch.id, 1).state.ended
+    for bad in ("-1", "nan", "inf", "soon"):
+        with pytest.raises(ConfigError, match="batch_seconds"):
+            provider_of(f"sim:m?batch_seconds={bad}", clock=clock)
