@@ -18,8 +18,8 @@ from smartbatch.prices import Price
 __all__ = ["BatchingConfig"]
 
 PREFIX = "SMARTBATCH_"
-RESERVED = ("SMARTBATCH_TEST_",)
-"""Variables of tests; a key of this class that starts so is still read."""
+RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
+"""Variables of tests and of the simulated provider; a key of this class that starts so is still read."""
 
 LARGE_QUEUE = 10_000
 DAY = 86_400

@@ -177,7 +177,7 @@ def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["SMARTBATCH_BATCH_THRESHOLD", "SMARTBATCH_STORE", "SMARTBATCH_TEST_SEED", "PATH"]
+    "name", ["SMARTBATCH_BATCH_THRESHOLD", "SMARTBATCH_SIM_DIR", "SMARTBATCH_TEST_SEED", "PATH"]
 )
 def test_variables_of_others_are_left_alone(name: str) -> None:
     assert load(environ={name: "10"}) == BatchingConfig()

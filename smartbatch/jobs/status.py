@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
+from smartbatch.errors import scrub
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow, ShardState
 
 __all__ = ["JobStatus", "ShardStatus", "status_of"]
@@ -180,7 +181,7 @@ def _shard(shard: ShardRow, wall: float) -> ShardStatus:
         size=shard.size,
         done=_told(shard.remote),
         age=None if shard.submitted_at is None else max(0.0, (ended or wall) - shard.submitted_at),
-        word=str(shard.remote.get("word") or ""),
+        word=scrub(str(shard.remote.get("word") or ""), limit=60),
         cost=shard.cost,
         note=shard.note,
     )
@@ -199,7 +200,7 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
     yield "time", f"{span(s.elapsed)}{left}"
     yield "cost", cost_in_words(s)
     for shard in s.shards:
-        if shard.state not in ("settled", "dead"):
+        if not s.done and shard.state not in ("settled", "dead"):
             yield f"batch {shard.no}", _shard_words(shard)
     if s.incidents:
         yield "incidents", ", ".join(_counted(s.incidents))

@@ -20,8 +20,12 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    JobAccepted,
+    JobFinished,
+    JobIncident,
     PackingChanged,
     RequestFinished,
+    ShardChanged,
 )
 
 __all__ = ["LogObserver", "disable", "enable", "get_logger", "warn"]
@@ -38,7 +42,8 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
 
     Args:
         level: the least level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
-            Failures are warnings, limits and breaker changes infos, all else is for debugging.
+            Failures are warnings; limits, breaker changes and the ways of jobs are infos; all else is for
+            debugging.
         stream: where lines go; standard error when ``None``.
 
     Raises:
@@ -156,7 +161,11 @@ def level_of(event: Event) -> str:
             return "warning"
         case PackingChanged(enabled=False):
             return "warning"
+        case JobIncident():
+            return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged():
+            return "info"
+        case JobAccepted() | JobFinished() | ShardChanged():
             return "info"
     return "debug"
 

@@ -20,10 +20,14 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    JobAccepted,
+    JobFinished,
+    JobIncident,
     ParameterDropped,
     RequestFinished,
     RequestSubmitted,
     RetryScheduled,
+    ShardChanged,
     snake_case,
 )
 from smartbatch.models import Priority, Route, Usage
@@ -51,6 +55,11 @@ KINDS = (*dict.fromkeys(_NAMES.values()), "other")
 _STATES = frozenset({"closed", "open", "half_open", "stopped"})
 """Breaker states counted under their own name."""
 
+_SHARDS = frozenset(
+    {"uploading", "submitting", "uncertain", "provisional", "fenced", "submitted", "ended", "settled", "dead"}
+)
+"""States of a job's batches counted under their own name."""
+
 _SCOPES = 1024
 """Quotas whose overlapping pauses are told apart; beyond that, pauses are added up."""
 
@@ -61,6 +70,7 @@ _FIGURES = (
     *("batches", "shared_batches", "sent", "batched", "largest_batch"),
     *("retries_counted", "retries_uncounted", "rate_limits", "possible_double_bills"),
     *("cooldowns", "parameters_dropped", "failed_at_stop"),
+    *("jobs_accepted", "jobs_finished", "job_incidents"),
 )
 """Counts a snapshot shows under the same name."""
 _COUNTS = (*_FIGURES, *_TOKENS)
@@ -76,6 +86,7 @@ class _Tally:
     call_failures: dict[str, int] = field(factory=dict)
     request_failures: dict[str, int] = field(factory=dict)
     breaker_changes: dict[str, int] = field(factory=dict)
+    shard_changes: dict[str, int] = field(factory=dict)
     queue_time: Histogram = field(factory=Histogram)
     batch_time: Histogram = field(factory=Histogram)
     response_time: Histogram = field(factory=Histogram)
@@ -83,6 +94,8 @@ class _Tally:
     """True when tokens of at least one call are an estimate."""
     cooldown_seconds: float = 0.0
     cost: float = 0.0
+    jobs_cost: float = 0.0
+    jobs_saved: float = 0.0
     busy: float = 0.0
     """Σ ends − Σ starts of calls; with ``open calls × now`` added, the seconds workers spent in calls."""
     running: float = 0.0
@@ -132,6 +145,10 @@ class BatchMetrics:
             ParameterDropped: self._parameter_dropped,
             ClientStarted: self._client_started,
             ClientStopped: self._client_stopped,
+            JobAccepted: self._job_accepted,
+            ShardChanged: self._shard_changed,
+            JobIncident: self._job_incident,
+            JobFinished: self._job_finished,
         }
         self._clear()
         _living.add(self)
@@ -269,6 +286,21 @@ class BatchMetrics:
             self._end_period(event.at)
         self._state, self._since = "stopped", event.at
 
+    def _job_accepted(self, _: JobAccepted) -> None:
+        self._tally.counts["jobs_accepted"] += 1
+
+    def _shard_changed(self, event: ShardChanged) -> None:
+        if event.before != event.after:
+            _add(self._tally.shard_changes, event.after if event.after in _SHARDS else "other")
+
+    def _job_incident(self, _: JobIncident) -> None:
+        self._tally.counts["job_incidents"] += 1
+
+    def _job_finished(self, event: JobFinished) -> None:
+        self._tally.counts["jobs_finished"] += 1
+        self._tally.jobs_cost += event.cost
+        self._tally.jobs_saved += max(0.0, event.realtime_cost - event.cost)
+
     def _end_period(self, at: float) -> None:
         period = max(0.0, at - self._since)
         self._tally.running += period
@@ -308,6 +340,9 @@ def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: in
         call_failures=tally.call_failures,
         request_failures=tally.request_failures,
         breaker_changes=tally.breaker_changes,
+        shard_changes=tally.shard_changes,
+        jobs_cost=tally.jobs_cost,
+        jobs_saved=tally.jobs_saved,
         cooldown_seconds=tally.cooldown_seconds,
         usage=Usage(given, made, cached, reasoning, tally.estimated),
         cost=tally.cost,

@@ -86,6 +86,7 @@ def _families(s: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter(
         "breaker_changes", "Circuit breaker changes, by state entered.", "state", s.breaker_changes
     )
+    yield _counter("shard_changes", "Changes of jobs' batches, by state entered.", "state", s.shard_changes)
     retries = {"counted": s.retries_counted, "uncounted": s.retries_uncounted}
     yield _counter("retries", "Retries, by whether they cost a try.", "tries", retries)
     tokens = {"input": s.usage.input_tokens, "output": s.usage.output_tokens}
@@ -114,6 +115,11 @@ _TOTALS = {
     "parameters_dropped": "Parameters left out because the provider does not take them.",
     "unpriced": "Ended requests of unknown price.",
     "possible_double_bills": "Retries after a call that may have been carried out.",
+    "jobs_accepted": "Jobs stored.",
+    "jobs_finished": "Jobs whose last result was stored.",
+    "job_incidents": "Things that should not have happened to jobs.",
+    "jobs_cost": "USD of the finished jobs, as far as prices are known.",
+    "jobs_saved": "USD the finished jobs cost less than in real time.",
 }
 _LEVELS = {
     "workers": "Threads that make calls.",

@@ -88,6 +88,18 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     if s.cost or s.unpriced:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
         yield "cost", f"{s.cost:.6f} USD{unknown}"
+    yield from _jobs(s)
+
+
+def _jobs(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+    if s.jobs_accepted or s.jobs_finished:
+        yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
+    if s.shard_changes:
+        yield "jobs' batches", _table(s.shard_changes)
+    if s.jobs_cost or s.jobs_saved:
+        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {s.jobs_saved:.6f} USD less than in real time"
+    if s.job_incidents:
+        yield "incidents", f"{s.job_incidents:,}"
 
 
 def _times(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:

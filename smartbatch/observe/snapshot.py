@@ -56,6 +56,12 @@ class MetricsSnapshot:
         unpriced: ended requests whose calls have no known price: ``cost`` lacks them.
         possible_double_bills: retries after a call that may have been carried out although no answer came.
         failed_at_stop: requests failed because the time-out of ``stop`` ended.
+        jobs_accepted, jobs_finished: jobs stored, and jobs whose last result was stored by this client.
+        shard_changes: changes of jobs' batches, by the state entered.
+        job_incidents: things that should not have happened to jobs.
+        jobs_cost: USD of the finished jobs, as far as prices are known; what of it was asked in real time is
+            in ``cost`` as well.
+        jobs_saved: USD the finished jobs cost less than in real time.
     """
 
     elapsed: float = 0.0
@@ -96,6 +102,12 @@ class MetricsSnapshot:
     unpriced: int = 0
     possible_double_bills: int = 0
     failed_at_stop: int = 0
+    jobs_accepted: int = 0
+    jobs_finished: int = 0
+    shard_changes: dict[str, int] = field(factory=dict)
+    job_incidents: int = 0
+    jobs_cost: float = 0.0
+    jobs_saved: float = 0.0
 
     @property
     def total(self) -> int:
