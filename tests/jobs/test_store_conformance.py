@@ -1072,7 +1072,7 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     assert store.incidents("job-2") == [different[1]]
 
 
-def test_batches_that_are_ours_or_known_strangers_are_claimed(store: Store, bench: Bench) -> None:
+def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_are_not(store: Store, bench: Bench) -> None:
     _, grip = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
     submitted = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTING)
@@ -1082,8 +1082,11 @@ def test_batches_that_are_ours_or_known_strangers_are_claimed(store: Store, benc
         grip, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign=("alien", "other")
     )
     store.advance(far, store.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
-    asked = ["ours", "maybe", "alien", "new", "far"]
-    assert store.claimed_batches("scope-1", asked) == {"ours", "maybe", "alien"}
+    given_up = led(store, grip, store.plan(grip, bench.shard(2)), ShardState.UNCERTAIN)
+    dead = store.bury(grip, given_up, items=ItemState.OPEN, tried=False, note="", at=1.0)
+    store.advance(grip, dead, ShardState.DEAD, candidate="ghost")
+    asked = ["ours", "maybe", "alien", "ghost", "new", "far"]
+    assert store.claimed_batches("scope-1", asked) == {"ours", "maybe"}
     assert store.claimed_batches("scope-1", []) == set()
 
 

@@ -32,7 +32,7 @@ __all__ = ["Deliveries", "Judge", "Violation"]
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
 _ENDED = ("settled", "dead")
-_COSTLY = frozenset({"missing_items", "malformed_line", "doubled_line", "token_mismatch"})
+_COSTLY = frozenset({"maybe_billed", "missing_items", "malformed_line", "doubled_line", "token_mismatch"})
 """Incidents that say: what this shard was paid for did not all arrive."""
 
 

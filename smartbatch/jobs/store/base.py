@@ -326,7 +326,11 @@ class Store(ABC):
 
     @abstractmethod
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
-        """Return those ids that belong to a shard of this store, or were found foreign to all of them."""
+        """Return those ids that belong to a shard of this store, or that one is proving to be its own.
+
+        What a dead shard suspects to be its ghost is not claimed: a shard that looks for its batch comes
+        first. Nor is what another shard found foreign to itself, for it may be a third one's.
+        """
 
     @abstractmethod
     def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:

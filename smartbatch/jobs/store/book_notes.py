@@ -53,8 +53,6 @@ class Notes(Book):
         ids = self._db.many(asked)
         for row in self._db.rows(sql.BATCHES_OWN, scope, ids, ids):
             known.update(row)
-        for (strangers,) in self._db.rows(sql.BATCHES_FOREIGN, scope):
-            known.update(json.loads(strangers))
         return known & asked
 
     def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:

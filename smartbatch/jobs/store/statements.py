@@ -137,10 +137,8 @@ NEW_INCIDENT = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, 
     VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""
 INCIDENTS = "SELECT kind, job_id, shard_id, detail, money, at FROM incident ORDER BY no"
 INCIDENTS_OF = "SELECT kind, job_id, shard_id, detail, money, at FROM incident WHERE job_id = ? ORDER BY no"
-BATCHES_OWN = (
-    "SELECT batch_id, candidate FROM shard WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"
-)
-BATCHES_FOREIGN = "SELECT strangers FROM shard WHERE scope = ? AND strangers <> '[]'"
+BATCHES_OWN = """SELECT batch_id, CASE WHEN state = 'provisional' THEN candidate END FROM shard
+    WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"""
 NEW_TURNAROUND = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
 TRIM_TURNAROUNDS = """DELETE FROM turnaround WHERE model = ? AND no <= (
     SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
