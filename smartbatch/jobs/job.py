@@ -93,7 +93,7 @@ class Job:
             self._await(seen, row, until)
 
     def results(
-        self, *, ordered: bool = True, wait: bool = True, timeout: float | None = None
+        self, *, ordered: bool = True, wait: bool = True, timeout: float | None = None, after: int = -1
     ) -> Iterator[Result]:
         """Yield the results, a page at a time, so that a job of any size takes little memory.
 
@@ -101,6 +101,7 @@ class Job:
             ordered: in the order of the requests; else in the order in which they were stored.
             wait: wait for those that are not there yet; else yield what there is.
             timeout: seconds in all to wait; ``None`` waits as long as it takes.
+            after: go on behind the request at this position, from 0; for results in order only.
 
         Returns:
             an iterator of :class:`~smartbatch.Result`; failed requests hold their ``.error``.
@@ -112,8 +113,8 @@ class Job:
             self._desk.carry_on()
         until = self._until(timeout)
         if not wait:
-            return self._stored(ordered)
-        return self._in_order(until) if ordered else self._as_stored(until)
+            return self._stored(ordered, after)
+        return self._in_order(until, after + 1) if ordered else self._as_stored(until)
 
     def futures(self) -> list[Future[Result]]:
         """Return a future for each request, in order, as if this process had submitted them.
@@ -180,9 +181,9 @@ class Job:
             )
         self._desk.bell.listen(seen, min(remaining, self._desk.patience(self.id)))
 
-    def _stored(self, ordered: bool) -> Iterator[Result]:
+    def _stored(self, ordered: bool, after: int) -> Iterator[Result]:
         """Yield what there is."""
-        store, last = self._desk.store, -1 if ordered else 0
+        store, last = self._desk.store, after if ordered else 0
         while True:
             page = (store.results if ordered else store.fresh)(self.id, after=last, limit=PAGE)
             for row in page:
@@ -204,9 +205,9 @@ class Job:
             if not page:
                 self._pause(seen, job, until)
 
-    def _in_order(self, until: float) -> Iterator[Result]:
+    def _in_order(self, until: float, following: int) -> Iterator[Result]:
         """Yield every result in its place."""
-        following, limit = 0, PAGE
+        limit = PAGE
         while following < self.total:
             seen = self._desk.bell.rings
             job = self._row()
