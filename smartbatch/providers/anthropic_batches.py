@@ -271,7 +271,9 @@ class AnthropicBatches(BatchApi):
             return False
         if parts.query or parts.fragment or parts.username or not _RESULTS.fullmatch(parts.path):
             return False
-        return not parts.netloc or self._transport.leads_to(parts.scheme, parts.hostname or "", port)
+        if not parts.netloc:
+            return not parts.scheme
+        return self._transport.leads_to(parts.scheme, parts.hostname or "", port)
 
 
 def _state(word: str, counts: Mapping[str, int]) -> RemoteState:

@@ -1,0 +1,174 @@
+"""Anthropic's and Gemini's Batch APIs side by side: what they say, for tests that hold for both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from asking import KEY
+from attrs import frozen
+from batching import MARK, PATIENCE, requests, spool
+from claude import error as claude_error
+from gemini_asking import GEMINI_KEY, gemini_error
+from raw_server import RawServer
+
+from smartbatch.models import Generation, Kind, Request
+from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.base import Provider
+from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch
+from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.testing import Emulator, emulator
+
+FILE = "files/sb-input"
+
+
+def claude_batch(status: str = "in_progress", name: str = "msgbatch_1", **changes: Any) -> dict[str, Any]:
+    """A batch as Anthropic tells it."""
+    return {
+        "id": name,
+        "type": "message_batch",
+        "processing_status": status,
+        "request_counts": {"processing": 5, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0},
+        "created_at": "2026-11-20T10:00:00Z",
+        "expires_at": "2026-11-21T10:00:00Z",
+        "ended_at": None,
+        "cancel_initiated_at": None,
+        "archived_at": None,
+        "results_url": None,
+        **changes,
+    }
+
+
+def gemini_batch(
+    state: str | None = "BATCH_STATE_RUNNING", name: str = "abc1", top: Any = None, **changes: Any
+) -> dict[str, Any]:
+    """A batch as the Gemini API tells it: an operation. ``top`` are fields beside the metadata."""
+    metadata = {
+        "@type": "type.googleapis.com/google.ai.generativelanguage.v1main.GenerateContentBatch",
+        "name": f"batches/{name}",
+        "model": "models/gemini-3.8-flash",
+        "displayName": f"sb-{MARK}",
+        "inputConfig": {"fileName": FILE},
+        "createTime": "2026-11-20T10:00:00.100Z",
+        "batchStats": {"requestCount": "5", "pendingRequestCount": "5"},
+        **changes,
+    }
+    if state is not None:
+        metadata["state"] = state
+    return {"name": f"batches/{name}", "metadata": metadata, **(top or {})}
+
+
+@frozen
+class Side:
+    """One provider's Batch API, and how its server talks.
+
+    Attributes:
+        prefix: the provider's name.
+        key: its key in tests.
+        kind: the provider's class.
+        batch: makes the body that describes a batch.
+        refusal: makes the body of an error of its own, of a status.
+        batch_path: where its first batch is.
+        output: where the results of its first batch are.
+    """
+
+    prefix: str
+    key: str
+    kind: type[AnthropicProvider] | type[GeminiProvider]
+    batch: Callable[..., dict[str, Any]]
+    refusal: Callable[..., dict[str, Any]]
+    batch_path: str
+    output: str
+
+    def provider(self, url: str, **options: Any) -> Provider:
+        return self.kind(self.key, url, **options)
+
+    def creation(self, api: BatchApi, folder: Path, asked: list[Request] | None = None) -> Creation:
+        """A create of what Gemini would have uploaded, and Anthropic finds on disk."""
+        asked = requests(5) if asked is None else asked
+        path = spool(api, folder, asked)
+        files = api.abilities.files
+        return Creation(
+            MARK,
+            "m",
+            Kind.GENERATE,
+            len(asked),
+            file_id=FILE if files else None,
+            lines=None if files else path,
+        )
+
+
+ANTHROPIC = Side(
+    "anthropic",
+    KEY,
+    AnthropicProvider,
+    claude_batch,
+    lambda status, text="no": claude_error(_TYPES.get(status, "api_error"), text),
+    "/v1/messages/batches/msgbatch_1",
+    "/v1/messages/batches/msgbatch_1/results",
+)
+GEMINI = Side(
+    "gemini",
+    GEMINI_KEY,
+    GeminiProvider,
+    gemini_batch,
+    lambda status, text="no": gemini_error(status, _WORDS.get(status, "UNKNOWN"), text),
+    "/v1/batches/abc1",
+    "files/batch-abc1",
+)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+_WORDS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
+
+
+def url_of(server: RawServer) -> str:
+    return server.base_url.removesuffix("/v1")
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return json.dumps(answer)
+
+
+@contextmanager
+def world(side: Side, **settings: Any) -> Iterator[tuple[Emulator, BatchApi]]:
+    """An emulator and the Batch API of a provider that speaks to it."""
+    options = settings.pop("provider", {})
+    with emulator(hang_seconds=0.05, **settings) as emu:
+        provider = side.provider(emu.url, **options)
+        try:
+            yield emu, provider.batches()
+        finally:
+            provider.close()
+
+
+def create(
+    api: BatchApi, folder: Path, asked: list[Request], mark: str = MARK, kind: Kind = Kind.GENERATE
+) -> RemoteBatch:
+    """Create a batch as the engine does, after its upload where there is one."""
+    path = spool(api, folder, asked, mark)
+    if api.abilities.files:
+        file = api.upload(f"sb-{mark}", path, PATIENCE)
+        return api.create(Creation(mark, "m", kind, len(asked), file_id=file.id), PATIENCE)
+    return api.create(Creation(mark, "m", kind, len(asked), lines=path), PATIENCE)
+
+
+def request_of(prompt: Any = "Capital of Peru?", **params: Any) -> Request:
+    return Request(prompt=prompt, params=Generation(**params))

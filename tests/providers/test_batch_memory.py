@@ -1,0 +1,181 @@
+"""A hundred megabytes go through a Batch API in a few: up, down, and back into lines."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from batch_sides import ANTHROPIC, GEMINI, claude_batch, text_of
+from batching import MARK, PATIENCE
+from raw_server import http
+
+from smartbatch.models import Kind
+from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch, RemoteState
+from smartbatch.providers.gemini_files import file_id_of
+from smartbatch.providers.spooled import SpooledBody
+
+SIZE = 100_000_000
+LINE = b'{"custom_id":"n-0","params":{"x":"' + b"y" * 962 + b'"}}\n'
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("spool") / "in"
+    with open(path, "wb") as file:
+        for _ in range(SIZE // 1000 // 1000):
+            file.write(LINE * 1000)
+    assert path.stat().st_size == SIZE
+    return path
+
+
+class Sink:
+    """A server that counts bodies instead of keeping them.
+
+    Attributes:
+        sizes: of the bodies so far.
+    """
+
+    def __init__(self, answer: Callable[[str, int], Iterator[bytes]]) -> None:
+        self.sizes: list[int] = []
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with sock:
+                self._serve(sock)
+
+    def _serve(self, sock: socket.socket) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += sock.recv(1000)
+        head, _, rest = head.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
+        left = int(fields["content-length"]) - len(rest)
+        buffer = bytearray(1 << 16)
+        while left > 0:
+            left -= sock.recv_into(buffer, min(left, len(buffer)))
+        self.sizes.append(int(fields["content-length"]))
+        for piece in self._answer(head.decode(), self.sizes[-1]):
+            sock.sendall(piece)
+
+
+@contextmanager
+def sinking(side, answer) -> Iterator[tuple[BatchApi, Sink]]:
+    sink = Sink(answer)
+    provider = side.provider(sink.url)
+    api = provider.batches()
+    api.get("abc1", PATIENCE)  # the SDK is imported, its classes are built
+    sink.sizes.clear()
+    try:
+        yield api, sink
+    finally:
+        provider.close()
+        sink.close()
+
+
+@contextmanager
+def at_most(megabytes: float) -> Iterator[None]:
+    """Everything allocated inside, by client and server together, stays below that at every moment."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < megabytes * 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_inline_create_of_a_hundred_megabytes_is_read_from_disk_as_it_goes(large):
+    """Anthropic's, whose requests are all in one body."""
+    with (
+        sinking(ANTHROPIC, lambda _head, _size: iter([http(text_of(claude_batch()).encode())])) as (
+            api,
+            sink,
+        ),
+        at_most(5),
+    ):
+        api.create(Creation(MARK, "m", Kind.GENERATE, SIZE // 1000, lines=large), PATIENCE)
+    assert sink.sizes == [SIZE + api.overhead(1) - 1]
+
+
+def test_an_upload_of_a_hundred_megabytes_goes_piece_by_piece(large):
+    """Gemini's, 8 MiB each."""
+
+    def answer(head, _size):
+        if "command: start" in head.lower():
+            place = f"{sink.url}/upload/v1/files?upload_id=u"
+            yield http(b"{}", x_goog_upload_url=place)
+        elif "finalize" in head:
+            done = text_of({"file": {"name": file_id_of("sb-x"), "sizeBytes": str(SIZE)}})
+            yield http(done.encode(), x_goog_upload_status="final")
+        elif "upload_id" in head:
+            yield http(b"", x_goog_upload_status="active")
+        else:
+            yield http(text_of(GEMINI.batch()).encode())
+
+    with sinking(GEMINI, answer) as (api, sink), at_most(30):
+        assert api.upload("sb-x", large, PATIENCE).size == SIZE
+    assert sum(sink.sizes[1:]) == SIZE
+    assert max(sink.sizes) == 8 * 1024 * 1024
+
+
+@pytest.mark.parametrize("side", [ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
+def test_results_of_a_hundred_megabytes_come_in_pieces(side):
+    """Each is small, and none is kept."""
+
+    def answer(head, _size):
+        if "/batches/abc1 " in head:
+            yield http(text_of(side.batch()).encode())
+            return
+        yield b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % SIZE
+        for _ in range(SIZE // 1000 // 100):
+            yield LINE * 100
+
+    batch = RemoteBatch(id="abc1", state=RemoteState.COMPLETED)
+    with sinking(side, answer) as (api, _), at_most(5):
+        assert sum(map(len, api.download(batch, side.output, PATIENCE))) == SIZE
+
+
+def test_a_spooled_body_is_exactly_as_long_as_it_says(tmp_path):
+    """Whatever the file ends with, and however often it is read."""
+    path = tmp_path / "in"
+    for data, framed in (
+        (b"", b"[]"),
+        (b"\n", b"[]"),
+        (b"a\n", b"[a]"),
+        (b"a\nb\n", b"[a,b]"),
+        (b"a\nb", b"[a,b]"),
+        (b"x" * 65535 + b"\ny\n", b"[" + b"x" * 65535 + b",y]"),
+        (b"x" * 65536 + b"\ny\n", b"[" + b"x" * 65536 + b",y]"),
+    ):
+        path.write_bytes(data)
+        plain, body = SpooledBody(path), SpooledBody(path, before=b"[", after=b"]", between=b",")
+        assert (b"".join(plain), len(plain)) == (data, len(data))
+        assert (b"".join(body), len(body)) == (framed, len(framed))
+        assert b"".join(body) == framed
+
+
+def test_a_spooled_body_that_shrinks_meanwhile_is_an_error(tmp_path):
+    """The request must not end as if it were whole."""
+    path = tmp_path / "in"
+    path.write_bytes(b"x" * 100_000)
+    body = SpooledBody(path)
+    pieces = iter(body)
+    next(pieces)
+    path.write_bytes(b"x")
+    with pytest.raises(OSError, match="shorter"):
+        list(pieces)
