@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from attrs import field, frozen
 
@@ -56,11 +56,11 @@ class Address:
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            parts = urlsplit(dsn)
-            query = parse_qsl(parts.query, keep_blank_values=True)
-            schema = dict(query).get("schema", DEFAULT_SCHEMA)
-            rest = urlencode([(name, value) for name, value in query if name != "schema"])
-            given = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+            server, _, asked = dsn.partition("?")
+            words = asked.split("&") if asked else []
+            schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
+            rest = "&".join(word for word in words if not word.startswith("schema="))
+            given = conninfo_to_dict(f"{server}?{rest}" if rest else server)
         except (ValueError, psycopg.Error):
             raise ConfigError(
                 "store: the address of the PostgreSQL server cannot be read; it should look like"

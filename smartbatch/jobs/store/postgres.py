@@ -197,7 +197,7 @@ class PostgresDatabase(Database):
             try:
                 if self._writer is None:
                     self._writer = self.connect()
-                cursor = self._writer.execute("BEGIN; SELECT txid_current()")
+                cursor = self._writer.execute("BEGIN; SELECT txid_current()", prepare=False)
                 cursor.nextset()
                 found = cursor.fetchone()
                 assert found is not None
@@ -212,7 +212,7 @@ class PostgresDatabase(Database):
 
     def _commit(self, session: psycopg.Connection[Row], number: int) -> None:
         try:
-            session.execute("COMMIT")
+            session.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
             lost = session.closed
             self._undo(session)
@@ -231,12 +231,12 @@ class PostgresDatabase(Database):
         """
         found: Row | None = None
         waited = 0.0
-        while waited < self._patience:
+        with contextlib.suppress(StoreError):  # the server is away
             found = self.row("SELECT txid_status(?)", number)
-            if found != ("in progress",):
-                break
-            waited += 0.05
-            self.row("SELECT pg_sleep(0.05)")  # its session has not noticed the loss yet
+            while found == ("in progress",) and waited < self._patience:
+                waited += 0.05
+                self.row("SELECT pg_sleep(0.05)")  # its session has not noticed the loss yet
+                found = self.row("SELECT txid_status(?)", number)
         if found == ("committed",):
             return
         if found == ("aborted",):
@@ -252,7 +252,7 @@ class PostgresDatabase(Database):
         """Roll back; a session that cannot is given up, and its transaction with it."""
         try:
             if not session.closed:
-                session.execute("ROLLBACK")
+                session.execute("ROLLBACK", prepare=False)
         except psycopg.Error:
             pass
         if session.closed or session.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:

@@ -1,0 +1,393 @@
+"""A PostgreSQL store when the wire, the server or another session fails (E10, E11, E15), and its address."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from attrs import evolve
+from jobs.relay import Relay
+from jobs.stores import Bench, led, new_items, postgres_address, result, started
+from psycopg.conninfo import conninfo_to_dict
+
+from smartbatch.errors import ConfigError, StoreError
+from smartbatch.jobs.records import IncidentRow, ShardState
+from smartbatch.jobs.store import LostGrip, open_store
+from smartbatch.jobs.store.dsn import Address
+from smartbatch.jobs.store.postgres import PostgresStore
+
+__all__ = ["postgres_address"]  # a fixture
+
+PASSWORD = "hunter2-%2F-secret"
+
+
+@pytest.fixture
+def bench(postgres_address: str, tmp_path: Path) -> Iterator[Bench]:
+    made = Bench("postgres", postgres_address, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def relay(postgres_address: str) -> Iterator[Relay]:
+    made = Relay(conninfo_to_dict(postgres_address))
+    yield made
+    made.close()
+
+
+def through(relay: Relay, bench: Bench, **settings: Any) -> PostgresStore:
+    """Open the bench's place over the wire that can be cut."""
+    user = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
+    query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
+    place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
+    store = PostgresStore(
+        place,
+        wall=bench.clock.wall,
+        rng=bench.rng,
+        state_folder=str(bench.folder / "state"),
+        **{"patience": 5.0, **settings},
+    )
+    bench._opened.append(store)
+    return store
+
+
+# -- the answer to a commit is lost --------------------------------------------------------------------------
+
+
+def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: Relay, bench: Bench) -> None:
+    """Every verb that writes returns as if nothing had happened, and has happened once."""
+    store = through(relay, bench)
+    job, grip = started(store, bench, 6)
+    cuts = 0
+
+    def cut() -> None:
+        nonlocal cuts
+        cuts += 1
+        relay.cut_at(b"COMMIT", pass_on=True)
+
+    cut()
+    assert store.accept(bench.job(key="k"), new_items(3))[1]
+    assert store.job("k") is not None
+    cut()
+    shard = store.plan(grip, bench.shard(0, 1, 2))
+    cut()
+    shard = store.advance(grip, shard, ShardState.READY)
+    cut()
+    intended = store.intend(grip, shard, exclusive=True)
+    assert intended is not None
+    assert store.shard(shard.id) == intended
+    shard = led_on(store, grip, intended)
+    cut()
+    assert store.ingest(grip, shard, [result(0), result(1)], at=1.0).final == (0, 1)
+    cut()
+    assert store.settle(grip, shard, direct=[2], at=2.0).state is ShardState.SETTLED
+    cut()
+    assert [item.ix for item in store.claim_direct(grip, 5)] == [2]
+    cut()
+    assert store.add_incident(IncidentRow("kind", job.id, None, "x", None, 1.0))
+    cut()
+    assert store.drop_unsent(grip, b"", at=3.0) == 3
+    cut()
+    store.release(grip)
+    found = bench.open().job(job.id)
+    assert found is not None
+    assert (found.succeeded, found.cancelled, found.owner) == (2, 3, None)
+    assert [row.ix for row in store.results(job.id)] == [0, 1, 3, 4, 5]
+    assert relay.cuts == cuts == 10
+
+
+def led_on(store: PostgresStore, grip: Any, shard: Any) -> Any:
+    for state in (ShardState.SUBMITTED, ShardState.ENDED, ShardState.INGESTING):
+        shard = store.advance(grip, shard, state)
+    return shard
+
+
+def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
+    relay: Relay, bench: Bench
+) -> None:
+    store = through(relay, bench)
+    job, grip = started(store, bench, 6)
+    new = bench.shard(0, 1)
+    relay.cut_at(b"COMMIT", pass_on=False)
+    with pytest.raises(StoreError, match="nothing of this write counts; try again"):
+        store.plan(grip, new)
+    assert relay.cuts == 1
+    assert store.shards(job.id) == []
+    assert store.plan(grip, new).no == 1
+    relay.cut_at(b"COMMIT", pass_on=False)
+    with pytest.raises(StoreError, match="nothing of this write counts"):
+        store.accept(bench.job(key="k"), new_items(3))
+    assert store.job("k") is None
+    assert store.accept(bench.job(key="k"), new_items(3))[1]
+
+
+def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
+    store = through(relay, bench)
+    job, grip = started(store, bench, 6)
+    relay.cut_at(b"COMMIT", pass_on=True)
+    database: Any = store._db
+    with pytest.raises(StoreError, match="whether this write counts cannot be told yet: read before"):  # noqa: PT012
+        with database.writing() as tx:
+            tx.change("UPDATE job SET note = ? WHERE id = ?", b"x", job.id)
+            os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
+            database._reader.close()
+    os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
+    found = store.job(job.id)
+    assert found is not None
+    assert found.note == "x"
+    assert store.renew([grip], 60) == [grip]
+
+
+@pytest.mark.parametrize("word", [b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"])
+def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
+    relay: Relay, bench: Bench, word: bytes
+) -> None:
+    store = through(relay, bench)
+    job, grip = started(store, bench, 6)
+    relay.cut_at(word, pass_on=True)
+    with pytest.raises(StoreError, match="lost the connection: nothing of this write counts"):
+        store.plan(grip, bench.shard(0, 1))
+    assert relay.cuts == 1
+    assert store.shards(job.id) == []
+    assert len(store.open_items(job.id)) == 6
+    assert store.plan(grip, bench.shard(0, 1)).no == 1
+
+
+def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
+    """A server that restarted between two steps: reads go again, and writes, for nothing was begun."""
+    store, other = through(relay, bench), bench.open()
+    job, grip = started(store, bench)
+    relay.cut_all()
+    assert store.job(job.id) is not None
+    assert store.plan(grip, bench.shard(0)).no == 1
+    relay.cut_all()
+    assert store.renew([grip], 60) == [grip]
+    assert other.claim(job.id, 60) is None  # the lock that says that it lives is held again
+    assert [row.id for row in other.claimable()] == []
+
+
+def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
+    relay: Relay, bench: Bench
+) -> None:
+    store, other = through(relay, bench), bench.open()
+    job, grip = started(store, bench)
+    relay.cut_all()
+    taken = None
+    for _ in range(200):  # the server needs a moment to see it
+        taken = taken or other.claim(job.id, 60)
+    assert taken is not None
+    with pytest.raises(LostGrip):
+        store.plan(grip, bench.shard(0))
+    assert store.renew([grip], 60) == []
+    assert other.renew([taken], 60) == [taken]
+
+
+def test_a_server_that_is_away_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be reached") as told:
+        open_store(f"postgresql://me:{PASSWORD}@/jobs?host={tmp_path}&connect_timeout=2")
+    assert "check that the server runs" in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, bench: Bench) -> None:
+    store = through(relay, bench)
+    job, grip = started(store, bench)
+    os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
+    relay.cut_all()
+    with pytest.raises(StoreError, match="cannot be reached"):
+        store.job(job.id)
+    with pytest.raises(StoreError, match="cannot be reached"):
+        store.plan(grip, bench.shard(0))
+    os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
+    assert store.job(job.id) is not None
+    assert store.plan(grip, bench.shard(0)).no == 1
+
+
+# -- other sessions ------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
+    store, other = bench.open(busy_timeout=0.1), bench.open()
+    job, grip = started(store, bench)
+    with other._db.writing() as tx:
+        tx.row("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id)
+        with pytest.raises(StoreError, match=r"locked: another process .* 0\.1 s"):
+            store.plan(grip, bench.shard(0))
+        assert bench.open().claim(job.id, 60) is None  # who claims does not wait at all
+        assert store.job(job.id) is not None
+    assert store.plan(grip, bench.shard(0)).no == 1
+
+
+def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
+    frozen, store = bench.open(busy_timeout=0.2), bench.open()
+    job, grip = started(store, bench)
+
+    def freeze() -> None:
+        with frozen._db.writing() as tx:
+            tx.change("UPDATE job SET note = ? WHERE id = ?", b"frozen", job.id)
+            store.note(grip, "mine")  # waits until the server has ended the frozen session
+
+    with pytest.raises(StoreError, match="nothing of this write counts"):
+        freeze()
+    found = store.job(job.id)
+    assert found is not None
+    assert found.note == "mine"
+    frozen.remember("k", 1)  # with a new session
+
+
+def test_reads_leave_no_transaction_open(bench: Bench) -> None:
+    store = bench.open()
+    job, _ = started(store, bench)
+    store.results(job.id)
+    store.claimable()
+    with pytest.raises(ValueError, match="at least one item"):
+        store.plan(store.claim(job.id, 60) or None, bench.shard())  # type: ignore[arg-type]
+    states = bench.behind("SELECT state FROM pg_stat_activity WHERE application_name = 'smartbatch'")
+    assert states
+    assert {state for (state,) in states} == {"idle"}
+
+
+def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench) -> None:
+    """Two machines whose clocks are years apart agree on who owns what (E15, I8)."""
+    past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
+    job, _ = past.accept(bench.job(), new_items(1))
+    grip = past.claim(job.id, 60)
+    assert grip is not None
+    assert future.claimable() == []
+    assert future.claim(job.id, 60) is None
+    past.release(grip)
+    assert future.claim(job.id, 60) is not None
+    assert past.claim(job.id, 60) is None
+    (lease,) = bench.behind("SELECT lease_until - extract(epoch FROM clock_timestamp()) FROM job")
+    assert 50 < lease[0] <= 60
+
+
+def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
+    bench: Bench, postgres_address: str, tmp_path: Path
+) -> None:
+    other = Bench("postgres", postgres_address, tmp_path)
+    one, two = bench.open(), other.open()
+    job, grip = started(one, bench, key="k")
+    assert two.jobs() == []
+    assert two.accept(evolve(other.job(key="k"), id=job.id), new_items(1))[1]
+    assert two.claim(job.id, 60) is not None
+    assert one.renew([grip], 60) == [grip]
+    assert one.spool != two.spool
+    other.close()
+
+
+def test_commits_are_durable_even_where_the_servers_default_is_not(bench: Bench) -> None:
+    store: Any = bench.open()
+    assert store._db.rows("SELECT current_setting('synchronous_commit')") == [("on",)]
+    (dbname,) = bench.behind("SELECT current_database()")
+    bench.behind(f'ALTER DATABASE "{dbname[0]}" SET synchronous_commit TO off')
+    try:
+        careless: Any = bench.open()
+        careless.remember("k", 1)
+        assert careless._db.rows("SELECT current_setting('synchronous_commit')") == [("on",)]
+    finally:
+        bench.behind(f'ALTER DATABASE "{dbname[0]}" RESET synchronous_commit')
+
+
+def test_a_user_without_rights_is_told_so(bench: Bench) -> None:
+    bench.open().close()
+    role = f"{bench.schema}_guest"
+    bench.behind(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    try:
+        asked = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
+        at = f"host={asked.get('host', '')}&port={asked.get('port', 5432)}"
+        with pytest.raises(StoreError, match="refuses its user: grant it the schema"):
+            open_store(f"postgresql://{role}:x@/{asked['dbname']}?{at}&schema={bench.schema}")
+    finally:
+        bench.behind(f"DROP ROLE {role}")
+
+
+# -- the address ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dsn", "place"),
+    [
+        (
+            f"postgresql://me:{PASSWORD}@db.example:5433/jobs",
+            "postgresql://me@db.example:5433/jobs?schema=smartbatch",
+        ),
+        (
+            f"postgres://db/jobs?user=me&password={PASSWORD}&schema=team_1",
+            "postgresql://me@db/jobs?schema=team_1",
+        ),
+        ("postgresql:///jobs?host=/run/pg", "postgresql:///run/pg/jobs?schema=smartbatch"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(dsn: str, place: str) -> None:
+    address = Address.of(dsn)
+    assert address.place == place
+    assert "hunter2" not in repr(address)
+    assert "schema" not in address.parameters
+    assert len(address.digest) == 12
+
+
+def test_what_an_address_says_is_kept_and_the_rest_has_careful_defaults() -> None:
+    address = Address.of("postgresql://db/jobs?connect_timeout=3&options=-c%20a%3Db&application_name=mine")
+    assert address.parameters["options"] == "-c a=b"
+    assert address.parameters["connect_timeout"] == "3"
+    assert address.parameters["application_name"] == "mine"
+    assert address.parameters["keepalives_idle"] == 20
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://me:{PASSWORD}@db:port/jobs?x",
+        f"postgresql://me:{PASSWORD}@[::1/jobs",
+        f"postgresql://me:{PASSWORD}@db/jobs?colour=red",
+        f"postgresql://me:{PASSWORD}@db/jobs?schema=a;drop",
+        f"postgresql://me:{PASSWORD}@db/jobs?schema=",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_without_showing_it(dsn: str) -> None:
+    with pytest.raises((ConfigError, StoreError)) as told:
+        open_store(dsn)
+    assert "hunter2" not in str(told.value)
+
+
+def test_without_its_package_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from smartbatch import ConfigError\n"
+        "from smartbatch.jobs.store import open_store\n"
+        "try: open_store('postgresql://db/jobs')\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'smartbatch-llm[postgres]'" in run.stdout
+
+
+def test_an_sqlite_store_needs_no_package_of_the_server(tmp_path: Path) -> None:
+    code = (
+        "import sys; from smartbatch.jobs.store import open_store\n"
+        f"open_store({str(tmp_path / 'jobs.db')!r}).close()\n"
+        "print('psycopg' in sys.modules)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
+    store = bench.open()
+    _, grip = started(store, bench)
+    store.plan(grip, bench.shard(0, nonce="the-secret-nonce"))
+    with pytest.raises(StoreError, match="refused a statement") as told:
+        store.plan(grip, bench.shard(1, nonce="the-secret-nonce"))
+    assert "secret" not in str(told.value)
+    assert led(store, grip, store.plan(grip, bench.shard(1)), ShardState.READY).no == 2
+
+
+def test_psycopg_is_the_third() -> None:
+    assert psycopg.__version__.startswith("3.")
