@@ -72,7 +72,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # on top
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}
-    | {"runtime", "_version", "_settings"},
+    | {"runtime", "_version", "_settings", "jobs", "job_desks"},
     "integrations": NOUNS | {"client", "config", "headers", "lists", "oneline", "providers", "runtime"},
     "__main__": frozenset({"cli"}),
     # beside: servers and helpers for tests, which no other room needs
