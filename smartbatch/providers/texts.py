@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from smartbatch.errors import scrub
+from smartbatch.errors import ProviderError, scrub
 from smartbatch.models import Request
 
-__all__ = ["PLAIN_ID", "PLAIN_WORD", "count", "echoes", "short", "sound", "texts", "told"]
+__all__ = ["PLAIN_ID", "PLAIN_WORD", "count", "echoes", "short", "sound", "texts", "told", "without_echo"]
 
 PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 """What an error code or a finish reason looks like."""
@@ -26,6 +27,24 @@ def told(message: str, requests: Sequence[Request], *secrets: str | None) -> str
         return ""
     text = scrub(message[:2000], *secrets, limit=200)
     return "(its text is left out, it repeats the prompt)" if echoes(text, texts(requests)) else text
+
+
+def without_echo(error: ProviderError, request: Request) -> ProviderError:
+    """Return an error that was read without knowing its request, without pieces of that request's prompt.
+
+    Args:
+        error: as a line of a batch's results carried it; scrubbed already.
+        request: the request it happened to.
+    """
+    if not echoes(error.message, texts((request,))):
+        return error
+    quiet = copy.copy(error)
+    before = error.message.partition(": ")[0]
+    quiet.message = f"{before}: (its text is left out, it repeats the prompt)"
+    if echoes(before, texts((request,))):
+        quiet.message = "the request failed (the error's text is left out, it repeats the prompt)"
+    quiet.args = (quiet.message,)
+    return quiet
 
 
 def texts(requests: Sequence[Request]) -> Iterator[str]:

@@ -9,10 +9,11 @@ import pytest
 from batching import result_line
 from raw_server import chat, error
 
-from smartbatch.errors import ErrorKind
-from smartbatch.models import Kind
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import Kind, Request
 from smartbatch.providers.batches import Line, LineOutcome
 from smartbatch.providers.openai_lines import read_line
+from smartbatch.providers.texts import without_echo
 
 CHAT, OK, FAILED, RETRY, UNRUN = Kind.GENERATE, *LineOutcome
 
@@ -196,3 +197,16 @@ def test_keys_in_lines_are_scrubbed():
     line = read(result_line(400, error("key canary-1234 and sk-abcdefghijkl")))
     assert "canary" not in str(line.error)
     assert "abcdefghijkl" not in str(line.error)
+
+
+def test_an_error_that_repeats_the_prompt_is_told_without_it():
+    """A line is read without its request; who knows the request takes the echo out."""
+    secret = Request(prompt="My diagnosis is a rare disease of the left knee")
+    line = read(result_line(400, error(f"Invalid: '{secret.prompt}'", "invalid_request_error")))
+    quiet = without_echo(line.error, secret)
+    assert "diagnosis" not in f"{quiet!r} {quiet} {quiet.args} {quiet.message} {quiet.__dict__}"
+    assert (quiet.kind, quiet.status, quiet.code) == (line.error.kind, 400, "invalid_request_error")
+    assert quiet.message.startswith("the provider answered 400 invalid_request_error: (")
+    assert without_echo(line.error, Request(prompt="something else entirely")) is line.error
+    odd = ProviderError(f"{secret.prompt}: refused")
+    assert "diagnosis" not in str(without_echo(odd, secret))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from asking import KEY
 from batching import creation, described, fails
-from raw_server import http, says
+from raw_server import http, resets, says, vanishes
 
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.batches import RemoteBatch, RemoteState
@@ -394,6 +394,16 @@ def test_tls_is_checked_against_the_systems_certificates(api, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", CA)
     batches, _ = api(says(described()), tls=True)
     assert batches.get("batch_1", 5).id == "batch_1"
+
+
+@pytest.mark.parametrize("script", [resets, vanishes, says({"error": {"message": "x"}}, "503 Busy")])
+def test_nothing_is_asked_twice(api, script):
+    """Neither ``requests`` nor ``urllib3`` repeats a call, be it one that is safe to repeat."""
+    batches, server = api(script)
+    fails(lambda: batches.get("batch_1", 5))
+    fails(lambda: batches.page(None, 5))
+    fails(lambda: batches.delete_file("file-1", 5))
+    assert (len(server.requests), server.connections) == (3, 3)
 
 
 # closing and forking

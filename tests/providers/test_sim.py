@@ -177,7 +177,7 @@ def test_options_are_read_from_the_model():
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("latencyy=1", "it knows latency, sigma, per_token, rpm, tpm, faults, seed"),
+        ("latencyy=1", "it knows latency, sigma, per_token, rpm, tpm, batch_seconds, faults, seed"),
         ("latency=fast", "latency='fast' is not a number"),
         ("latency=", "is not a number"),
         ("seed=1.5", "is not a number"),
