@@ -26,3 +26,4 @@ def emulator(*options: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+        process.stdout.close()

@@ -1,0 +1,50 @@
+"""Safety rules broken on purpose: a judge that does not see what then happens would be no judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smartbatch.jobs import reconcile
+from smartbatch.providers.anthropic_batches import AnthropicBatches
+from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch
+from smartbatch.providers.gemini_batches import GeminiBatches
+from smartbatch.providers.openai_batches import OpenAIBatches
+
+__all__ = ["MUTANTS", "break_rule"]
+
+MUTANTS = {
+    "no fence, settle 0": "what is not found at the first look goes again, and its input file stays",
+    "create repeated": "a create whose answer is lost is sent again, as by an SDK with its retries on",
+}
+"""The rules that can be broken, in words."""
+
+
+def break_rule(name: str | None) -> None:
+    """Break a rule in this process, for good."""
+    match name:
+        case "no fence, settle 0":
+            reconcile._can_fence = lambda work, shard: False
+            reconcile._until = lambda work, shard: 0.0
+        case "create repeated":
+            apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
+            for api in apis:
+                api.create = _repeating(api.create)
+        case None:
+            pass
+        case _:
+            raise ValueError(f"there is no mutant {name!r}")
+
+
+def _repeating(
+    create: Callable[[BatchApi, Creation, float], RemoteBatch],
+) -> Callable[[BatchApi, Creation, float], RemoteBatch]:
+    def repeated(api: BatchApi, creation: Creation, timeout: float) -> RemoteBatch:
+        try:
+            return create(api, creation, timeout)
+        except Exception as error:
+            if not api.classify(error).maybe_billed:
+                raise
+            return create(api, creation, timeout)
+
+    return repeated

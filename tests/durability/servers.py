@@ -1,0 +1,51 @@
+"""The emulator in a process of its own, with the bad luck the kill loop is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.server import emulator
+
+__all__ = ["LATEST", "LIST_LAG", "unlucky"]
+
+LATEST = 1.5
+"""Seconds after which a late create has landed."""
+LIST_LAG = 0.8
+"""Seconds after which every batch is in the list."""
+
+_BATCH_FAULTS = {
+    "lost_create": 0.1,
+    "dropped_create": 0.08,
+    "late_create": 0.12,
+    "list_lag": 0.3,
+    "get_lag": 0.2,
+    "shuffled": 0.9,
+}
+_CALL_FAULTS = {"reset": 0.01, "reset_before": 0.01, "500": 0.01}
+
+
+@contextmanager
+def unlucky(seed: int) -> Iterator[str]:
+    """Serve all three APIs; a third of the creates gets no answer. Yield the address.
+
+    Batches take about a tenth of a second. Of the creates without an answer some were made, some were not,
+    and some will be, up to :data:`LATEST` seconds later.
+    """
+    options = {
+        "seed": seed,
+        "latency": 0,
+        "batch-turnaround": 0.1,
+        "batch-turnaround-sigma": 0.5,
+        "batch-late-seconds": LATEST,
+        "batch-list-lag": LIST_LAG,
+        "batch-get-lag": 0.3,
+        "batch-faults": _rates(_BATCH_FAULTS),
+        "faults": _rates(_CALL_FAULTS),
+    }
+    with emulator(*(f"--{name}={value}" for name, value in options.items())) as url:
+        yield url.removesuffix("/v1")
+
+
+def _rates(faults: dict[str, float]) -> str:
+    return ",".join(f"{name}={rate}" for name, rate in faults.items())
