@@ -140,10 +140,14 @@ class Work:
     def incident(
         self, kind: str, detail: str, shard: ShardRow | None = None, money: float | None = None
     ) -> None:
-        """Keep an incident, and tell it when it is new."""
+        """Keep an incident, and tell it when it is new.
+
+        Raises:
+            LostGrip: another process owns the job now, and may know better.
+        """
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
-        if self.store.add_incident(row):
+        if self.store.add_incident(row, grip=self.grip):
             self.tell(JobIncident(self.clock.now(), self.job.id, shard_id, kind, detail, money))
 
     def hold(self, error: ProviderError) -> None:

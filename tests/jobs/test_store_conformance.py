@@ -1072,7 +1072,22 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     assert store.incidents("job-2") == [different[1]]
 
 
-def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_are_not(store: Store, bench: Bench) -> None:
+def test_what_a_former_owner_believes_is_no_incident(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench)
+    told = IncidentRow("batch_vanished", job.id, None, "", None, 10.0)
+    store.release(grip)
+    with pytest.raises(LostGrip):
+        store.add_incident(told, grip=grip)
+    assert store.incidents() == []
+    anew = store.claim(job.id, 30.0)
+    assert anew is not None
+    assert store.add_incident(told, grip=anew)
+    assert store.incidents() == [told]
+
+
+def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_are_not(
+    store: Store, bench: Bench
+) -> None:
     _, grip = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
     submitted = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTING)

@@ -317,8 +317,12 @@ class Store(ABC):
         """Say what a job waits for; with ``hold`` it waits for a person."""
 
     @abstractmethod
-    def add_incident(self, incident: IncidentRow) -> bool:
-        """Keep an incident; False when the same kind, shard and detail is known."""
+    def add_incident(self, incident: IncidentRow, *, grip: Grip | None = None) -> bool:
+        """Keep an incident; False when the same kind, shard and detail is known.
+
+        Args:
+            grip: where it is given, what a former owner still believes is not kept.
+        """
 
     @abstractmethod
     def incidents(self, job_id: str | None = None) -> list[IncidentRow]:

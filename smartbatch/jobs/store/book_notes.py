@@ -26,9 +26,11 @@ class Notes(Book):
         with self._db.writing() as tx:
             tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), self._hold(tx, grip))
 
-    def add_incident(self, incident: IncidentRow) -> bool:
+    def add_incident(self, incident: IncidentRow, *, grip: Grip | None = None) -> bool:
         digest = incident_digest(incident.kind, incident.job_id, incident.shard_id, incident.detail)
         with self._db.writing() as tx:
+            if grip is not None:
+                self._hold(tx, grip)
             new = tx.change(
                 sql.NEW_INCIDENT,
                 digest,
