@@ -16,7 +16,8 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
     """Classify what the results left over; items that may have been run are looked for once more."""
     rest = work.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
-    if missing and collecting.incomplete(shard) and not shard.remote.get("reread"):
+    doubtful = bool(missing) and _may_have_run(shard, rest)
+    if doubtful and not shard.remote.get("reread"):
         collecting.clear(work, shard)
         # a file that was not complete yet when it was fetched; the second reading decides
         return work.later(
@@ -25,11 +26,11 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
             remote={**shard.remote, "reread": True, "fetched": False},
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
-    if missing and collecting.incomplete(shard):
+    if doubtful:
         work.incident(
             "missing_items",
-            f"{len(missing):,} requests have no result although the batch completed; they go again, and may "
-            "be paid twice",
+            f"{len(missing):,} requests have no result although they may have been run; they go again, and "
+            "may be paid twice",
             shard,
         )
     sorted_out = _Sorting(work, shard)
@@ -54,6 +55,21 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
     collecting.clear(work, shard)
     report(work.store, before, work.tell, work.clock)
     return settled
+
+
+def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
+    """Whether items without a line may have been run, and billed.
+
+    In a batch that ended by itself all were. In one that expired or was cancelled, when others are said to be
+    unrun and these are not, or when the provider counts more that were run than there are lines of.
+    """
+    if collecting.incomplete(shard):
+        return True
+    if any(item.verdict == "unrun" for item in rest):
+        return True
+    answered = shard.size - len(rest) + sum(item.verdict == "again" for item in rest)
+    counted = int(shard.remote.get("completed") or 0) + int(shard.remote.get("failed") or 0)
+    return counted > answered
 
 
 class _Sorting:
