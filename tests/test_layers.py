@@ -39,7 +39,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # the threads
     "runtime": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
     # durable jobs: the other way to an answer, unknown to the threads
-    "jobs": NOUNS | {"core", "calls", "providers", "clock", "config", "prices"},
+    "jobs": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
     # listeners
     "observe": NOUNS | {"clock", "_version"},
     # the front door and what stands in it

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from random import Random
+from smartbatch.core.dice import Dice, spread
 
 __all__ = ["pause"]
 
 
-def pause(tries: int, rng: Random, *, first: float, longest: float, asked: float | None = None) -> float:
+def pause(tries: int, rng: Dice, *, first: float, longest: float, asked: float | None = None) -> float:
     """Return the seconds to wait after ``tries`` failures in a row.
 
     Args:
@@ -18,5 +18,4 @@ def pause(tries: int, rng: Random, *, first: float, longest: float, asked: float
         asked: seconds the provider asked to wait, never undercut but by ``longest``.
     """
     grown = min(longest, first * 2.0 ** min(tries - 1, 30))
-    waited = grown / 2 + rng.random() * grown / 2
-    return min(longest, max(waited, asked or 0.0))
+    return min(longest, max(spread(grown, rng), asked or 0.0))

@@ -13,6 +13,7 @@ from smartbatch.jobs.work import Work
 from smartbatch.models import Answer, Embedding, Request, Result, Route, Usage
 from smartbatch.prices import RateCard
 from smartbatch.providers.batches import Line, LineOutcome
+from smartbatch.providers.texts import without_echo
 from smartbatch.schemas import schema_of
 
 __all__ = ["Reader"]
@@ -40,6 +41,7 @@ class Reader:
         if line.outcome is LineOutcome.OK and line.answer is not None:
             return self._answered(item, line.answer, digest)
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
+        error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
         outcome = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
         return self._made(item.ix, outcome[line.outcome], encode_error(error), digest, usage)
