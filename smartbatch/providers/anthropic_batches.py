@@ -19,7 +19,14 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Kind, Request
 from smartbatch.providers.anthropic_errors import read_error
 from smartbatch.providers.anthropic_lines import prompts_of, read_result
-from smartbatch.providers.batch_transport import BatchTransport, check_id, garbled, is_gone, weighed
+from smartbatch.providers.batch_transport import (
+    BatchTransport,
+    check_id,
+    garbled,
+    is_gone,
+    results_of,
+    weighed,
+)
 from smartbatch.providers.batches import (
     BatchAbilities,
     BatchApi,
@@ -89,6 +96,10 @@ class AnthropicBatches(BatchApi):
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """Return ``request`` as the body of a message with its id; parameters as in real time."""
         return _encode({"custom_id": wire_id, "params": self._body(request, model)}).encode("ascii")
+
+    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
+        """Return the sampling parameters the API's version does not take, as real time reports them."""
+        return self._dropped(request, model)
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
         """Return the bytes around the lines; a comma stands for every line end but the last."""
@@ -163,11 +174,7 @@ class AnthropicBatches(BatchApi):
         """Yield the results as they come, from this API's own server only."""
         if not self._is_results(output):
             raise garbled("the address of the results is none of this server's", "id")
-        live = self._send("GET", output, timeout, stream=True)
-        try:
-            yield from live
-        finally:
-            live.close()
+        yield from results_of(self._send("GET", output, timeout, stream=True))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
         """Understand one line of results; there are no other kinds than messages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from urllib3.connectionpool import HTTPConnectionPool
@@ -14,7 +15,16 @@ from smartbatch.providers.live import LiveReply
 from smartbatch.providers.spooled import SpooledBody
 from smartbatch.providers.transport import Transport
 
-__all__ = ["DEFINITE", "MAX_DOWNLOAD", "BatchTransport", "check_id", "garbled", "is_gone", "weighed"]
+__all__ = [
+    "DEFINITE",
+    "MAX_DOWNLOAD",
+    "BatchTransport",
+    "check_id",
+    "garbled",
+    "is_gone",
+    "results_of",
+    "weighed",
+]
 
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
@@ -71,6 +81,21 @@ def check_id(value: Any) -> str:
 def garbled(text: str, code: str = "shape") -> ProviderError:
     """Return the error for an answer that is not what the API promises."""
     return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, status=200, code=code, maybe_billed=True)
+
+
+def results_of(live: LiveReply) -> Iterator[bytes]:
+    """Yield a file of results as it comes, and close it.
+
+    Raises:
+        ProviderError: for a web page, which would count as results without a single readable line; and for a
+            body that is cut, stalls or is too large.
+    """
+    try:
+        if live.headers.get("content-type", "").startswith("text/html"):
+            raise garbled("a web page came back instead of results: sign in to the network", "html")
+        yield from live
+    finally:
+        live.close()
 
 
 def is_gone(error: ProviderError) -> bool:

@@ -18,7 +18,14 @@ from urllib.parse import quote
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.models import Kind, Request
-from smartbatch.providers.batch_transport import BatchTransport, check_id, garbled, is_gone, weighed
+from smartbatch.providers.batch_transport import (
+    BatchTransport,
+    check_id,
+    garbled,
+    is_gone,
+    results_of,
+    weighed,
+)
 from smartbatch.providers.batches import (
     BatchAbilities,
     BatchApi,
@@ -167,11 +174,7 @@ class GeminiBatches(BatchApi):
         path = f"{check_file(output)}:download?alt=media"
         sdk = self._sdk()
         options = sdk.options(timeout, {"Accept": "application/binary"})
-        live = self._call(lambda: sdk.stream(path, {}, options, "get"))
-        try:
-            yield from live
-        finally:
-            live.close()
+        yield from results_of(self._call(lambda: sdk.stream(path, {}, options, "get")))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """Understand one line of results."""

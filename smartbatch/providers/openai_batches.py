@@ -103,6 +103,10 @@ class OpenAIBatches(BatchApi):
         }
         return _encode(line).encode("ascii")
 
+    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """Return what embeddings know nothing of, as real time reports it."""
+        return dropped_of(request.embedding)
+
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload the input, read from the disk as it is sent.
 
@@ -270,6 +274,8 @@ class OpenAIBatches(BatchApi):
         error = read_error(reply, (), *self._secrets)
         if shapes.over_quota(error.code, error.message):
             error.code, error.kind = shapes.QUOTA, ErrorKind.RATE_LIMIT
+        if _is_page(reply) and not _is_refusal(reply):
+            error.maybe_billed = True  # somebody in between: the provider has refused nothing
         return error
 
 
@@ -295,6 +301,11 @@ def _is_refusal(reply: Reply) -> bool:
     if not isinstance(data, dict):
         return False
     return bool(data.get("error")) or data.get("object") == "error"
+
+
+def _is_page(reply: Reply) -> bool:
+    """Whether an error answer is meant for people with a browser: a redirect, a page to sign in."""
+    return reply.status < 400 or reply.headers.get("content-type", "").startswith("text/html")
 
 
 def _listed(data: Mapping[str, Any]) -> list[dict[str, Any]]:

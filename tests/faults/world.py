@@ -1,0 +1,317 @@
+"""The whole client against the emulator: real HTTP, the vendors' own SDKs, and waiting that takes no time.
+
+Time is virtual on both sides. A thread of the client that talks to the emulator counts as running, so time
+stands still during a call and jumps, over hours if need be, when everybody waits. All the client's own
+times are those of production: 30 seconds between polls, half an hour of settling, days of an outage.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from smartbatch.client import BatchingClient
+from smartbatch.clock import VirtualClock
+from smartbatch.emulator import Emulator, answer_for
+from smartbatch.emulator.api import Reply
+from smartbatch.emulator.head import Head
+from smartbatch.emulator.house import House
+from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.ledger_batches import BatchRecord
+from smartbatch.emulator.service import Service
+from smartbatch.emulator.settings import Settings
+from smartbatch.events import Event
+from smartbatch.jobs import keeper
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.wire import parse_wire_id
+from smartbatch.models import Result
+
+__all__ = ["DAY", "HOUR", "KEY", "MINUTE", "MODELS", "PROVIDERS", "Seen", "World", "texts", "world"]
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+PROVIDERS = ("openai", "anthropic", "gemini")
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+KEY = "sk-canary-1234567890abcdef"
+PATIENCE = 40 * DAY
+"""Virtual seconds a job may take; a test that waits longer has a job that never ends."""
+
+
+@frozen
+class Seen:
+    """A request that reached the emulator.
+
+    Attributes:
+        at: virtual seconds.
+        what: ``upload``, ``create``, ``get``, ``list``, ``download``, ``cancel``, ``file``, or ``ask`` in real
+            time.
+    """
+
+    head: Head
+    body: bytes
+    at: float
+    what: str
+
+    @property
+    def path(self) -> str:
+        return self.head.path
+
+
+Meet = Callable[[Seen], Reply | None]
+Alter = Callable[[Seen, Reply], Reply]
+
+
+class TimedService(Service):
+    """The emulated service in virtual time; a test may answer instead of it, or change what it says.
+
+    Attributes:
+        seen: every request, in order.
+        meet: returns a reply instead of the service's, or ``None``.
+        alter: returns a reply, changed or not.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger, clock: VirtualClock) -> None:
+        super().__init__(settings, ledger)
+        self._clock = clock
+        self.house = House(settings, ledger, epoch=clock.wall() - clock.now())
+        ledger.follow(lambda: self.house.advance(clock.now()))
+        self.seen: list[Seen] = []
+        self.meet: Meet = lambda seen: None
+        self.alter: Alter = lambda seen, reply: reply
+
+    def handle(self, head: Head, body: bytes, now: float) -> Reply:
+        now = self._clock.now()
+        seen = Seen(head, body, now, _what(head))
+        self.seen.append(seen)
+        reply = self.meet(seen)
+        if reply is None:
+            reply = super().handle(head, body, now)
+        date = ("date", formatdate(self._clock.wall(), usegmt=True))
+        named = [(name, value) for name, value in reply.headers if name != "date"]
+        return self.alter(seen, evolve(reply, headers=[*named, date]))
+
+
+class World:
+    """One provider, one store, and the processes on it.
+
+    Time stands still except in :meth:`wait`, :meth:`results` and :meth:`pass_time`.
+
+    Attributes:
+        emu: the emulator; its ledger is the judge.
+        events: what observers of all clients heard.
+    """
+
+    def __init__(self, provider: str, folder: Path, **settings: Any) -> None:
+        self.provider = provider
+        self.model = MODELS[provider]
+        self.store = str(folder / "jobs.db")
+        self.clock = VirtualClock()
+        self.clock.spawned()  # held from now on
+        self.emu = Emulator(seed=7, hang_seconds=0.05, **settings)
+        self.service = TimedService(self.emu.settings, self.emu.ledger, self.clock)
+        self.emu._service = self.service
+        self.emu.start()
+        self.events: list[Event] = []
+        self._clients: list[BatchingClient] = []
+
+    # -- processes -------------------------------------------------------------------------------------------
+
+    def process(self, **settings: Any) -> BatchingClient:
+        """Start a client on the store, as a process of its own would."""
+        url = self.emu.base_url if self.provider == "openai" else self.emu.url
+        options = {"api_key": settings.pop("api_key", KEY), "base_url": settings.pop("base_url", url)}
+        named = settings.pop("model", self.model)
+        client = BatchingClient(
+            f"{self.provider}:{named}",
+            provider_options={**options, **settings.pop("options", {})},
+            clock=self.clock,
+            rng=random.Random(f"{self.provider} {len(self._clients)}"),
+            store=self.store,
+            observers=[self.events.append],
+            **settings,
+        )
+        self._clients.append(client)
+        return client
+
+    def stop(self, client: BatchingClient) -> None:
+        """End a client; what it has not finished stays in the store."""
+        self._clients.remove(client)
+        with self.flowing():
+            client.stop()
+
+    def close(self) -> None:
+        with self.flowing():
+            for client in self._clients:
+                client.stop(timeout=0)
+        self.emu.stop()
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def flowing(self) -> Iterator[None]:
+        """Let time run, as fast as everybody can wait."""
+        self.clock.unspawned()
+        try:
+            yield
+        finally:
+            self.clock.spawned()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        with self.flowing():
+            self.clock.sleep(seconds)
+
+    def wait(self, job: Job, timeout: float = PATIENCE) -> JobStatus:
+        with self.flowing():
+            return job.wait(timeout)
+
+    def results(self, job: Job) -> list[Result]:
+        """Wait for the end of a job and return its results."""
+        self.wait(job)
+        return list(job.results())
+
+    # -- the judge -------------------------------------------------------------------------------------------
+
+    def right(self, prompts: Sequence[str]) -> list[str]:
+        """Return the right answers."""
+        return [answer_for(prompt, self.model, 7) for prompt in prompts]
+
+    @property
+    def creates(self) -> tuple[BatchRecord, ...]:
+        """Every create that reached the provider."""
+        return self.emu.ledger.batches
+
+    def requests(self, what: str) -> list[Seen]:
+        """Every request of a kind that reached the provider."""
+        return [seen for seen in self.service.seen if seen.what == what]
+
+    def rewrite_results(self, change: Callable[[list[bytes]], list[bytes]]) -> None:
+        """Change the lines of all downloads of results."""
+
+        def alter(seen: Seen, reply: Reply) -> Reply:
+            if seen.what != "download" or reply.status != 200:
+                return reply
+            body = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
+            lines = change(body.split(b"\n")[:-1])
+            return evolve(reply, body=b"".join(line + b"\n" for line in lines))
+
+        self.service.alter = alter
+
+    def answer_of(self, line: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the API's own answer inside a decoded line of results; ``None`` for a failed one."""
+        match self.provider:
+            case "openai":
+                return (line.get("response") or {}).get("body")
+            case "anthropic":
+                return line["result"].get("message")
+        return line.get("response")
+
+    def id_of(self, line: dict[str, Any]) -> str:
+        """Return the id a decoded line of results carries."""
+        return str(line["key" if self.provider == "gemini" else "custom_id"])
+
+    def edit_answers(self, edit: Callable[[int, dict[str, Any]], None]) -> None:
+        """Change the answers inside lines of results: ``edit(position, answer)``."""
+
+        def change(lines: list[bytes]) -> list[bytes]:
+            changed = []
+            for raw in lines:
+                line = json.loads(raw)
+                answer = self.answer_of(line)
+                if answer is not None:
+                    named = parse_wire_id(self.id_of(line))
+                    assert named is not None
+                    edit(named[1], answer)
+                changed.append(json.dumps(line).encode())
+            return changed
+
+        self.rewrite_results(change)
+
+    def incidents(self, job: Job) -> Counter[str]:
+        return Counter(incident.kind for incident in job.incidents())
+
+    def refusal(self, status: int, text: str = "no", headers: Mapping[str, str] | None = None) -> Reply:
+        """Return a refusal in the provider's own words."""
+        match self.provider:
+            case "openai":
+                body: dict[str, Any] = {
+                    "error": {"message": text, "type": "invalid_request_error", "param": None, "code": None}
+                }
+            case "anthropic":
+                type_ = _CLAUDE.get(status, "api_error")
+                body = {"type": "error", "error": {"type": type_, "message": text}, "request_id": "req_1"}
+            case _:
+                word = _GOOGLE.get(status, "UNKNOWN")
+                body = {"error": {"code": status, "message": text, "status": word}}
+        return Reply(status, json.dumps(body).encode(), headers=list((headers or {}).items()))
+
+
+_CLAUDE = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+_GOOGLE = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
+
+
+@contextmanager
+def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -> Iterator[World]:
+    """Make a world; everything in it is stopped at the end.
+
+    Args:
+        rare: how many times rarer than usual leases are renewed and the store is looked at. Over virtual days
+            that is all that costs real time.
+        settings: the emulator's.
+    """
+    names = ("LEASE", "RENEW_EVERY", "LOOK_EVERY")
+    usual = {name: getattr(keeper, name) for name in names}
+    for name in names:
+        setattr(keeper, name, usual[name] * rare)
+    made = World(provider, folder, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+        for name in names:
+            setattr(keeper, name, usual[name])
+
+
+def texts(count: int, mark: str = "question") -> list[str]:
+    return [f"{mark} {number} of {count}" for number in range(count)]
+
+
+def _what(head: Head) -> str:
+    """Tell what a request is about from its method and path."""
+    path, method = head.path, head.method
+    if "upload" in path or (path.endswith("/files") and method == "POST"):
+        return "upload"
+    if path.endswith((":download", "/content", "/results")):
+        return "download"
+    if path.endswith((":cancel", "/cancel")):
+        return "cancel"
+    if path.endswith(("atchGenerateContent", "atchEmbedContent")) or (
+        method == "POST" and path.endswith("/batches")
+    ):
+        return "create"
+    if "/files" in path:
+        return "file"
+    if "batches" in path:
+        return "list" if path.endswith("/batches") else "get"
+    return "ask"
