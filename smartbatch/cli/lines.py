@@ -9,7 +9,7 @@ from attrs import frozen
 
 from smartbatch.models import Result
 
-__all__ = ["HEAD", "AskedRow", "encode", "error_kind"]
+__all__ = ["HEAD", "AskedRow", "encode", "encode_result", "error_kind"]
 
 HEAD: Final = b'{"index": '
 """How every line begins."""
@@ -43,13 +43,24 @@ def error_kind(result: Result) -> str:
 
 def encode(row: AskedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
-    line: dict[str, Any] = {
-        "index": row.index,
-        "id": row.id,
-        "input": row.fields,
-        "model": result.model or model,
-        "text": result.text,
-    }
+    line: dict[str, Any] = {"index": row.index, "id": row.id, "input": row.fields}
+    line.update(_outcome(result, model))
+    line["key"] = f"{row.key:016x}"
+    return _to_line(line)
+
+
+def encode_result(index: int, result: Result, model: str) -> bytes:
+    """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
+    line: dict[str, Any] = {"index": index, "id": result.request_id, **_outcome(result, model)}
+    if result.embedding is not None:
+        line["embedding"] = list(result.embedding)
+    if result.context is not None:
+        line["context"] = result.context
+    return _to_line(line)
+
+
+def _outcome(result: Result, model: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"model": result.model or model, "text": result.text}
     if result.parsed is not None:
         line["parsed"] = result.parsed
     usage = result.usage
@@ -66,8 +77,7 @@ def encode(row: AskedRow, result: Result, model: str) -> bytes:
     line["error"] = None
     if result.error is not None:
         line["error"] = {"kind": error_kind(result), "message": result.error.message}
-    line["key"] = f"{row.key:016x}"
-    return _to_line(line)
+    return line
 
 
 def _to_line(line: dict[str, Any]) -> bytes:

@@ -19,8 +19,12 @@ line of a text, the field "prompt", else "messages" (a chat), else the only text
 
 Give -o and the same line again resumes: rows already answered are neither asked nor paid again, failed ones
 are tried again. Without -o the results go to standard output, in the order of the input.
+
+--batching-strategy batch sends the rows through the provider's Batch API, most often at half the price. They
+are kept in a store first, so that the same line resumes after any end, with and without -o, and nothing is
+paid twice; see smartbatch jobs.
 """
-_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage or input, 130 interrupted"
+_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = build_parser()
     try:
-        args = parser.parse_args(argv)
+        args, rest = parser.parse_known_args(argv)
+        if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
+            args.ids += rest  # names behind an option, which argparse leaves over
+        elif rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 2
     if args.command is None:
@@ -49,6 +57,10 @@ def _dispatch(args: argparse.Namespace) -> int:
         from smartbatch.cli import emulator
 
         return emulator.run(args)
+    if args.command == "jobs":
+        from smartbatch.cli import jobs
+
+        return jobs.run(args)
     from smartbatch.cli import run
 
     return run.run(args)
@@ -62,8 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_run(subparsers)
-    from smartbatch.cli import emulator
+    from smartbatch.cli import emulator, jobs
 
+    jobs.add_parser(subparsers)
     emulator.add_parser(subparsers)
     return parser
 
@@ -80,6 +93,7 @@ def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_input(parser)
     _add_generation(parser)
     _add_limits(parser)
+    _add_batches(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--output", metavar="OUT.jsonl", help="where the results go; resumes when there"
@@ -122,7 +136,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--budget", metavar="USD", help="stop before more than this is spent")
     group.add_argument("--timeout", type=float, metavar="S", help="total seconds of one call")
     group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
-    group.add_argument("--batching-strategy", choices=("auto", "individual"), help="how the way is chosen")
+    group.add_argument(
+        "--batching-strategy",
+        choices=("auto", "individual", "batch"),
+        help="how the way is chosen; batch: through the provider's Batch API, slower and cheaper",
+    )
     group.add_argument(
         "--provider-option",
         action="append",
@@ -131,6 +149,26 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="argument of the provider, such as api=responses; may be given again",
     )
     group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("batches")
+    group.add_argument(
+        "--store", metavar="PLACE", help="where jobs are kept: a file, or postgresql://… (default: your own)"
+    )
+    group.add_argument("--poll-interval", type=float, metavar="S", help="seconds between looks at a batch")
+    group.add_argument(
+        "--fallback",
+        choices=("individual", "batch"),
+        help="where rows go that a batch has not run: real time, or a new batch",
+    )
+    group.add_argument(
+        "--batch-timeout",
+        type=float,
+        metavar="S",
+        help="with --fallback individual: seconds until rows that have not run go in real time",
+    )
+    group.add_argument("--batch-max-requests", type=int, metavar="N", help="most rows of one batch")
 
 
 def _positive(text: str) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
 
+from smartbatch.cli.by_batch import ByBatch, Found
 from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.interrupts import Interrupts
@@ -22,7 +24,15 @@ from smartbatch.cli.summary import Tally, failure_line
 from smartbatch.client import BatchingClient
 from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ClientClosed, ConfigError, InputError, InvalidRequest
+from smartbatch.errors import (
+    ClientClosed,
+    ConfigError,
+    InputError,
+    InvalidRequest,
+    JobConflict,
+    StoreError,
+)
+from smartbatch.jobs.status import JobStatus
 from smartbatch.lists import Stream
 from smartbatch.models import Generation, Request, Result
 from smartbatch.observe.progress import Progress
@@ -33,8 +43,16 @@ __all__ = ["run"]
 GRACE: Final = 10.0
 """Seconds that calls under way get to end after the first Ctrl-C; a second one does not wait."""
 
-_OTHER_NAMES: Final = {"parallelism": "--concurrency", "call_timeout": "--timeout"}
+_OTHER_NAMES: Final = {
+    "parallelism": "--concurrency",
+    "call_timeout": "--timeout",
+    "batch_poll_interval": "--poll-interval",
+    "fallback=": "--fallback",
+}
 """Settings whose option is called differently, so that an error names both."""
+
+_OF_BATCHES: Final = ("poll_interval", "batch_timeout", "batch_max_requests", "fallback")
+"""Options that mean nothing in real time."""
 
 
 class _Sink(Protocol):
@@ -49,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     except OutputLost as error:
         say(f"smartbatch: {error.message}")
         return 1
-    except (ConfigError, InputError, InvalidRequest) as error:
+    except (ConfigError, InputError, InvalidRequest, JobConflict, StoreError) as error:
         flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
         say(f"smartbatch: {error.message}{flag}")
         return 2
@@ -68,6 +86,7 @@ class _Run:
         self._began = self._clock.now()
         self._tally = Tally()
         self._before = Recovered()
+        self._jobs: Sequence[JobStatus] = []
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = _client(args)
         source = stack.enter_context(Source(args.input, args.format))
@@ -87,10 +106,13 @@ class _Run:
             self._before = self._out.recover(keys)
             self._tell_resumed(self._out.path)
         remaining = len(keys) - self._before.answered
-        caught = self._ask(remaining) if remaining else 0
+        caught = 0
+        if remaining:
+            by_batch = self._args.batching_strategy == "batch"
+            caught = self._ask_by_batch(keys) if by_batch else self._ask(remaining)
         if self._out is not None:
             self._out.put_in_order()
-        unanswered = remaining - self._tally.answered - self._tally.failed
+        unanswered = len(keys) - self._before.answered - self._tally.answered - self._tally.failed
         self._tell_end(caught, unanswered)
         if caught:
             return 128 + caught
@@ -122,6 +144,42 @@ class _Run:
                 self._print(results, progress)
         return interrupts.caught
 
+    def _ask_by_batch(self, keys: array[int]) -> int:
+        """Ask every row that is left as a job; return as :meth:`_ask` does."""
+        out = self._out
+        batch = ByBatch(
+            self._client,
+            self._questions,
+            keys,
+            model=self._args.model,
+            output=None if out is None else out.path,
+            answered=out.is_answered if out is not None else lambda _: False,
+            fallback=self._args.fallback,
+            quiet=self._args.quiet,
+            clock=self._clock,
+        )
+        caught = batch.go(self._take)
+        self._jobs = batch.statuses
+        return caught
+
+    def _take(self, rows: Iterator[tuple[AskedRow, Found]], progress: Progress) -> None:
+        """Write the rows of jobs. A line that is lost with this process is written by the next one."""
+        sink: OutputFile | StandardOutput = self._out or StandardOutput()
+        try:
+            for row, found in rows:
+                with progress.aside():
+                    self._write(sink, found.result, row)
+                if found.earlier:
+                    self._before.answered += 1
+                    continue
+                self._tally.add(row, found.result)
+                if not found.result.ok and self._args.verbose:
+                    note(failure_line(row, found.result))
+        except BrokenPipeError:
+            if isinstance(sink, OutputFile):
+                raise
+            sink.abandon()
+
     def _end_early(self) -> None:
         self._client.cancel_pending()
         if not self._args.quiet:
@@ -145,8 +203,9 @@ class _Run:
         future.add_done_callback(ended)
         return future
 
-    def _write(self, sink: _Sink, result: Result) -> None:
-        sink.append(result.context, encode(result.context, result, self._args.model), answered=result.ok)
+    def _write(self, sink: _Sink, result: Result, row: AskedRow | None = None) -> None:
+        row = result.context if row is None else row
+        sink.append(row, encode(row, result, self._args.model), answered=result.ok)
 
     def _drain(self, results: Stream, progress: Progress, printer: _Sink | None = None) -> None:
         for result in results:
@@ -196,9 +255,11 @@ class _Run:
         if self._args.quiet:
             return
         wall = self._clock.now() - self._began
-        say(self._tally.render(wall=wall, before=self._before, failures=not self._args.verbose))
+        failures = not self._args.verbose
+        say(self._tally.render(wall=wall, before=self._before, jobs=self._jobs, failures=failures))
         if unanswered:
-            again = "; run the same line again to resume" if self._out is not None else ""
+            resumes = self._out is not None or self._args.batching_strategy == "batch"
+            again = "; run the same line again to resume" if resumes else ""
             say(f"{'interrupted: ' if caught else ''}{unanswered:,} rows not answered{again}")
 
 
@@ -209,6 +270,11 @@ def _params(args: argparse.Namespace) -> Generation:
 
 
 def _client(args: argparse.Namespace) -> BatchingClient:
+    by_batch = args.batching_strategy == "batch"
+    for name in () if by_batch else _OF_BATCHES:
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is about batches: say --batching-strategy batch as well")
     given: dict[str, Any] = {
         "parallelism": args.concurrency,
         "max_rpm": args.max_rpm,
@@ -216,7 +282,11 @@ def _client(args: argparse.Namespace) -> BatchingClient:
         "budget": args.budget,
         "call_timeout": args.timeout,
         "retries": args.retries,
-        "batching_strategy": args.batching_strategy,
+        "batching_strategy": None if by_batch else args.batching_strategy,
+        "store": args.store,
+        "batch_poll_interval": args.poll_interval,
+        "batch_timeout": args.batch_timeout,
+        "batch_max_requests": args.batch_max_requests,
     }
     return BatchingClient(
         args.model,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import Factory, define
 
 from smartbatch.cli.lines import AskedRow, error_kind
 from smartbatch.cli.outputs import Recovered
+from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.models import Result, Usage
 from smartbatch.observe.text import escape
 
@@ -69,12 +71,15 @@ class Tally:
             self.unpriced += 1
         self.sequential += result.latency
 
-    def render(self, *, wall: float, before: Recovered, failures: bool = True) -> str:
+    def render(
+        self, *, wall: float, before: Recovered, jobs: Sequence[JobStatus] = (), failures: bool = True
+    ) -> str:
         """Return the summary.
 
         Args:
             wall: seconds the run took.
             before: what an earlier run had left.
+            jobs: those the run waited for; each tells what it cost since it was submitted.
             failures: list the first failed rows.
         """
         counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
@@ -88,6 +93,7 @@ class Tally:
             f"cost     {self._cost_text()}",
             f"wall     {_seconds(wall)}{self._speedup(wall)}",
         ]
+        lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
         if failures and self.failures:
             more = self.failed - len(self.failures)
             lines += [f"failed   {line}" for line in self.failures]

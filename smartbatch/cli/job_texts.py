@@ -1,0 +1,107 @@
+"""Jobs in words for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from smartbatch.jobs.records import IncidentRow, JobRow
+from smartbatch.jobs.status import JobStatus, ShardStatus, span
+from smartbatch.observe.text import escape
+
+__all__ = ["as_json", "as_text", "table"]
+
+_INCIDENTS_SHOWN: Final = 20
+"""Incidents told in words; JSON has all of them."""
+_KEY_SHOWN: Final = 40
+"""Letters of a key in the table."""
+
+
+def table(rows: Iterable[JobRow], *, wall: float) -> str:
+    """Return a line for each job.
+
+    Args:
+        wall: Unix seconds.
+    """
+    head = ("JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY")
+    lines = [head, *(_cells(row, wall) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: JobRow, wall: float) -> tuple[str, ...]:
+    key = row.key or ""
+    return (
+        row.id,
+        f"{row.state.value}, cancelling" if _cancelling(row) else row.state.value,
+        f"{row.finished:,}/{row.total:,}",
+        f"{row.failed:,}",
+        _cost(row),
+        span(max(0.0, wall - row.created_at)),
+        escape(row.model),
+        escape(key if len(key) <= _KEY_SHOWN else key[: _KEY_SHOWN - 1] + "…"),
+    )
+
+
+def _cost(row: JobRow) -> str:
+    if row.unpriced and not row.cost:
+        return "unknown"
+    return f"{row.cost:.4f} USD" + (" and more" if row.unpriced else "")
+
+
+def _cancelling(row: JobRow) -> bool:
+    return row.cancel_requested and row.finished_at is None
+
+
+def as_text(status: JobStatus, wall: float) -> str:
+    """Return everything about a job, its incidents one a line.
+
+    Args:
+        wall: Unix seconds.
+    """
+    lines = [escape(line) for line in str(status).split("\n")]
+    ended = [shard for shard in status.shards if shard.state in ("settled", "dead")]
+    lines += [_ended_words(shard) for shard in ended]
+    lines += [_incident_words(incident, wall) for incident in status.incidents[-_INCIDENTS_SHOWN:]]
+    more = len(status.incidents) - _INCIDENTS_SHOWN
+    if more > 0:
+        lines.append(f"and {more:,} earlier incidents (--json shows all)")
+    return "\n".join(lines)
+
+
+def _ended_words(shard: ShardStatus) -> str:
+    named = f" as {shard.batch_id}" if shard.batch_id else ""
+    cost = "" if shard.cost is None else f", {shard.cost:.6f} USD"
+    word = f" ({shard.word})" if shard.word else ""
+    why = f": {shard.note}" if shard.note else ""
+    return escape(f"batch {shard.no}: {shard.size:,} requests, {shard.state}{named}{word}{cost}{why}")
+
+
+def _incident_words(incident: IncidentRow, wall: float) -> str:
+    money = "" if incident.money is None else f", {incident.money:.6f} USD"
+    ago = span(max(0.0, wall - incident.at))
+    return escape(f"incident {incident.kind} {ago} ago{money}: {incident.detail}")
+
+
+def as_json(status: JobStatus) -> str:
+    """Return a status as one line of JSON: its fields, with batches and incidents as lists."""
+    form: dict[str, Any] = {
+        name: getattr(status, name)
+        for name in (
+            *("id", "key", "model", "state", "total", "submitted", "completed", "failed", "cancelled"),
+            *("running", "remaining", "elapsed", "cost", "realtime_cost", "unpriced", "note"),
+        )
+    }
+    form["batches"] = _forms(
+        status.shards, ("no", "state", "batch_id", "size", "done", "age", "word", "cost", "note")
+    )
+    form["incidents"] = _forms(status.incidents, ("kind", "detail", "money", "at"))
+    return json.dumps(form)
+
+
+def _forms(rows: Sequence[object], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{name: getattr(row, name) for name in names} for row in rows]
