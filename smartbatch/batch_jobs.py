@@ -154,6 +154,8 @@ class BatchJobs:
             if on_progress is not None:
                 job.on_progress(on_progress)
             results.extend(_all_of(job, self.config.batch_timeout if timeout is None else timeout))
+            if progress or on_progress is not None:
+                self._desk.watcher_of(job.id).finish(LAST_STEP)  # the end is told before this returns
             bar.show(job.status())
         results.wall = self._clock.now() - began
         results.raise_if_all_failed()

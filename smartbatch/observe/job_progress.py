@@ -95,7 +95,7 @@ class _JobCount(_Count):
         ):
             if number:
                 parts.append(f"{number:,} {word}")
-        if status.cost or status.unpriced:
+        if status.cost:
             parts.append(("at least " if status.unpriced else "") + f"{status.cost:.4f} USD")
         if status.finished == status.total:
             parts.append(duration(status.elapsed))

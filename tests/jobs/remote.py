@@ -12,6 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from smartbatch.clock import VirtualClock
+from smartbatch.core.tokens import estimate_request
 from smartbatch.models import Answer, Kind, Request, Usage
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.batches import (
@@ -169,7 +170,11 @@ class Api(BatchApi):
     def read_line(self, line: bytes, kind: Kind) -> Line:
         form = json.loads(line)
         prompt = str(form["prompt"])
-        return Line(form["id"], LineOutcome.OK, Answer(f"by batch: {prompt}", Usage(len(prompt), 3)))
+        return Line(
+            form["id"],
+            LineOutcome.OK,
+            Answer(f"by batch: {prompt}", Usage(estimate_request(Request(prompt)), 3)),
+        )
 
     def _call(self, name: str) -> None:
         with self._lock:

@@ -1,0 +1,275 @@
+"""The handle of a job: what it shows, how it waits, how its results stream, and whose futures they are."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch.client import BatchingClient
+from smartbatch.clock import VirtualClock
+from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
+from smartbatch.jobs import watching
+from smartbatch.jobs.status import JobStatus
+
+ClientOf = Callable[..., BatchingClient]
+PATIENCE = 30.0
+LONG = 1e6
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+def prompts(count: int) -> list[str]:
+    return [f"p{n}" for n in range(count)]
+
+
+# -- looking -------------------------------------------------------------------------------------------------
+
+
+def test_a_status_counts_what_is_sent_done_and_left(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Seven batches of up to six; halfway through all is submitted, and the provider has done some."""
+    client = client_of(Remote(clock), store=store, batch_max_requests=6)
+    job = client.submit_batch(prompts(40), key="k")
+    seen: list[JobStatus] = []
+    job.on_progress(seen.append)
+    final = job.wait(LONG)
+    assert (final.total, final.completed, final.failed, final.cancelled) == (40, 40, 0, 0)
+    assert (final.state, final.remaining, final.running, final.done) == ("done", 0.0, 0, True)
+    assert sorted(shard.size for shard in final.shards) == [5, 5, 6, 6, 6, 6, 6]
+    assert 100.0 <= final.elapsed <= 200.0
+    halfway = next(status for status in seen if status.running > 10 and not status.finished)
+    assert halfway.submitted == 40
+    assert {shard.state for shard in halfway.shards} == {"submitted"}
+    assert all(shard.batch_id and shard.age is not None for shard in halfway.shards)
+    submitted = [status.submitted for status in seen]
+    assert submitted == sorted(submitted)
+
+
+def test_a_status_speaks_to_people(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """Ids, counts, batches and what is not known about the cost."""
+    client = client_of(Remote(clock), store=store)
+    job = client.submit_batch(prompts(12), key="nightly")
+    words = str(job.wait(LONG))
+    assert f"{job.id} (nightly), remote:default, done" in words
+    assert "12 in all: 12 submitted, 12 completed, 0 failed" in words
+    assert "cost of 12 results unknown" in words
+    assert repr(job) == f"<Job {job.id} 'nightly' remote:default 12 requests>"
+
+
+def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Answers that are paid for are not thrown away by mistake."""
+    client = client_of(Remote(clock), store=store)
+    with clock.held():
+        job = client.submit_batch(prompts(3))
+        with pytest.raises(StoreError, match="not finished"):
+            job.forget()
+    job.wait(LONG)
+    job.forget()
+    with pytest.raises(JobNotFound, match=job.id):
+        job.status()
+    assert client.jobs() == []
+
+
+# -- waiting and reading -------------------------------------------------------------------------------------
+
+
+def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """Not earlier, not much later; the job goes on."""
+    job = client_of(Remote(clock, turnaround=1000.0), store=store).submit_batch(prompts(3))
+    began = clock.now()
+    with pytest.raises(JobTimeout, match="0 of 3 requests") as caught:
+        job.wait(200.0)
+    assert caught.value.job_id == job.id
+    assert 200.0 <= clock.now() - began <= 900.0
+    assert job.wait(LONG).completed == 3
+
+
+def test_results_stream_page_by_page_in_either_order(
+    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where pages, batches and rows do not fit each other; nothing is left out or comes twice."""
+    monkeypatch.setattr("smartbatch.jobs.job.PAGE", 7)
+    client = client_of(Remote(clock), store=store, batch_max_requests=10)
+    job = client.submit_batch(prompts(64))
+    in_order = [result.text for result in job.results(timeout=LONG)]
+    as_stored = [result.text for result in job.results(ordered=False, timeout=LONG)]
+    assert in_order == [f"by batch: p{n}" for n in range(64)]
+    assert sorted(map(str, as_stored)) == sorted(map(str, in_order))
+    assert len(as_stored) == 64
+
+
+def test_what_there_is_can_be_read_without_waiting(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """An unfinished job has few results or none, and that is no error."""
+    job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
+    with clock.held():
+        assert list(job.results(wait=False)) == []
+    job.wait(LONG)
+    assert len(list(job.results(wait=False))) == 5
+    assert len(list(job.results(wait=False, ordered=False))) == 5
+
+
+def test_results_come_while_others_are_still_out(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """The head of the order is read as soon as it is stored."""
+    gate = threading.Event()
+
+    def reply(prompt: str) -> str:
+        if prompt == "p2":
+            gate.wait(PATIENCE)
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply), store=store)
+    job = client.submit_batch(prompts(4), fallback="individual")
+    results = job.results(timeout=LONG)
+    assert [next(results).text, next(results).text] == ["p0", "p1"]
+    gate.set()
+    assert [result.text for result in results] == ["p2", "p3"]
+
+
+def test_a_job_of_a_stopped_client_can_be_looked_at_and_is_not_waited_for_in_vain(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Who waits hears at once that nobody carries it on, and how to go on."""
+    client = client_of(Remote(clock, turnaround=1000.0), store=store)
+    job = client.submit_batch(prompts(3))
+    client.stop(timeout=0)
+    assert job.status().state == "active"
+    for attempt in (job.wait, lambda: list(job.results()), lambda: job.futures()[0].result(PATIENCE)):
+        with pytest.raises(ClientClosed, match=r"taken up again|take it up again"):
+            attempt()
+    client.start()
+    assert job.wait(LONG).completed == 3
+
+
+def test_another_client_may_watch_a_job_it_does_not_own(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """It sees the end within a second or two, by looking at the store."""
+    remote = Remote(clock)
+    owner = client_of(remote, store=store)
+    job = owner.submit_batch(prompts(5))
+    watcher = client_of(remote, store=store, seed_of_dice=2)
+    assert watcher.job(job.id).wait(LONG).completed == 5
+    assert len(list(watcher.job(job.id).results())) == 5
+    assert remote.api is not None
+    assert remote.api.calls.count("create") == 1
+
+
+# -- futures and callbacks -----------------------------------------------------------------------------------
+
+
+def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """In order; taken twice they are other futures of the same job."""
+    job = client_of(Remote(clock), store=store).submit_batch(prompts(20))
+    first, second = job.futures(), job.futures()
+    assert [future.result(PATIENCE).text for future in first] == [f"by batch: p{n}" for n in range(20)]
+    assert [future.result(PATIENCE).text for future in second] == [f"by batch: p{n}" for n in range(20)]
+    late = job.futures()
+    assert [future.result(PATIENCE).ok for future in late] == [True] * 20
+
+
+def test_cancelling_a_future_leaves_the_job_alone(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Whoever waits for it hears of it; the others, and the item itself, come to their end."""
+    job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
+    with clock.held():
+        futures = job.futures()
+        assert futures[2].cancel()
+    done, waiting = concurrent.futures.wait(futures, PATIENCE)
+    assert (len(done), len(waiting)) == (5, 0)
+    assert [future.cancelled() for future in futures] == [False, False, True, False, False]
+    assert job.wait(LONG).completed == 5
+
+
+def test_a_callback_may_raise_block_or_stop_the_client(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Nobody else is hurt: other callbacks, futures and the job go on."""
+    client = client_of(Remote(clock), store=store)
+    job = client.submit_batch(prompts(5))
+    seen: list[JobStatus] = []
+    ended = threading.Event()
+
+    def broken(_: JobStatus) -> None:
+        raise RuntimeError("mine")
+
+    def stopping(status: JobStatus) -> None:
+        if status.done:
+            client.stop(timeout=0)
+            ended.set()
+
+    job.on_progress(broken)
+    job.on_progress(seen.append)
+    job.on_progress(stopping)
+    assert ended.wait(PATIENCE)
+    assert seen[-1].done
+    assert list(job.results(wait=False))[4].text == "by batch: p4"
+
+
+def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """The thread that tells of it ends with it."""
+    client = client_of(Remote(clock), store=store)
+    job = client.submit_batch(prompts(5))
+    job.on_progress(lambda _: None)
+    concurrent.futures.wait(job.futures(), PATIENCE)
+    client._desk.watcher_of(job.id).finish(PATIENCE)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
+    assert watching.PAGE == 1000
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_keeps_what_came(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """The batch is cancelled at the provider; items without an answer end as cancelled."""
+    remote = Remote(clock, turnaround=1000.0)
+    job = client_of(remote, store=store).submit_batch(prompts(5))
+    futures = job.futures()
+    job.cancel()
+    status = job.wait(LONG)
+    assert (status.completed + status.cancelled, status.failed) == (5, 0)
+    assert status.cancelled == 5
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert {type(error) for error in errors} == {RequestCancelled}
+
+
+def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """The owner notices within seconds."""
+    remote = Remote(clock, turnaround=100_000.0)
+    owner = client_of(remote, store=store)
+    job = owner.submit_batch(prompts(5))
+    other = client_of(remote, store=store, seed_of_dice=2)
+    other.job(job.id).cancel()
+    assert job.wait(10_000.0).cancelled == 5
+
+
+def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Calls under way come to their end and are kept; nothing more is asked."""
+    remote = Remote(clock, batches=False, latency=10.0)
+    client = client_of(remote, store=store, parallelism=2)
+    job = client.submit_batch(prompts(50), fallback="individual")
+    next(job.results(timeout=LONG))
+    with clock.held():
+        job.cancel()
+        asked = len(remote.asked)
+    status = job.wait(LONG)
+    assert len(remote.asked) <= asked + 2
+    assert status.completed == len(remote.asked)
+    assert status.cancelled == 50 - status.completed
