@@ -15,7 +15,7 @@ from attrs import define, field
 
 from tests.durability.orders import Orders, answer_to, digest_of, prompt_of
 
-__all__ = ["Verdict", "billed_of", "judge", "ledger_of"]
+__all__ = ["Verdict", "billed_of", "judge", "ledger_of", "notes_of"]
 
 
 @define
@@ -146,7 +146,7 @@ def _judge_store(book: sqlite3.Connection, jobs: Sequence[Orders], verdict: Verd
 
 def _judge_notes(job: Orders, verdict: Verdict) -> None:
     answers: Counter[str] = Counter()
-    for row in _notes(job):
+    for row in notes_of(job):
         if "id" in row:
             answers[row["id"]] += 1
             if row["text"] != answer_to(job, int(row["id"][1:])):
@@ -163,7 +163,8 @@ def _judge_notes(job: Orders, verdict: Verdict) -> None:
                 verdict.twice.append(f"{job.key} q{number}: {times} times")
 
 
-def _notes(job: Orders) -> Iterable[dict[str, Any]]:
+def notes_of(job: Orders) -> Iterable[dict[str, Any]]:
+    """Return the lines a job's user has written."""
     path = Path(job.out)
     if not path.exists():
         return []

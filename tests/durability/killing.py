@@ -20,7 +20,7 @@ from random import Random
 
 from attrs import define, field, frozen
 
-from tests.durability.judge import Verdict, judge
+from tests.durability.judge import Verdict, judge, notes_of
 from tests.durability.orders import Orders
 from tests.durability.servers import LATEST, LIST_LAG
 from tests.durability.zygote import Zygote
@@ -28,7 +28,12 @@ from tests.durability.zygote import Zygote
 __all__ = ["Loop", "Plan", "settle_of"]
 
 SHORTEST, LONGEST = 0.08, 0.53
-"""Seconds a worker lives."""
+"""Seconds a worker lives where a client comes up within :data:`COMES_UP`; on a busy machine it lives longer
+in proportion, else it would do nothing but begin."""
+COMES_UP = 0.08
+"""Seconds from the fork to an open store, on two idle cores."""
+SLOWEST = 8.0
+"""The longest lives are so many times longer."""
 PATIENCE = 40.0
 """Seconds the last job has to end once nobody is killed any more."""
 
@@ -100,6 +105,7 @@ class Loop:
         self.worst_stuck = self._stuck = 0
         self._seen: tuple[object, ...] = ()
         self._opened_before = 0
+        self._slowness = 1.0
 
     def run(self) -> Verdict:
         """Run it to its end and judge."""
@@ -176,14 +182,14 @@ class Loop:
         rng = self._rng
         if self.kills >= self._plan.cycles:
             return [(now + PATIENCE, signal.SIGABRT)]
-        at = now + rng.uniform(SHORTEST, LONGEST)
+        at = now + self._slowness * rng.uniform(SHORTEST, LONGEST)
         if not self._plan.freeze or rng.random() < 0.5:
             return [(at, signal.SIGKILL)]
         thaw = at + rng.uniform(0.1, self._plan.freeze)
         return [
             (at, signal.SIGSTOP),
             (thaw, signal.SIGCONT),
-            (thaw + rng.uniform(SHORTEST, LONGEST), signal.SIGKILL),
+            (thaw + self._slowness * rng.uniform(SHORTEST, LONGEST), signal.SIGKILL),
         ]
 
     def _await(self, slots: list[_Slot]) -> list[_Slot]:
@@ -225,10 +231,14 @@ class Loop:
         A life that ended before its client had opened the store had no chance.
         """
         self.kills += 1
-        opened = self._noted(b'"up"')
-        if slot.number or opened == self._opened_before:
+        if slot.number:
             return
-        self._opened_before = opened
+        ups = self._ups()
+        if len(ups) == self._opened_before:
+            self._slowness = min(SLOWEST, 1.2 * self._slowness)
+            return
+        self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
+        self._opened_before = len(ups)
         seen = self._looks()
         if seen != self._seen:
             self._stuck = 0
@@ -237,9 +247,9 @@ class Loop:
             self.worst_stuck = max(self.worst_stuck, self._stuck)
         self._seen = seen
 
-    def _noted(self, what: bytes) -> int:
-        notes = Path(self.jobs[-1].out)
-        return notes.read_bytes().count(what) if notes.exists() else 0
+    def _ups(self) -> list[float]:
+        """Return how long each client took to come up."""
+        return [row["up"] for row in notes_of(self.jobs[-1]) if "up" in row]
 
     def _looks(self) -> tuple[object, ...]:
         """Return how the store and the user's notes look; no two states of a job look alike."""
@@ -248,7 +258,8 @@ class Loop:
             rest = store.execute(
                 "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM job), sum(state) FROM item"
             ).fetchone()
-        return self._noted(b'"id"'), tuple(shards), rest
+        taken = sum("id" in row for row in notes_of(self.jobs[-1]))
+        return taken, tuple(shards), rest
 
     def _only_waits(self) -> bool:
         """Whether nothing is due: a protocol that waits is not stuck."""

@@ -31,7 +31,9 @@ class Orders:
         settle, visibility: see :class:`smartbatch.jobs.work.EngineLimits`.
         poll: between two looks at a batch.
         reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
-            not at all.
+            not at all; ``carry`` submits jobs and carries on whatever is in the store.
+        jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
+        until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
         lease: of a job, where it is not the keeper's own 15; renewals and looks follow in proportion.
         mutant: a safety rule to break, see :mod:`tests.durability.mutants`.
         seed: the emulator's, on which its answers depend.
@@ -47,7 +49,9 @@ class Orders:
     settle: float
     visibility: float
     poll: float = 0.03
-    reading: Literal["ordered", "stored", "futures", "none"] = "ordered"
+    reading: Literal["ordered", "stored", "futures", "none", "carry"] = "ordered"
+    jobs: int = 1
+    until: int = 1
     lease: float | None = None
     mutant: str | None = None
     seed: int = 0

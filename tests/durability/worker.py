@@ -28,6 +28,8 @@ from tests.durability.orders import MODELS, Orders, prompt_of
 
 __all__ = ["client_of", "live", "scale", "warm_up"]
 
+KEY = "durability"
+
 
 def warm_up() -> None:
     """Load what a first client would load, so that forked workers begin at once."""
@@ -43,12 +45,18 @@ def warm_up() -> None:
 
 def live(orders: Orders) -> None:
     """Do what a user's script does."""
+    began = time.monotonic()
     scale(orders)
     break_rule(orders.mutant)
+    _set_environment(orders.url)
     client = client_of(orders)
     client.start()
     notes = _Notes(Path(orders.out))
-    notes.write({"up": os.getpid()})
+    notes.write({"up": time.monotonic() - began})
+    if orders.reading == "carry":
+        _carry(client, orders)
+        client.stop()
+        return
     requests = (Request(prompt_of(orders.key, n), id=f"q{n}") for n in range(orders.size))
     job = client.submit_batch(requests, key=orders.key, max_tokens=50)
     if orders.reading == "none":
@@ -57,6 +65,18 @@ def live(orders: Orders) -> None:
         for result in _answers(job, orders.reading):
             notes.take(result)
     client.stop()
+
+
+def _carry(client: BatchingClient, orders: Orders) -> None:
+    """Submit jobs, then carry on those of everybody until all have ended."""
+    for number in range(orders.jobs):
+        key = f"{orders.key}.{number}"
+        client.submit_batch([prompt_of(key, n) for n in range(orders.size)], key=key, max_tokens=50)
+    while True:
+        jobs = client.jobs()
+        if len(jobs) >= orders.until and all(job.status().state == "done" for job in jobs):
+            return
+        time.sleep(0.1)
 
 
 def scale(orders: Orders) -> None:
@@ -93,10 +113,22 @@ def client_of(orders: Orders) -> BatchingClient:
 def provider_of(name: str, url: str) -> Provider:
     """Return the adapter that speaks a provider's API to the emulator."""
     if name == "anthropic":
-        return AnthropicProvider("durability", url)
+        return AnthropicProvider(KEY, url)
     if name == "gemini":
-        return GeminiProvider("durability", url)
-    return OpenAIProvider("durability", f"{url}/v1")
+        return GeminiProvider(KEY, url)
+    return OpenAIProvider(KEY, f"{url}/v1")
+
+
+def _set_environment(url: str) -> None:
+    """Let a worker serve jobs of the other providers' models as well, of the very same accounts."""
+    os.environ.update(
+        OPENAI_API_KEY=KEY,
+        OPENAI_BASE_URL=f"{url}/v1",
+        ANTHROPIC_API_KEY=KEY,
+        ANTHROPIC_BASE_URL=url,
+        GEMINI_API_KEY=KEY,
+        GOOGLE_GEMINI_BASE_URL=url,
+    )
 
 
 def _answers(job: Job, reading: str) -> Iterator[Result]:
