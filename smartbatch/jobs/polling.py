@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs import quota
+from smartbatch.jobs import quota, submitting
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.work import HOUR, Work, report
@@ -78,7 +78,7 @@ def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
         work.hold(error)
         return _again(work, shard, reason, tried=False)
-    if _tries(work, shard) + 1 < REFUSALS:
+    if submitting.tries_of(work, shard) + 1 < REFUSALS:
         return _again(work, shard, reason, tried=True)
     if work.falls_back:
         return _again(work, shard, reason, tried=True, to=ItemState.DIRECT)
@@ -87,10 +87,6 @@ def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     work.told(shard, dead, reason)
     report(work.store, work.job, work.tell, work.clock)
     return dead
-
-
-def _tries(work: Work, shard: ShardRow) -> int:
-    return max((item.tries for item in work.store.unsettled(shard.id)), default=0)
 
 
 def _again(

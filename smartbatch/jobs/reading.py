@@ -81,7 +81,7 @@ class Reader:
             finish_reason=answer.finish_reason,
             model=self._work.job.model,
             provider_request_id=answer.provider_request_id,
-            dropped=answer.dropped,
+            dropped=answer.dropped or self._work.api.dropped(request, model=self._work.model),
         )
         return self._made(item.ix, "succeeded", encode_result(result), digest, usage, answer.cost)
 

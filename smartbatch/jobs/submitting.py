@@ -20,7 +20,7 @@ from smartbatch.jobs.work import MINUTE, Work, report
 from smartbatch.models import Kind
 from smartbatch.providers.batches import Creation, RemoteBatch
 
-__all__ = ["adopt", "begin", "submit", "upload"]
+__all__ = ["adopt", "begin", "submit", "tries_of", "upload"]
 
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
@@ -164,7 +164,25 @@ def _create_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRo
         return work.stumbled(back, error, at_least=quota.room_for(work, back))
     if error.kind in _REPEAT:
         return work.stumbled(back, error)
+    if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(work, back):
+        # its name is used up with it: the items go again in a shard with a name of its own
+        return _give_up(work, back, "its input file is gone; its requests go again", tried=True)
     return _refused(work, back, error)
+
+
+def _input_is_gone(work: Work, shard: ShardRow) -> bool:
+    """Whether a refusal is explained by an input file that expired or was deleted, and not too often."""
+    if shard.file_id is None or tries_of(work, shard) + 1 >= work.limits.max_tries:
+        return False
+    try:
+        return work.api.find_file(file_name(shard.nonce), work.limits.call_timeout) is None
+    except Exception:  # the refusal stands as it is
+        return False
+
+
+def tries_of(work: Work, shard: ShardRow) -> int:
+    """Return how often the items of a shard were sent before, at most."""
+    return max((item.tries for item in work.store.unsettled(shard.id)), default=0)
 
 
 def _refused(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
@@ -196,11 +214,12 @@ def _give_up(
     *,
     to: ItemState = ItemState.OPEN,
     file_id: str | None = None,
+    tried: bool = False,
 ) -> ShardRow:
     """End a shard that certainly has no batch; its file is deleted when it is tidied."""
     if file_id is not None:
         shard = work.later(shard, 0.0, file_id=file_id)
-    dead = work.store.bury(work.grip, shard, items=to, tried=False, note=reason, at=work.wall)
+    dead = work.store.bury(work.grip, shard, items=to, tried=tried, note=reason, at=work.wall)
     work.told(shard, dead, reason)
     return dead
 

@@ -149,7 +149,7 @@ class AnthropicProvider(Provider):
             if self._batches is None:
                 self._batch_transport.open(DEFAULT_WORKERS)
                 self._batches = AnthropicBatches(
-                    self.scope, self._batch_transport, self._build, self._batch_body, self._secrets
+                    self.scope, self._batch_transport, self._build, self._message, self._secrets
                 )
             return self._batches
 
@@ -219,8 +219,8 @@ class AnthropicProvider(Provider):
                 self._client = self._build(self._transport)
             return self._client
 
-    def _batch_body(self, request: Request, model: str) -> Mapping[str, Any]:
-        return message_body(request, model, self._version, self._default_max_tokens)[0]
+    def _message(self, request: Request, model: str) -> tuple[Mapping[str, Any], tuple[tuple[str, str], ...]]:
+        return message_body(request, model, self._version, self._default_max_tokens)
 
     def _build(self, transport: Transport) -> anthropic.Anthropic:
         import anthropic

@@ -63,7 +63,7 @@ class AnthropicBatches(BatchApi):
         scope: the provider's.
         transport: used by this API alone.
         build: makes an SDK client over a transport, with its retries off.
-        body: makes the body of one message of a request and a model.
+        message: makes the body of a request for a model, and tells what it leaves out.
         secrets: texts that must not come back in an error.
     """
 
@@ -83,23 +83,23 @@ class AnthropicBatches(BatchApi):
         scope: str,
         transport: BatchTransport,
         build: Callable[[BatchTransport], anthropic.Anthropic],
-        body: Callable[[Request, str], Mapping[str, Any]],
+        message: Callable[[Request, str], tuple[Mapping[str, Any], tuple[tuple[str, str], ...]]],
         secrets: tuple[str, ...],
     ) -> None:
         self.scope = scope
         self._transport = transport
         self._build = build
-        self._body = body
+        self._message = message
         self._secrets = secrets
         self._client: anthropic.Anthropic | None = None
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """Return ``request`` as the body of a message with its id; parameters as in real time."""
-        return _encode({"custom_id": wire_id, "params": self._body(request, model)}).encode("ascii")
+        return _encode({"custom_id": wire_id, "params": self._message(request, model)[0]}).encode("ascii")
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
         """Return the sampling parameters the API's version does not take, as real time reports them."""
-        return self._dropped(request, model)
+        return self._message(request, model)[1]
 
     def overhead(self, size: int) -> int:  # noqa: ARG002
         """Return the bytes around the lines; a comma stands for every line end but the last."""

@@ -223,6 +223,10 @@ class BatchApi(ABC):
             wire_id: 1 to 64 of ``[a-zA-Z0-9_-]``.
         """
 
+    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """Return the parameters of ``request`` that :meth:`encode` leaves out, each with the reason."""
+        return ()
+
     def overhead(self, size: int) -> int:  # noqa: ARG002
         """Return the bytes a batch of ``size`` requests has besides its lines and their ends."""
         return 0

@@ -29,7 +29,7 @@ from smartbatch.providers.batches import (
 )
 from smartbatch.providers.moments import server_time
 from smartbatch.providers.openai_answers import decode, read_error
-from smartbatch.providers.openai_embeddings import embeddings_body
+from smartbatch.providers.openai_embeddings import dropped_of, embeddings_body
 from smartbatch.providers.openai_lines import read_line
 from smartbatch.providers.replies import MAX_BODY, Reply
 from smartbatch.providers.uploads import Upload

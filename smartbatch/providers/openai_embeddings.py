@@ -8,13 +8,13 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.models import Answer, Request, Usage
+from smartbatch.models import Answer, Embedding, Request, Usage
 from smartbatch.providers.openai_answers import limits_of, request_id_of
 from smartbatch.providers.texts import PLAIN_ID, count, short
 from smartbatch.providers.transport import Reply
 from smartbatch.providers.vectors import invalid, shares, vector
 
-__all__ = ["MAX_TEXTS", "MAX_TEXT_TOKENS", "embeddings_body", "read_embeddings"]
+__all__ = ["MAX_TEXTS", "MAX_TEXT_TOKENS", "dropped_of", "embeddings_body", "read_embeddings"]
 
 MAX_TEXTS = 2048
 """Inputs of one call (OpenAI API reference, embeddings)."""
@@ -35,6 +35,13 @@ def embeddings_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
     return body
 
 
+def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
+    """Return what of an embedding's wishes is not sent, each with the reason."""
+    if embedding is None or embedding.task_type is None:
+        return ()
+    return (("task_type", "OpenAI's embeddings know no task types"),)
+
+
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
     """Return an answer for each request, placed by the ``index`` of each vector and never by order.
 
@@ -47,14 +54,11 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
     length = len(vectors[0])
     if any(len(each) != length for each in vectors):
         raise invalid("the vectors of one call have different lengths")
-    dropped: tuple[tuple[str, str], ...] = ()
-    if wanted is not None and wanted.task_type is not None:
-        dropped = (("task_type", "OpenAI's embeddings know no task types"),)
     common = Answer(
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
-        dropped=dropped,
+        dropped=dropped_of(wanted),
     )
     used = _usage(data.get("usage"), requests)
     return [evolve(common, embedding=each, usage=usage) for each, usage in zip(vectors, used, strict=True)]

@@ -1,0 +1,154 @@
+"""The engine with real adapters against the emulator: what only the three together can show."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.clock import RealClock
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import Event, ShardChanged
+from smartbatch.jobs.accepting import Items, new_job
+from smartbatch.jobs.engine import EngineLimits, JobEngine
+from smartbatch.jobs.payload import Shared, decode_result
+from smartbatch.jobs.records import Grip, JobRow, JobState, ShardState
+from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store.opening import open_store
+from smartbatch.models import Generation, Kind, Request, Result
+from smartbatch.prices import PriceBook
+from smartbatch.providers import create
+from smartbatch.providers.batches import BatchApi
+from smartbatch.testing import Emulator, emulator
+
+CLOCK = RealClock()
+
+
+@pytest.fixture
+def service() -> Iterator[Emulator]:
+    with emulator(batch_turnaround=0.02) as emu:
+        yield emu
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(str(tmp_path / "jobs.db"), wall=CLOCK.wall)
+    yield opened
+    opened.close()
+
+
+class Bench:
+    """One job on one store, tended until it ends."""
+
+    def __init__(self, store: Store, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
+        options = {"base_url": emu.base_url if model.startswith("openai") else emu.url, "api_key": "k" * 20}
+        self.provider, name = create(model, clock=CLOCK, options=options)
+        api = self.provider.batches()
+        assert api is not None
+        self.api: BatchApi = api
+        self.store = store
+        self.events: list[Event] = []
+        shared = Shared(params)
+        items = Items(
+            [Request(f"question {number}", params) for number in range(6)],
+            shared,
+            api=api,
+            model=name,
+            kind=Kind.GENERATE,
+            head=b"",
+        )
+        job = new_job(
+            id="job-1",
+            key=None,
+            scope=api.scope,
+            model=model,
+            kind=Kind.GENERATE,
+            shared=shared,
+            metadata={},
+            policy=policy,
+            at=CLOCK.wall(),
+        )
+        store.accept(job, items, digest=items.digest)
+        grip = store.claim("job-1", 60)
+        assert grip is not None
+        self.grip: Grip = grip
+        self.engine = JobEngine(
+            store,
+            api_of=lambda _: api,
+            clock=CLOCK,
+            rng=random.Random(1),
+            tell=self.events.append,
+            prices=PriceBook(),
+            limits=EngineLimits(poll_interval=0.02),
+        )
+
+    def until(self, state: ShardState) -> None:
+        """Tend the job until its newest shard is in ``state``."""
+        for _ in range(1000):
+            shards = self.store.shards("job-1")
+            if shards and shards[-1].state is state:
+                return
+            self.engine.tend(self.grip)
+        raise AssertionError(f"no shard became {state.value}")
+
+    def finish(self) -> JobRow:
+        """Tend the job until it is done."""
+        for _ in range(20_000):
+            job = self.store.job("job-1")
+            assert job is not None
+            if job.state is JobState.DONE:
+                return job
+            self.engine.tend(self.grip)
+        raise AssertionError("the job did not end")
+
+    def results(self) -> list[Result]:
+        return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.results("job-1")]
+
+
+@pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
+def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_name_of_its_own(
+    store: Store, service: Emulator, model: str
+) -> None:
+    bench = Bench(store, service, model, Generation(max_tokens=20))
+    bench.until(ShardState.READY)
+    first = store.shards("job-1")[0]
+    assert first.file_id is not None
+    bench.api.delete_file(first.file_id, 10)
+
+    assert bench.finish().succeeded == 6
+
+    dead, second = store.shards("job-1")
+    assert dead.state is ShardState.DEAD
+    assert second.nonce != dead.nonce
+    assert not service.ledger.paid_twice(excluding_lost=False)
+    bench.provider.close()
+
+
+def test_parameters_a_batch_does_not_take_are_told_with_each_result_as_in_real_time(
+    store: Store, service: Emulator
+) -> None:
+    params = Generation(max_tokens=20, temperature=0.5)
+    bench = Bench(store, service, "anthropic:claude-haiku-4-5", params)
+    assert bench.finish().succeeded == 6
+    assert {name for result in bench.results() for name, _ in result.dropped} == {"temperature"}
+    bench.provider.close()
+
+
+def test_a_refused_create_whose_file_is_there_fails_its_requests_with_the_providers_reason(
+    store: Store, service: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
+
+    def refuse(*_: object) -> None:
+        raise ProviderError("the model takes no batches", kind=ErrorKind.CLIENT_ERROR, status=400)
+
+    monkeypatch.setattr(bench.api, "create", refuse)
+    job = bench.finish()
+    assert (job.failed, job.succeeded, job.cost) == (6, 0, 0.0)
+    assert {str(result.error) for result in bench.results()} == {"the model takes no batches"}
+    ends = [event for event in bench.events if isinstance(event, ShardChanged) and event.after == "dead"]
+    assert [event.reason for event in ends] == ["the model takes no batches"]
+    bench.provider.close()
