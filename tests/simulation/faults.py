@@ -1,4 +1,4 @@
-"""Which faults each batch and each line of a run meets: thrown by its own number, so that none moves another."""
+"""Which faults each batch and line of a run meets: thrown by its own number, so that none moves another."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
 
 __all__ = ["Fates"]
 
+_ODDITIES = ("shuffled", "results_unavailable", "cut_download", "odd_status", "cancel_completes")
 _SECONDS, _MINUTES = 60.0, 20 * MINUTE
 """How late a create lands at most: seven in ten within seconds, the others within minutes."""
 
@@ -32,8 +33,9 @@ class Fates:
         self._met: dict[int, tuple[str, ...]] = {}
         falls_back = what.policy["fallback"] == "individual"
         self._ends = ["expire_part", "expire_all", "fail_validation", "no_money_lines"]
-        if falls_back:
-            self._ends.append("stuck")  # only a job with a time-out of its own ever ends such a batch
+        if falls_back and flavour.labels:
+            # only a job with a time-out ever ends such a batch, and only one that it knows to be its own
+            self._ends.append("stuck")
         if flavour.api == "anthropic":
             self._ends.remove("fail_validation")  # it knows no validation as a whole
         self.settings = Settings(
@@ -72,12 +74,8 @@ class Fates:
             die -= chance
         if 0 <= die < what.late:
             met.append("late_create")
-        for name in ("list_lag", "get_lag"):
-            if rng.random() < what.lags:
-                met.append(name)
-        for name in ("shuffled", "results_unavailable", "cut_download", "odd_status", "cancel_completes"):
-            if rng.random() < 2 * what.ends:
-                met.append(name)
+        met += [name for name in ("list_lag", "get_lag") if rng.random() < what.lags]
+        met += [name for name in _ODDITIES if rng.random() < 2 * what.ends]
         if rng.random() < 3 * what.ends:
             met.append(rng.choice(self._ends))
         return tuple(met)

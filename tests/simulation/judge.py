@@ -22,7 +22,7 @@ from attrs import define, field
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.emulator.ledger_batches import BatchLine
 from smartbatch.jobs.payload import decode_result
-from smartbatch.jobs.records import IncidentRow, JobRow
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState
 from smartbatch.jobs.store.base import Store
 from tests.simulation.process import LIMITS
 from tests.simulation.remote import digest_of
@@ -67,20 +67,22 @@ class Judge:
         ledger: the provider's.
         prompts: of the job's items.
         identity: what the provider calls the work on a line, which its answer repeats.
+        state: the job's, as it was at the last look.
     """
 
     place: str
     ledger: Ledger
     prompts: Sequence[str]
     identity: Callable[..., str]
+    state: JobState = JobState.ACTIVE
     delivered: Deliveries = field(factory=Deliveries)
     _disk: sqlite3.Connection | None = None
     _version: int = -1
 
     # -- after every step ------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Check what is on disk, if it has changed: I1.
+    def look(self) -> bool:
+        """Check what is on disk, if it has changed: I1; return whether it has.
 
         Raises:
             Violation: with the name of what is broken.
@@ -89,15 +91,17 @@ class Judge:
             self._disk = sqlite3.connect(f"file:{self.place}?mode=ro", uri=True, isolation_level=None)
         version = self._disk.execute("PRAGMA data_version").fetchone()[0]
         if version == self._version:
-            return
+            return False
         self._version = version
         self._disk.execute("BEGIN")
         items = self._disk.execute("SELECT no, state, shard FROM item").fetchall()
         results = {no for (no,) in self._disk.execute("SELECT no FROM result")}
         alive = dict(self._disk.execute("SELECT no, state FROM shard"))
+        states = self._disk.execute("SELECT state FROM job").fetchall()
         self._disk.execute("COMMIT")
-        if not items:
-            return
+        if not states:
+            return True
+        self.state = JobState(states[0][0])
         if len(items) != len(self.prompts):
             raise Violation(f"I1 {len(items)} items are left of {len(self.prompts)}")
         for no, state, shard in items:
@@ -105,6 +109,7 @@ class Judge:
                 raise Violation(f"I1 item {no & _MASK} is {state} and {'has' * (no in results)} a result")
             if state == _SHARDED and alive.get(shard, "dead") in _ENDED:
                 raise Violation(f"I1 item {no & _MASK} is in shard {shard}, which is over")
+        return True
 
     def close(self) -> None:
         if self._disk is not None:
@@ -180,9 +185,11 @@ class Judge:
                 line.lost for record in records for line in record.lines.values()
             ):
                 raise Violation("I2 results are said to be missing that were all there")
-            if incident.kind == "double_submission" and not any(
-                line.billed for record in records for line in record.lines.values()
-            ) and len(records) < 2:
+            if (
+                incident.kind == "double_submission"
+                and not any(line.billed for record in records for line in record.lines.values())
+                and len(records) < 2
+            ):
                 raise Violation("I2 a shard is said to be run twice that was not")
             if incident.kind == "batch_vanished":
                 raise Violation("I2 a batch is said to have vanished that is there")

@@ -1,4 +1,4 @@
-"""A process of a simulation: a store object, an engine, the jobs it owns. It dies whole and comes back new."""
+"""A process of a simulation: a store object, an engine, the job it owns. It dies whole and comes back new."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from tests.simulation.scenario import HOUR, MINUTE
 __all__ = ["LEASE", "LIMITS", "Process"]
 
 LEASE = 15.0
+"""As the keeper's."""
 PRICES = PriceBook({"m": Price(1.0, 2.0)})
-LIMITS = EngineLimits(poll_interval=60.0, timeout=30 * MINUTE, ghost_watch=3 * HOUR)
+LIMITS = EngineLimits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, ghost_watch=HOUR)
 """As by default, but for fewer polls, and a watch that is over soon after the last late create."""
+RENEW_EVERY = 5.0
 PORTION = 3
 TRIES = 3
 
@@ -58,6 +60,8 @@ class Process:
         self.due = -math.inf
         self.grips: list[Grip] = []
         self.frozen = False
+        self.woken = False
+        self._renewed = -math.inf
         self.stumbles = 0
         self._clock = clock
         self._points = points
@@ -76,15 +80,21 @@ class Process:
         )
 
     def api_of(self, job: JobRow) -> SimApi | None:
-        """Return the provider of a job: only under the key it was submitted with, for another sees nothing."""
+        """Return the provider of a job, under the key it was submitted with: another sees nothing."""
         return self.api if self.api.scope == job.scope else None
 
     def die(self) -> None:
         """End without a word: the kernel closes files and frees locks, nobody says goodbye."""
         self.plain.abandon()
 
+    def keep(self) -> None:
+        """Renew what is held, as the keeper does every five seconds beside everything else."""
+        if self.grips and self._clock.now() >= self._renewed + RENEW_EVERY:
+            self.renew()
+
     def renew(self) -> None:
-        """Keep what is held, as the keeper does every five seconds beside everything else."""
+        """Renew what is held, and find out what is not held any more."""
+        self._renewed = self._clock.now()
         if self.grips:
             self.grips = self.plain.renew(self.grips, LEASE)
 

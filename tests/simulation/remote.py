@@ -229,7 +229,9 @@ class SimApi(BatchApi):
         begin = 0 if after is None else ids.index(after) + 1
         shown = found[begin : begin + self._wire.what.page]
         more = begin + len(shown) < len(found)
-        return BatchPage(tuple(map(self._seen, shown)), shown[-1].id if more else None, self._unix(self._now()))
+        return BatchPage(
+            tuple(map(self._seen, shown)), shown[-1].id if more else None, self._unix(self._now())
+        )
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         self._change("cancel")
@@ -351,7 +353,9 @@ def _refused(error: records.HouseError) -> ProviderError:
     if error.reason == "unavailable":
         return ProviderError(error.message, kind=ErrorKind.SERVER_ERROR, status=503)
     if error.reason == "enqueued":
-        return ProviderError(error.message, kind=ErrorKind.RATE_LIMIT, status=429, code="token_limit_exceeded")
+        return ProviderError(
+            error.message, kind=ErrorKind.RATE_LIMIT, status=429, code="token_limit_exceeded"
+        )
     return ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, status=404)
 
 
@@ -374,4 +378,3 @@ def _line(form: dict[str, Any]) -> Line:
     body = form["body"]
     usage = Usage(*body["usage"]) if "usage" in body else None
     return Line(name, LineOutcome.OK, answer=Answer(body["text"], usage))
-

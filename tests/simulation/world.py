@@ -125,13 +125,13 @@ class World:
         self.processes = [self._born() for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):
+            if self.judge.look():
+                self._deliver()
             if self._over():
                 return self._end()
             self._persons()
             self.points.calm = self.fates.calm
             self._next()
-            self.judge.look()
-            self._deliver()
         raise Violation(f"I12 the job is not over after {STEPS} steps: {self._standing()}")
 
     def _accept(self) -> None:
@@ -164,7 +164,7 @@ class World:
             raise Violation(f"I12 the job stands still: {self._standing()}")
         self.clock.reach(moment)
         for process in able:
-            process.renew()
+            process.keep()
         if turn.due <= self.clock.now():
             self._step(turn)
 
@@ -175,6 +175,10 @@ class World:
         except Crash:
             self._died(process)
         self._at_work = None
+        if process.woken:  # its keeper finds out what it lost meanwhile
+            process.woken = False
+            process.renew()
+            process.due = self.clock.now()
         if not process.grips:
             self._wake(process)
 
@@ -204,11 +208,12 @@ class World:
         self.points.told(f"{sleeper.name} freezes")
         while other.due <= until:
             self.clock.reach(other.due)
-            other.renew()
+            other.keep()
             self._step(other)
             other = next(process for process in self.processes if process is not sleeper)
         self.clock.reach(until)
         sleeper.frozen = False
+        sleeper.woken = True
         self._at_work = sleeper
         self.points.told(f"{sleeper.name} wakes")
 
@@ -220,8 +225,7 @@ class World:
             self._cancelled = True
             store.request_cancel(self.job.id)
             self._poke()
-        row = store.job(self.job.id)
-        if row is None or row.state is not JobState.HELD:
+        if self.judge.state is not JobState.HELD:
             self._resumes_at = None
         elif self._resumes_at is None:
             self._resumes_at = now + self.what.resume_after
@@ -241,11 +245,9 @@ class World:
 
     def _over(self) -> bool:
         """Whether everybody let go of a job that is done."""
-        assert self.job is not None
-        if any(process.grips for process in self.processes):
+        if self.judge.state is not JobState.DONE or any(process.grips for process in self.processes):
             return False
-        row = self.processes[0].plain.job(self.job.id)
-        return row is not None and row.state is JobState.DONE and not self.processes[0].plain.claimable()
+        return not self.processes[0].plain.claimable()
 
     def _end(self) -> Counter[str]:
         """Let everything that still runs at the provider come in, recover once more, and judge."""
@@ -308,7 +310,9 @@ class World:
         assert self.job is not None
         store = self.processes[0].plain
         job = store.job(self.job.id)
-        shards = [(shard.no, shard.state.value, shard.note, shard.tries) for shard in store.shards(self.job.id)]
+        shards = [
+            (shard.no, shard.state.value, shard.note, shard.tries) for shard in store.shards(self.job.id)
+        ]
         return f"{job.state if job else None} {job.note if job else None} {shards}"
 
     def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
