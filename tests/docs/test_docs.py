@@ -20,7 +20,7 @@ import pytest
 from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 
 import smartbatch
-from smartbatch import BatchingConfig, events, providers, testing
+from smartbatch import BatchingConfig, events, job_desks, providers, testing
 from smartbatch.cli.main import build_parser
 from smartbatch.testing import Emulator, emulator
 
@@ -81,6 +81,7 @@ class Reader:
             "HOME": str(folder),
             "LANG": "C.UTF-8",
             "PYTHONPATH": str(ROOT),
+            "SMARTBATCH_SIM_DIR": str(folder / "sim"),
             **at_home(emu),
         }
 
@@ -165,10 +166,13 @@ class Reader:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the examples and the command, and no settings of the machine's own."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the examples and the command, and no settings, jobs or batches of the machine's own."""
     for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = tmp_path / ".venv/bin"
     commands.mkdir(parents=True)
@@ -179,7 +183,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(providers, "_factories", dict(providers._factories))  # a page registers its own
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for desk in job_desks._desks.values():  # of the stores in this folder, which the next page has not
+        desk.close(1.0)
+    job_desks._desks.clear()
 
 
 @pytest.fixture
