@@ -51,6 +51,7 @@ class Remote(Provider):
         kinds: what can be asked for in a batch.
         reply: makes the text of an answer of a prompt, or raises, in real time.
         latency: seconds of a real-time call.
+        priced: whether its calls cost money.
 
     Attributes:
         asked: prompts of real-time calls, in order.
@@ -68,10 +69,11 @@ class Remote(Provider):
         reply: Callable[[str], str] = lambda prompt: f"re: {prompt}",
         latency: float = 0.0,
         name: str = "remote",
+        priced: bool = False,
     ) -> None:
         self.name = name
         self.scope = scope
-        self.capabilities = Capabilities(priced=False, max_texts=10)
+        self.capabilities = Capabilities(priced=priced, max_texts=10)
         self.clock = clock
         self.asked: list[str] = []
         self.attempts: list[int] = []
