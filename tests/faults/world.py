@@ -51,8 +51,8 @@ class Seen:
 
     Attributes:
         at: virtual seconds.
-        what: ``upload``, ``create``, ``get``, ``list``, ``download``, ``cancel``, ``file``, or ``ask`` in real
-            time.
+        what: ``upload``, ``create``, ``get``, ``list``, ``download``, ``cancel``, ``file``, or ``ask`` in
+            real time.
     """
 
     head: Head
