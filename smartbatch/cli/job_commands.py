@@ -16,7 +16,7 @@ from smartbatch.cli.results import write_results
 from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
-from smartbatch.job_desks import desk_of
+from smartbatch.job_desks import StoreDesk
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
@@ -25,6 +25,8 @@ from smartbatch.observe.job_progress import JobProgressBar
 
 __all__ = ["run"]
 
+GRACE: Final = 10.0
+"""Seconds that remote calls under way get to end: cutting a create off means looking for it later."""
 _MANY: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
 
@@ -81,7 +83,11 @@ class _Jobs:
             if not os.path.exists(path):
                 return self._no_store(path)
         action: Callable[[JobDesk], int] = getattr(self, f"_{self._args.action}")
-        return action(desk_of(self._config))
+        desk = StoreDesk(self._config, self._clock)
+        try:
+            return action(desk.desk)
+        finally:
+            desk.close(GRACE)
 
     def _no_store(self, path: str) -> int:
         if self._args.ids:

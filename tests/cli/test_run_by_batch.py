@@ -1,0 +1,290 @@
+"""``smartbatch run`` by batch: resumed, repeated, extended, interrupted, and never paid twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.cli.main import main
+from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.store import open_store
+from smartbatch.testing import Emulator, emulator
+
+PATIENCE = 60.0
+"""Seconds for a thing to happen that takes a moment."""
+SIM = "sim:demo?batch_seconds=0.02"
+OPENAI = "openai:gpt-5-mini"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, for input, output, store and the embedded provider's batches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    return tmp_path
+
+
+def lines_of(count: int) -> list[str]:
+    prompts = [f"prompt {i}" for i in range(count)]
+    Path("in.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    return prompts
+
+
+def words(model: str, *more: str) -> list[str]:
+    line = ["run", "in.txt", "--model", model, "--batching-strategy", "batch"]
+    return [*line, "--store", "jobs.db", "--poll-interval", "0.05", *more]
+
+
+def run(*more: str, model: str = SIM) -> int:
+    return main(words(model, *more))
+
+
+def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
+
+
+def jobs() -> list[JobRow]:
+    """The jobs of the store, oldest first."""
+    store = open_store("jobs.db")
+    try:
+        return sorted(store.jobs(), key=lambda row: row.created_at)
+    finally:
+        store.close()
+
+
+def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-of-batches")
+    return emu
+
+
+def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every row has its line, by the Batch API; the summary names the job."""
+    prompts = lines_of(50)
+    assert run("-o", "out.jsonl") == 0
+    rows = written()
+    assert [row["input"]["prompt"] for row in rows] == prompts
+    assert [row["index"] for row in rows] == list(range(50))
+    assert all(row["text"] and row["error"] is None for row in rows)
+    (job,) = jobs()
+    assert (job.total, job.succeeded) == (50, 50)
+    told = capfd.readouterr()
+    assert "50 answered, 0 failed" in told.err
+    assert f"batch    {job.id}: " in told.err
+    assert "100% 50/50" in told.err
+    assert told.out == ""
+
+
+def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Not with a whole output, and not without one: the store has the answers."""
+    lines_of(20)
+    assert run("-o", "out.jsonl") == 0
+    before = Path("out.jsonl").read_bytes()
+    assert run("-o", "out.jsonl") == 0
+    assert Path("out.jsonl").read_bytes() == before
+    Path("out.jsonl").unlink()
+    assert run("-o", "out.jsonl") == 0
+    assert Path("out.jsonl").read_bytes() == before
+    assert len(jobs()) == 1
+    assert "20 already answered, not asked again" in capfd.readouterr().err
+
+
+def test_standard_output_has_the_same_lines_each_time(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Without an output file the store is the record: the line may be repeated, and costs nothing."""
+    lines_of(30)
+    assert run() == 0
+    first = capfdbinary.readouterr().out
+    assert [json.loads(line)["index"] for line in first.split(b"\n")[:-1]] == list(range(30))
+    assert run("--quiet") == 0
+    again = capfdbinary.readouterr()
+    assert again.out == first
+    assert again.err == b""
+    assert len(jobs()) == 1
+
+
+def test_a_line_that_was_lost_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death between the store and the output costs a line of the file, which the next run writes."""
+    lines_of(30)
+    append = OutputFile.append
+
+    def until_the_end(self: OutputFile, row: Any, line: bytes, *, answered: bool) -> None:
+        if row.index == 17:
+            raise OutputLost("out.jsonl: cannot be written: No space left on device")
+        append(self, row, line, answered=answered)
+
+    monkeypatch.setattr(OutputFile, "append", until_the_end)
+    assert run("-o", "out.jsonl") == 1
+    assert [row["index"] for row in written()] == list(range(17))
+    monkeypatch.setattr(OutputFile, "append", append)
+    assert run("-o", "out.jsonl") == 0
+    assert [row["index"] for row in written()] == list(range(30))
+    assert len(jobs()) == 1
+
+
+@pytest.mark.parametrize("output", [["-o", "out.jsonl"], []])
+def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
+    output: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """They end in an error and exit code 1; the same line asks them, and nothing else, once more."""
+    lines_of(6)
+
+    def refused(batch: int, position: int, _id: str | None) -> str | None:
+        return "item_invalid" if batch == 0 and position in (2, 4) else None
+
+    def rows() -> list[dict[str, Any]]:
+        if output:
+            return written()
+        return [json.loads(line) for line in capfdbinary.readouterr().out.split(b"\n")[:-1]]
+
+    with emulator(batch_line_fault_for=refused) as emu:
+        at_home(emu, monkeypatch)
+        assert run(*output, model=OPENAI) == 1
+        assert [row["index"] for row in rows() if row["error"] is not None] == [2, 4]
+        assert run(*output, model=OPENAI) == 0
+        ended = rows()
+        assert [(row["index"], row["error"]) for row in ended] == [(i, None) for i in range(6)]
+        assert emu.ledger.paid_twice(excluding_lost=False) == []
+    first, second = jobs()
+    assert (first.total, second.total) == (6, 2)
+    assert second.key == f"{first.key}#2"
+
+
+def test_answers_of_a_real_time_run_are_not_asked_again_by_batch() -> None:
+    """The output says what is answered, whatever way it took; a mixture ends in order."""
+    lines_of(10)
+    assert main(["run", "in.txt", "--model", SIM, "-o", "out.jsonl", "--limit", "4", "--quiet"]) == 0
+    assert run("-o", "out.jsonl", "--quiet") == 0
+    assert [row["index"] for row in written()] == list(range(10))
+    assert [job.total for job in jobs()] == [6]
+
+
+def test_a_longer_input_asks_the_new_rows_only() -> None:
+    """Rows that were added at the end are a job of their own, also for standard output."""
+    lines_of(5)
+    assert run("--quiet") == 0
+    lines_of(8)
+    assert run("--quiet") == 0
+    assert [job.total for job in jobs()] == [5, 3]
+
+
+class Interrupted:
+    """A run in a process of its own that got Ctrl-C when its batch was created, and what it said."""
+
+    def __init__(self, emu: Emulator, created: threading.Event) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "smartbatch", *words(OPENAI, "-o", "out.jsonl")],
+            env=dict(os.environ),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert created.wait(PATIENCE)
+        self.process.send_signal(signal.SIGINT)
+        self.told = self.process.communicate(timeout=PATIENCE)[1]
+
+
+def when_created(event: threading.Event) -> Callable[[int, Mapping[str, str]], None]:
+    return lambda *_: event.set()
+
+
+def test_ctrl_c_leaves_the_job_to_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The job is not cancelled; another input is refused meanwhile, a longer one asks its new rows only."""
+    lines_of(40)
+    created = threading.Event()
+    with emulator(batch_turnaround=3.0, batch_fault_for=when_created(created)) as emu:
+        at_home(emu, monkeypatch)
+        ended = Interrupted(emu, created)
+        assert ended.process.returncode == 130
+        (job,) = jobs()
+        assert "interrupted: nothing is lost" in ended.told
+        assert f"smartbatch jobs cancel {job.id} cancels it" in ended.told
+        assert "40 rows not answered; run the same line again to resume" in ended.told
+        assert not job.cancel_requested
+
+        Path("in.txt").write_text("another prompt\n")
+        assert run("-o", "out.jsonl", model=OPENAI) == 2
+        refusal = capfd.readouterr().err
+        assert f"job {job.id} of a run with another input" in refusal
+        assert len(jobs()) == 1
+
+        prompts = lines_of(45)
+        assert run("-o", "out.jsonl", model=OPENAI) == 0
+        assert [row["input"]["prompt"] for row in written()] == prompts
+        assert [row.total for row in jobs()] == [40, 5]
+        assert emu.ledger.paid_twice(excluding_lost=False) == []
+
+
+def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An input that changes while its rows are stored: nothing is stored, nothing is sent."""
+    lines_of(10)
+    recover = OutputFile.recover
+
+    def edit_then_recover(self: OutputFile, keys: Any) -> Any:
+        with Path("in.txt").open("r+b") as file:
+            file.seek(len("prompt 0\nprompt 1\n"))
+            file.write(b"PROMPT")
+        return recover(self, keys)
+
+    monkeypatch.setattr(OutputFile, "recover", edit_then_recover)
+    assert run("-o", "out.jsonl") == 2
+    assert "in.txt: changed while it was being read" in capfd.readouterr().err
+    assert jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (["--model", "sim:demo", "--fallback", "individual"], "--fallback is about batches"),
+        (["--model", "sim:demo", "--poll-interval", "5"], "--poll-interval is about batches"),
+        (["--model", "sim:demo", "--batching-strategy", "batch", "--budget", "5"], "a budget cannot bound"),
+        (
+            ["--model", "sim:demo", "--batching-strategy", "batch", "--poll-interval", "0"],
+            "(--poll-interval)",
+        ),
+        (
+            ["--model", "sim:demo", "--batching-strategy", "batch", "--batch-max-requests", "0"],
+            "batch_max_requests",
+        ),
+        (["--model", "call:json:dumps", "--batching-strategy", "batch"], "(--fallback)"),
+        (["--model", "sim:demo", "--batching-strategy", "batch", "--store", "in.txt"], "in.txt"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_stored(
+    line: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, a message with the option, and no output file."""
+    lines_of(3)
+    assert main(["run", "in.txt", "-o", "out.jsonl", "--store", "jobs.db", *line]) == 2
+    message = capfd.readouterr().err
+    assert told in message
+    assert "Traceback" not in message
+    assert not Path("out.jsonl").exists()
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
+    """``| head -1`` is no error worth a traceback, and the job goes on."""
+    lines_of(2000)
+    line = [sys.executable, "-m", "smartbatch", *words(SIM)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["index"] == 0
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(PATIENCE) == 1
+    assert b"Traceback" not in said
+    assert b"BrokenPipe" not in said
+    assert jobs()[0].total == 2000
