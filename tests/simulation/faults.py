@@ -7,6 +7,7 @@ from random import Random
 
 from attrs import evolve
 
+from smartbatch.emulator.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.house import House
 from smartbatch.emulator.settings import Settings
 from tests.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
@@ -30,6 +31,7 @@ class Fates:
         self._what = what
         self._flavour = flavour
         self._now = now
+        self._script = list(plan.faults)
         self._met: dict[int, tuple[str, ...]] = {}
         falls_back = what.policy["fallback"] == "individual"
         self._ends = ["expire_part", "expire_all", "fail_validation", "no_money_lines"]
@@ -61,8 +63,13 @@ class Fates:
     def of_batch(self, index: int, label: Mapping[str, str]) -> tuple[str, ...]:
         """Return the faults of a create; strangers meet none."""
         if index not in self._met:
-            self._met[index] = () if "stranger" in label or self.calm else self._thrown(index)
-        return self._met[index]
+            if "stranger" in label:
+                self._met[index] = ()
+            elif self._script:
+                self._met[index] = self._script.pop(0)
+            else:
+                self._met[index] = () if self.calm else self._thrown(index)
+        return tuple(name for name in self._met[index] if name in BATCH_FAULTS)
 
     def _thrown(self, index: int) -> tuple[str, ...]:
         rng, what = Random(f"{self._seed} batch {index}"), self._what
@@ -90,6 +97,8 @@ class Fates:
         met = self._met.get(index, ())
         if custom_id is not None and custom_id.startswith("stranger"):
             return None
+        if position == 0 and (scripted := [name for name in met if name in LINE_FAULTS]):
+            return scripted[0]
         rng = Random(f"{self._seed} line {index} {position}")
         if self.calm or rng.random() >= 6 * self._what.lines:
             return None

@@ -32,8 +32,8 @@ __all__ = ["Deliveries", "Judge", "Violation"]
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
 _ENDED = ("settled", "dead")
-_COSTLY = frozenset({"maybe_billed", "missing_items", "malformed_line", "doubled_line", "token_mismatch"})
-"""Incidents that say: what this shard was paid for did not all arrive."""
+_COSTLY = frozenset({"maybe_billed", "missing_items", "token_mismatch", "double_submission"})
+"""Incidents that say: of what this shard was paid for, not everything is of use."""
 
 
 class Violation(AssertionError):
@@ -161,7 +161,7 @@ class Judge:
             for each in paid:
                 if isinstance(each, BatchLine):
                     shard = shards[each.batch]
-                    named = bool(blamed[shard] & (_COSTLY | {"double_submission"}))
+                    named = bool(blamed[shard] & _COSTLY)
                     mine = taken == self.identity("line", each.batch, each.position)
                 else:
                     named = bool(retaken)

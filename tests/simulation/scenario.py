@@ -65,7 +65,10 @@ class Plan:
         crashes: numbers of points to crash at besides.
         repeats: how often something below the library sends a create again whose answer was lost (the
             negative control: SDK retries left on).
-        quiet: no fault of the provider at all, for the enumeration of crash points.
+        quiet: no faults by the dice: one process, and what ``faults`` says.
+        faults: of the job's first batches, by name, where they are to be had for certain; names of faults of
+            lines meet the first line.
+        policy: choices of the job in place of those of the dice.
     """
 
     seed: int
@@ -74,12 +77,17 @@ class Plan:
     crashes: tuple[int, ...] = ()
     repeats: int = 0
     quiet: bool = False
+    faults: tuple[tuple[str, ...], ...] = ()
+    policy: tuple[tuple[str, object], ...] = ()
 
     def line(self) -> str:
         """What to print to find this run again."""
         crash = ",".join(map(str, self.crashes)) or f"p{self.crash_rate:g}"
         more = f" repeats={self.repeats}" if self.repeats else ""
-        return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}{' quiet' if self.quiet else ''}"
+        more += " quiet" if self.quiet else ""
+        more += "".join(f" faults={'+'.join(names) or '-'}" for names in self.faults)
+        more += "".join(f" {name}={value}" for name, value in self.policy)
+        return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}"
 
 
 @frozen(kw_only=True)
@@ -143,6 +151,7 @@ def scenario(plan: Plan) -> Scenario:
         policy["on_unknown"] = "hold"
     if rng.random() < 0.3:
         policy["retention"] = rng.choice((0.0, HOUR))
+    policy.update(plan.policy)
     crowd = rng.random() < 0.15 and flavour.api == "openai" and not plan.quiet
     alone = plan.quiet or rng.random() < 0.65
     cancels = rng.random() < (0.0 if plan.quiet else 0.1)

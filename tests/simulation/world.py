@@ -241,6 +241,10 @@ class World:
     def _deliver(self) -> None:
         """A reader takes what is committed; dying there costs it nothing, for it remembers where it was."""
         assert self.job is not None
+        try:
+            self.points.reach("deliver")
+        except Crash:
+            self._died(self.processes[0])
         self.judge.delivered.read(self.processes[0].plain, self.job.id)
 
     def _over(self) -> bool:
