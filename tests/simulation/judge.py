@@ -63,21 +63,20 @@ class Judge:
     """Judges one run.
 
     Args:
-        place: the store's path, read beside the store as it is on disk.
+        disk: the store's database, read beside the store.
         ledger: the provider's.
         prompts: of the job's items.
         identity: what the provider calls the work on a line, which its answer repeats.
         state: the job's, as it was at the last look.
     """
 
-    place: str
+    disk: sqlite3.Connection
     ledger: Ledger
     prompts: Sequence[str]
     identity: Callable[..., str]
     state: JobState = JobState.ACTIVE
     delivered: Deliveries = field(factory=Deliveries)
-    _disk: sqlite3.Connection | None = None
-    _version: int = -1
+    _changes: int = -1
 
     # -- after every step ------------------------------------------------------------------------------------
 
@@ -87,18 +86,13 @@ class Judge:
         Raises:
             Violation: with the name of what is broken.
         """
-        if self._disk is None:
-            self._disk = sqlite3.connect(f"file:{self.place}?mode=ro", uri=True, isolation_level=None)
-        version = self._disk.execute("PRAGMA data_version").fetchone()[0]
-        if version == self._version:
+        if self.disk.total_changes == self._changes:
             return False
-        self._version = version
-        self._disk.execute("BEGIN")
-        items = self._disk.execute("SELECT no, state, shard FROM item").fetchall()
-        results = {no for (no,) in self._disk.execute("SELECT no FROM result")}
-        alive = dict(self._disk.execute("SELECT no, state FROM shard"))
-        states = self._disk.execute("SELECT state FROM job").fetchall()
-        self._disk.execute("COMMIT")
+        self._changes = self.disk.total_changes
+        items = self.disk.execute("SELECT no, state, shard FROM item").fetchall()
+        results = {no for (no,) in self.disk.execute("SELECT no FROM result")}
+        alive = dict(self.disk.execute("SELECT no, state FROM shard"))
+        states = self.disk.execute("SELECT state FROM job").fetchall()
         if not states:
             return True
         self.state = JobState(states[0][0])
@@ -110,10 +104,6 @@ class Judge:
             if state == _SHARDED and alive.get(shard, "dead") in _ENDED:
                 raise Violation(f"I1 item {no & _MASK} is in shard {shard}, which is over")
         return True
-
-    def close(self) -> None:
-        if self._disk is not None:
-            self._disk.close()
 
     # -- at the end ------------------------------------------------------------------------------------------
 

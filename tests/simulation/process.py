@@ -13,10 +13,10 @@ from smartbatch.jobs.engine import EngineLimits, JobEngine
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import Grip, JobRow, JobState, NewResult
 from smartbatch.jobs.store.base import Direct, LostGrip, Store
-from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.models import Result, Route, Usage
 from smartbatch.prices import Price, PriceBook
 from tests.simulation.clock import SimClock
+from tests.simulation.disk import Disk, SimStore
 from tests.simulation.points import Points, Watched
 from tests.simulation.remote import SimApi, Wire, tokens_of
 from tests.simulation.scenario import HOUR, MINUTE
@@ -37,7 +37,7 @@ class Process:
     """One process.
 
     Args:
-        place: the store's path.
+        disk: where the store is.
         ask: asks a prompt in real time; returns an answer, or ``None`` for an error that may pass.
         tell: takes events.
         name: for the trace.
@@ -46,7 +46,7 @@ class Process:
 
     def __init__(
         self,
-        place: str,
+        disk: Disk,
         wire: Wire,
         clock: SimClock,
         points: Points,
@@ -66,7 +66,7 @@ class Process:
         self._clock = clock
         self._points = points
         self._ask = ask
-        self.plain = SqliteStore(place, wall=clock.wall, rng=rng)
+        self.plain = SimStore(disk, wall=clock.wall, rng=rng)
         self.store = cast(Store, Watched(self.plain, points))
         self.api = SimApi(wire, key)
         self.engine = JobEngine(

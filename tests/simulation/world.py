@@ -24,9 +24,9 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs import collecting
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem, NewJob
-from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.models import Generation, Request
 from tests.simulation.clock import SimClock
+from tests.simulation.disk import Disk
 from tests.simulation.faults import Fates
 from tests.simulation.judge import Judge, Violation
 from tests.simulation.points import Crash, Points
@@ -85,8 +85,7 @@ class World:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.what = scenario(plan)
-        self.place = str(folder / "jobs.db")
-        shutil.copyfile(_template(), self.place)
+        self.disk = Disk(folder)
         flavour = FLAVOURS[plan.flavour]
         self.clock = SimClock()
         self._rng = Random(f"world {plan.flavour} {plan.seed}")
@@ -105,7 +104,7 @@ class World:
         )
         self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
         dice = BatchDice(self.fates.settings)
-        self.judge = Judge(self.place, self.ledger, self.prompts, dice.identity)
+        self.judge = Judge(self.disk.connection, self.ledger, self.prompts, dice.identity)
         self._births = 0
         self._resumes_at: float | None = None
         self._cancelled = False
@@ -287,7 +286,7 @@ class World:
     def _born(self) -> Process:
         self._births += 1
         return Process(
-            self.place, self.wire, self.clock, self.points,
+            self.disk, self.wire, self.clock, self.points,
             Random(f"process {self.plan.flavour} {self.plan.seed} {self._births}"),
             self._ask, self._tell, f"process {self._births}", KEY,
         )  # fmt: skip
@@ -342,9 +341,9 @@ class World:
         )
 
     def close(self) -> None:
-        self.judge.close()
         for process in self.processes:
             process.die()
+        self.disk.close()
 
 
 def simulate(plan: Plan) -> Outcome:
@@ -384,16 +383,3 @@ def _small_pages() -> Iterator[None]:
         yield
     finally:
         collecting.PAGE = before
-
-
-_made: dict[int, str] = {}
-
-
-def _template() -> str:
-    """Return an empty store, made once a process and copied for every run."""
-    if os.getpid() not in _made:
-        folder = tempfile.mkdtemp(prefix="smartbatch-sim-template-")
-        place = os.path.join(folder, "jobs.db")
-        SqliteStore(place, wall=lambda: 0.0, rng=Random(0)).close()
-        _made[os.getpid()] = place
-    return _made[os.getpid()]
