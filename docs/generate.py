@@ -9,8 +9,10 @@ import argparse
 import re
 from pathlib import Path
 
+from smartbatch.cli.jobs import ACTIONS
 from smartbatch.cli.main import build_parser
 from smartbatch.config import BatchingConfig
+from smartbatch.emulator.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import FAULTS
 
 HERE = Path(__file__).parent
@@ -47,6 +49,18 @@ def faults_table() -> str:
     return "\n".join(["| fault | what a client sees |", "|---|---|", *rows])
 
 
+def batch_faults_table() -> str:
+    """Return the faults an emulator can make of batches and of their lines."""
+    rows = [f"| `{name}` | {what} |" for name, what in {**BATCH_FAULTS, **LINE_FAULTS}.items()]
+    return "\n".join(["| fault | what happens |", "|---|---|", *rows])
+
+
+def actions_table() -> str:
+    """Return what ``smartbatch jobs`` can do."""
+    rows = [f"| `{name}` | {what} |" for name, what in ACTIONS.items()]
+    return "\n".join(["| action | what it does |", "|---|---|", *rows])
+
+
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or (
         "{" + ",".join(action.choices) + "}" if action.choices else action.dest.upper()
@@ -76,7 +90,10 @@ PARTS = {
     "decisions": decisions_list,
     "faults": faults_table,
     "settings": settings_table,
+    "batch_faults": batch_faults_table,
+    "actions": actions_table,
     "run": lambda: options_tables("run"),
+    "jobs": lambda: options_tables("jobs"),
     "emulator": lambda: options_tables("emulator"),
 }
 
