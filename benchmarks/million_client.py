@@ -1,0 +1,210 @@
+"""The client of one large job, in a process of its own, which tells on standard output how it stands.
+
+    python -m benchmarks.million_client ORDERS
+
+It is a user's script: submit the rows under a key, read the results in order as they come, end. Started again
+after a death it does the same. Each line it prints is an object: what happened, the Unix time, and the
+memory of the process in MB, now and at its peak.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import asdict, define, frozen
+
+from smartbatch import BatchingClient, Job, Request, Result
+from smartbatch.emulator import answer_for
+from smartbatch.emulator.answers import vector_for
+from smartbatch.events import Event, JobProgress, ShardChanged
+from smartbatch.jobs.store.sqlite import SqliteDatabase, SqliteTransaction
+from smartbatch.models import Embedding
+from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.base import Provider
+from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.openai import OpenAIProvider
+
+__all__ = ["Operations", "Orders", "counted", "memory", "prompt_of"]
+
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+EMBEDDER = "text-embedding-3-small"
+PROMPT = 500
+"""Letters of a prompt: a short text to classify, with its instruction."""
+READ_EVERY = GIVE_EVERY = 1_000
+"""Rows between two words about them."""
+_TELLING = threading.Lock()
+
+
+@frozen(kw_only=True)
+class Orders:
+    """The job.
+
+    Attributes:
+        url: the emulator's address, without ``/v1``.
+        store: the store's path.
+        requests: rows of the job.
+        per_batch: most requests of one batch.
+        provider: whose Batch API.
+        dimensions: numbers of the vectors that are asked for; 0 asks for texts.
+        poll: seconds between two looks at a batch.
+    """
+
+    url: str
+    store: str
+    requests: int
+    per_batch: int
+    provider: str = "openai"
+    dimensions: int = 0
+    poll: float = 0.5
+
+    def line(self) -> str:
+        """Return the orders as one argument."""
+        return json.dumps(asdict(self))
+
+
+def prompt_of(number: int) -> str:
+    """Return the prompt of a row: some 500 letters, no two alike."""
+    begin = f"Review {number}: is the customer content? "
+    return begin + (f"{number * 7919 % 104729} " * PROMPT)[: PROMPT - len(begin)]
+
+
+def memory() -> tuple[float, float]:
+    """Return the memory of this process in MB: now, and at its peak since it was started.
+
+    Not by ``getrusage``, whose peak a child takes over from the process that started it.
+    """
+    found: dict[str, float] = {}
+    with open("/proc/self/status") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name in ("VmRSS", "VmHWM"):
+                found[name] = int(rest.split()[0]) / 1024
+    return found["VmRSS"], found["VmHWM"]
+
+
+@define
+class Operations:
+    """What was done with the store.
+
+    Attributes:
+        transactions: that wrote.
+        written: rows inserted, changed or deleted by them.
+        reads: statements outside of them.
+        rows: that these returned.
+    """
+
+    transactions: int = 0
+    written: int = 0
+    reads: int = 0
+    rows: int = 0
+
+
+def counted(told: Operations) -> None:
+    """Count into ``told`` from now on, for every SQLite store of this process."""
+    writing, rows = SqliteDatabase.writing, SqliteDatabase.rows
+
+    @contextmanager
+    def counting(self: SqliteDatabase) -> Iterator[SqliteTransaction]:
+        with writing(self) as tx:
+            before = tx._connection.total_changes
+            yield tx
+            written = tx._connection.total_changes - before
+        told.transactions += 1
+        told.written += written
+
+    def reading(self: SqliteDatabase, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        found = rows(self, statement, *values)
+        told.reads += 1
+        told.rows += len(found)
+        return found
+
+    SqliteDatabase.writing = counting  # type: ignore[method-assign]
+    SqliteDatabase.rows = reading  # type: ignore[method-assign]
+
+
+def tell(what: str, **more: Any) -> None:
+    now, peak = memory()
+    line = {"what": what, "at": time.time(), "memory": round(now, 1), "peak": round(peak, 1), **more}
+    with _TELLING:  # several threads have something to tell
+        print(json.dumps(line), flush=True)
+
+
+def observe(event: Event) -> None:
+    if isinstance(event, ShardChanged):
+        tell("shard", state=event.after)
+    elif isinstance(event, JobProgress):
+        tell("stored", count=event.succeeded + event.failed + event.cancelled)
+
+
+def provider_of(orders: Orders) -> Provider:
+    if orders.provider == "anthropic":
+        return AnthropicProvider("large", orders.url)
+    if orders.provider == "gemini":
+        return GeminiProvider("large", orders.url)
+    return OpenAIProvider("large", f"{orders.url}/v1")
+
+
+def right(orders: Orders, model: str, number: int, result: Result) -> bool:
+    if not orders.dimensions:
+        return result.text == answer_for(prompt_of(number), model)
+    return bool(result.embedding == vector_for(prompt_of(number), model, orders.dimensions))
+
+
+def rows(orders: Orders) -> Iterator[Request]:
+    for number in range(orders.requests):
+        if number % GIVE_EVERY == 0:
+            tell("given", count=number)
+        yield Request(prompt_of(number), id=f"row-{number}")
+
+
+def read(orders: Orders, model: str, job: Job) -> int:
+    """Read all results; return how many are wrong."""
+    wrong = 0
+    for number, result in enumerate(job.results()):
+        wrong += result.request_id != f"row-{number}" or not right(orders, model, number, result)
+        if (number + 1) % READ_EVERY == 0:
+            tell("read", count=number + 1)
+    return wrong
+
+
+def live(orders: Orders) -> None:
+    operations = Operations()
+    counted(operations)
+    model = EMBEDDER if orders.dimensions else MODELS[orders.provider]
+    wanted = {"embedding": Embedding(None, orders.dimensions)} if orders.dimensions else {"max_tokens": 50}
+    client = BatchingClient(
+        model,
+        provider=provider_of(orders),
+        store=orders.store,
+        batch_poll_interval=orders.poll,
+        batch_max_requests=orders.per_batch,
+        observers=[observe],
+    )
+    client.start()
+    tell("started")
+    job = client.submit_batch(rows(orders), key="large", **wanted)
+    tell("accepted", **asdict(operations))
+    began = time.perf_counter()
+    job.status()
+    tell("looked", seconds=time.perf_counter() - began)
+    wrong = read(orders, model, job)
+    status = job.wait()
+    client.stop()
+    tell(
+        "ended",
+        wrong=wrong,
+        completed=status.completed,
+        incidents=len(status.incidents),
+        batches=len(status.shards),
+        **asdict(operations),
+    )
+
+
+if __name__ == "__main__":
+    live(Orders(**json.loads(sys.argv[1])))
