@@ -98,6 +98,8 @@ class Crosscheck:
         fit = self._fit
         expected = fit.expected(estimate)
         width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(self.observed))
+        if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING + 1e-9:
+            return False  # of three tokens one is more than its share as a part
         deviation = abs(math.log(billed / expected) - fit.center)
         return deviation > max(width, _LEAST) + _ROUNDING / expected
 

@@ -135,6 +135,10 @@ class TestFalseAlarms:
         assert not any(check.suspicious(8, count) for count in (7, 8, 9))
         assert check.suspicious(8, 12)
 
+    @pytest.mark.parametrize("count", [2, 3, 4, 8])
+    def test_nor_is_it_where_prompts_have_a_few_tokens_only(self, count: int) -> None:
+        assert observed([(count, count)] * 20 + [(count, count - 1), (count, count + 1)] * 5).rate == 0
+
     def test_prompts_of_one_length_are_no_reason(self) -> None:
         check = observed([(100, 113)] * 50)
         assert check.rate == 0
