@@ -22,7 +22,7 @@ from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
 from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work, report
-from smartbatch.models import Kind
+from smartbatch.models import Kind, Usage
 from smartbatch.providers.batches import Line, RemoteBatch, RemoteState
 
 __all__ = ["Taken", "clear", "fetch", "incomplete", "ingest", "nonces_in", "salvage", "take_in"]
@@ -66,32 +66,20 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
     """Read result files of a shard into the store; what is there already stays as it is.
 
     The first pass learns how the provider counts the tokens of these prompts; the second reads, and an answer
-    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.crosscheck`).
+    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.crosscheck`). What is odd about
+    the lines is told between the two: whoever sees the last result sees it, too.
     """
     check = Crosscheck()
-    for page in _pages(work, shard, paths, _Tally()):
+    tally = _Tally()
+    for page in _pages(work, shard, paths, tally):
         known = work.store.items_at(shard.id, [position for position, _, _ in page])
         for position, line, _ in page:
-            if line.answer is not None and line.answer.usage is not None and position in known:
-                check.observe(known[position].tokens, line.answer.usage.input_tokens)
-    tally = _Tally()
-    reader = Reader(work, check)
-    sums = Taken()
-    before = work.store.job(work.job.id) or work.job
-    for page in _pages(work, shard, paths, tally):
-        items = work.store.items_at(shard.id, [position for position, _, _ in page])
-        results: list[NewResult] = []
-        for position, line, digest in page:
-            item = items.get(position)
-            if item is None:
+            if position not in known:
                 tally.foreign += 1
-            else:
-                results.append(reader.result(item, line, digest))
-        taken = work.store.ingest(work.grip, shard, results, at=work.wall)
-        tally.doubled += len(taken.doubled)
-        sums.add(results, taken.final)
-        before = report(work.store, before, work.tell, work.clock)
-    tally.suspicious = reader.suspicious
+            elif line.answer is not None and line.answer.usage is not None:
+                check.observe(known[position].tokens, line.answer.usage.input_tokens)
+    reader = Reader(work, check)
+    _tell_oddities(work, shard, tally, reader)
     if check.unrelated:
         work.incident(
             "token_mismatch",
@@ -99,7 +87,23 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
             "other requests. Compare some before you use them",
             shard,
         )
-    _tell_oddities(work, shard, tally)
+    doubled = 0
+    sums = Taken()
+    before = work.store.job(work.job.id) or work.job
+    for page in _pages(work, shard, paths, _Tally()):
+        items = work.store.items_at(shard.id, [position for position, _, _ in page])
+        results = [
+            reader.result(items[position], line, digest)
+            for position, line, digest in page
+            if position in items
+        ]
+        taken = work.store.ingest(work.grip, shard, results, at=work.wall)
+        doubled += len(taken.doubled)
+        sums.add(results, taken.final)
+        before = report(work.store, before, work.tell, work.clock)
+    _tell(work, shard, "doubled_line", doubled, "requests had another answer when they were read before")
+    mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
+    _tell(work, shard, "token_mismatch", reader.suspicious, mismatched)
     return sums
 
 
@@ -161,7 +165,7 @@ class _Tally:
     malformed: int = 0
     foreign: int = 0
     doubled: int = 0
-    suspicious: int = 0
+    repeats: list[Usage] = field(factory=list)
     seen: dict[int, bytes] = field(factory=dict)
 
 
@@ -187,7 +191,10 @@ def _pages(
                     continue
                 digest = hashlib.blake2b(raw.data, digest_size=16).digest()
                 if (known := tally.seen.get(named[1])) is not None:
-                    tally.doubled += known != digest
+                    if known != digest:
+                        tally.doubled += 1
+                        if line.answer is not None and line.answer.usage is not None:
+                            tally.repeats.append(line.answer.usage)
                     continue  # the first wins
                 tally.seen[named[1]] = digest
                 page.append((named[1], line, digest))
@@ -198,20 +205,20 @@ def _pages(
         yield page
 
 
-def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally) -> None:
-    told = (
-        ("malformed_line", tally.malformed, "lines of the results could not be read"),
-        ("foreign_line", tally.foreign, "lines of the results carry ids that were never sent; not delivered"),
-        ("doubled_line", tally.doubled, "requests were answered twice, differently; the first answer counts"),
-        (
-            "token_mismatch",
-            tally.suspicious,
-            "answers were billed for a prompt of another length than theirs; they are asked again alone",
-        ),
-    )
-    for kind, count, text in told:
-        if count:
-            work.incident(kind, f"{count:,} {text}", shard)
+def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally, reader: Reader) -> None:
+    _tell(work, shard, "malformed_line", tally.malformed, "lines of the results could not be read")
+    strange = "lines of the results carry ids that were never sent; not delivered"
+    _tell(work, shard, "foreign_line", tally.foreign, strange)
+    costs = [reader.cost(usage) for usage in tally.repeats]
+    known = [cost for cost in costs if cost is not None]
+    money = sum(known) if known and len(known) == len(costs) else None
+    twice = "requests were answered twice, differently; the first answer counts"
+    _tell(work, shard, "doubled_line", tally.doubled, twice, money)
+
+
+def _tell(work: Work, shard: ShardRow, kind: str, count: int, text: str, money: float | None = None) -> None:
+    if count:
+        work.incident(kind, f"{count:,} {text}", shard, money)
 
 
 def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:

@@ -46,6 +46,10 @@ class Reader:
         outcome = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
         return self._made(item.ix, outcome[line.outcome], encode_error(error), digest, usage)
 
+    def cost(self, usage: Usage) -> float | None:
+        """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
+        return _cost(self._batch, usage)
+
     def _answered(self, item: ItemAt, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or self._guess(item, answer)
