@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
@@ -35,7 +35,20 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.models import Result
 
-__all__ = ["DAY", "HOUR", "KEY", "MINUTE", "MODELS", "PROVIDERS", "Seen", "World", "texts", "world"]
+__all__ = [
+    "DAY",
+    "HOUR",
+    "KEY",
+    "MINUTE",
+    "MODELS",
+    "PROVIDERS",
+    "LineFault",
+    "Seen",
+    "World",
+    "in_batch",
+    "texts",
+    "world",
+]
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PROVIDERS = ("openai", "anthropic", "gemini")
@@ -193,15 +206,33 @@ class World:
         """Every request of a kind that reached the provider."""
         return [seen for seen in self.service.seen if seen.what == what]
 
-    def rewrite_results(self, change: Callable[[list[bytes]], list[bytes]]) -> None:
-        """Change the lines of all downloads of results."""
+    def rewrite_results(self, change: Callable[[list[bytes]], list[bytes]], *, tail: bytes = b"") -> None:
+        """Change the lines of all downloads of results; ``tail`` comes behind the last line."""
+        self.rewrite_downloads(lambda seen, lines: change(lines), tail=tail)
+
+    def rewrite_downloads(
+        self, change: Callable[[Seen, list[bytes]], list[bytes]], *, tail: bytes = b""
+    ) -> None:
+        """Change the lines of all downloads of results, each by what was asked for."""
 
         def alter(seen: Seen, reply: Reply) -> Reply:
             if seen.what != "download" or reply.status != 200:
                 return reply
             body = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
-            lines = change(body.split(b"\n")[:-1])
-            return evolve(reply, body=b"".join(line + b"\n" for line in lines))
+            lines = change(seen, body.split(b"\n")[:-1])
+            return evolve(reply, body=b"".join(line + b"\n" for line in lines) + tail)
+
+        self.service.alter = alter
+
+    def edit_json(self, what: Collection[str], edit: Callable[[Any], None]) -> None:
+        """Change in place what the provider says to some kinds of requests."""
+
+        def alter(seen: Seen, reply: Reply) -> Reply:
+            if seen.what not in what or reply.status != 200 or not isinstance(reply.body, bytes):
+                return reply
+            found = json.loads(reply.body)
+            edit(found)
+            return evolve(reply, body=json.dumps(found).encode())
 
         self.service.alter = alter
 
@@ -295,6 +326,18 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
 
 def texts(count: int, mark: str = "question") -> list[str]:
     return [f"{mark} {number} of {count}" for number in range(count)]
+
+
+LineFault = Callable[[int, int, str | None], str | None]
+
+
+def in_batch(index: int, fault: str, positions: Collection[int] | None = None) -> LineFault:
+    """Return a hook that gives lines of one batch a fault: those at ``positions``, or all."""
+
+    def named(batch: int, position: int, custom_id: str | None) -> str | None:
+        return fault if batch == index and (positions is None or position in positions) else None
+
+    return named
 
 
 def _what(head: Head) -> str:

@@ -1,0 +1,258 @@
+"""What a provider may do to the results of a batch: rows C5 and C8 to C13 of the failure catalogue.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.core.tokens import estimate
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.wire import parse_wire_id
+from tests.faults.world import DAY, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
+
+pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+
+
+def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: str, tmp_path: Path) -> None:
+    """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
+    dice = random.Random(5)
+    prompts = [f"{number}: " + "lorem ipsum " * dice.randint(5, 900) for number in range(600)]
+    lengths = [estimate(prompt) for prompt in prompts]
+    with world(provider, tmp_path, batch_faults={"swapped_answers": 0.05}) as w:
+        job = w.process().submit_batch(prompts)
+        results = w.results(job)
+        wrong = [at for at, text in enumerate(w.right(prompts)) if results[at].text != text]
+        exchanged = [line.position for line in w.creates[0].lines.values() if line.lost]
+        far = {at for at in exchanged if _differ(lengths[at], lengths[(at + 1) % len(prompts)], by=0.05)}
+        assert len(far) >= 25
+        assert len(far.intersection(wrong)) <= 0.05 * len(far)  # at least 95 of 100 were seen
+        assert set(wrong) <= set(exchanged)  # the others are right in any case
+        assert w.incidents(job)["token_mismatch"] == 1
+        asked = {call.prompt for call in w.emu.ledger.calls if call.billed}
+        assert len(asked) <= len(exchanged)  # again alone, and nothing else
+        assert not w.emu.ledger.paid_twice()
+
+
+def _differ(one: int, other: int, *, by: float) -> bool:
+    return abs(one - other) > by * min(one, other)
+
+
+def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, batch_faults={"shuffled": 1.0}) as w:
+        prompts = texts(300)
+        job = w.process(batch_max_requests=100).submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) >= 3
+        assert not w.incidents(job)
+
+
+def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: str, tmp_path: Path) -> None:
+    """The first download lacks half of the lines and looks whole; a minute later it is."""
+    with world(provider, tmp_path) as w:
+        fetched: list[float] = []
+
+        def half_at_first(lines: list[bytes]) -> list[bytes]:
+            fetched.append(w.clock.now())
+            return lines[: len(lines) // 2] if len(fetched) == 1 else lines
+
+        w.rewrite_results(half_at_first)
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(fetched) == 2
+        assert fetched[1] - fetched[0] >= MINUTE
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@pytest.mark.parametrize("percent", [1, 30, 100])
+def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
+    provider: str, percent: int, tmp_path: Path
+) -> None:
+    count = 100
+    lost = frozenset(random.Random(percent).sample(range(count), percent))
+    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", lost)) as w:
+        prompts = texts(count)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [record.total for record in w.creates] == [count, percent]
+        assert len(_downloads(w)) <= 4 * len(w.creates)
+        assert w.incidents(job) == {"missing_items": 1}  # says that they may be paid for twice
+        assert not w.emu.ledger.paid_twice()
+
+
+def _downloads(w: World) -> list[str]:
+    return [seen.path for seen in w.requests("download")]
+
+
+def test_c9_ids_that_never_come_end_as_failures(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, batch_faults={"missing_lines": 1.0}) as w:
+        job = w.process().submit_batch(texts(4))
+        results = w.results(job)
+        assert len(w.creates) == 3  # nothing is tried for ever
+        for result in results:
+            assert isinstance(result.error, ProviderError)
+            assert "had no result in 3 batches" in str(result.error)
+        assert job.status().failed == 4  # and every item is accounted for
+
+
+def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_nobody(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, batch_faults={"foreign_lines": 0.4}) as w:
+        whole: dict[str, list[bytes]] = {}
+
+        def exchange(seen: Seen, lines: list[bytes]) -> list[bytes]:
+            """Every download carries what was downloaded before, too, in front."""
+            before = [line for path, known in whole.items() if path != seen.path for line in known]
+            whole[seen.path] = lines
+            return [*before, *lines]
+
+        w.rewrite_downloads(exchange)
+        client = w.process()
+        one, two = texts(30, "one"), texts(30, "two")
+        jobs = [client.submit_batch(prompts) for prompts in (one, two)]
+        for job, prompts in zip(jobs, (one, two), strict=True):
+            assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [set(w.incidents(job)) for job in jobs] == [{"foreign_line"}] * 2
+        assert len(w.creates) == 2
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def test_c11_of_two_answers_under_one_id_the_first_counts(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, batch_faults={"doubled_lines": 0.5}) as w:
+        prompts = texts(40)
+        job = w.process().submit_batch(prompts)
+        future_of = [future.result for future in job.futures()]
+        results = w.results(job)
+        assert [result.text for result in results] == w.right(prompts)
+        assert [result().text for result in future_of] == w.right(prompts)
+        assert len(results) == job.status().completed == 40  # nobody was delivered twice
+        assert w.incidents(job) == {"doubled_line": 1}
+        incident = job.incidents()[0]
+        assert (incident.money or 0) > 0  # what the second ones say they cost
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None:
+    """Cut, or garbage, at the begin, in the middle and at the end."""
+    torn = {0, 7, 8, 39}
+    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "malformed_lines", torn)) as w:
+        prompts = texts(40)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [record.total for record in w.creates] == [40, len(torn)]  # those are asked again, no others
+        assert w.incidents(job)["malformed_line"] == 1
+        assert not w.emu.ledger.paid_twice()
+
+
+@pytest.mark.parametrize("end", [b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000])
+def test_c12_nor_does_a_last_line_without_an_end(provider: str, end: bytes, tmp_path: Path) -> None:
+    with world(provider, tmp_path) as w:
+        w.rewrite_results(lambda lines: lines, tail=end)
+        prompts = texts(6)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.incidents(job)["malformed_line"] == bool(end)
+        assert len(w.creates) == 1
+
+
+@pytest.mark.parametrize("fault", ["item_error", "status_zero"])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
+    provider: str, fault: str, share: float, tmp_path: Path
+) -> None:
+    """What may pass is asked again in real time; what came is not paid for a second time."""
+    with world(provider, tmp_path, batch_faults={fault: share}) as w:
+        prompts = texts(20)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        ran = [line for line in w.creates[0].lines.values() if line.billed]
+        assert (len(ran) == 0) == (share == 1.0)
+        assert sum(bool(call.billed) for call in w.emu.ledger.calls) == 20 - len(ran)
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def test_c13_what_is_refused_for_good_fails_with_its_reason(provider: str, tmp_path: Path) -> None:
+    refused = {2, 5}
+    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "item_invalid", refused)) as w:
+        prompts = texts(8)
+        job = w.process().submit_batch(prompts)
+        results = w.results(job)
+        assert {at for at, result in enumerate(results) if result.error is not None} == refused
+        assert all(
+            result.text == text for result, text in zip(results, w.right(prompts), strict=True) if result.ok
+        )
+        assert len(w.creates) == 1
+        assert not w.requests("ask")
+        assert (job.status().completed, job.status().failed) == (6, 2)
+
+
+def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, batch_turnaround=DAY / 24, batch_faults={"wrong_counts": 1.0}) as w:
+        prompts = texts(20)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        status = job.status()
+        assert (status.total, status.completed, status.running) == (20, 20, 0)
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@pytest.mark.parametrize("said", [0, -5, 10**12, "many", None])
+def test_c13_no_count_is_too_absurd_to_go_on(provider: str, said: Any, tmp_path: Path) -> None:
+    names = {"request_counts", "batchStats"}
+
+    def spoil(found: Any) -> None:
+        if isinstance(found, list):
+            for each in found:
+                spoil(each)
+        elif isinstance(found, dict):
+            for name, value in found.items():
+                if name in names:
+                    found[name] = dict.fromkeys(value, said)
+                else:
+                    spoil(value)
+
+    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
+        w.edit_json({"get"}, spoil)
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        seen: list[int] = []
+        job.on_progress(lambda status: seen.append(status.running))
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert all(0 <= running <= 5 for running in seen)
+        assert len(w.creates) == 1
+
+
+def test_c9_and_c10_a_line_under_a_number_the_batch_never_had_is_nobodys(
+    provider: str, tmp_path: Path
+) -> None:
+    """Right nonce, wrong position: behind the end, spelled otherwise, negative."""
+    with world(provider, tmp_path) as w:
+
+        def add(lines: list[bytes]) -> list[bytes]:
+            line = json.loads(lines[0])
+            named = parse_wire_id(w.id_of(line))
+            assert named is not None
+            wrong = []
+            for position in ("3", "zzzzzz", "00", "-1", ""):
+                line["key" if provider == "gemini" else "custom_id"] = f"{named[0]}-{position}"
+                wrong.append(json.dumps(line).encode())
+            return [*wrong, *lines]
+
+        w.rewrite_results(add)
+        prompts = texts(3)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.incidents(job) == {"foreign_line": 1}
+        assert "5 lines" in job.incidents()[0].detail
+        assert len(w.creates) == 1
