@@ -60,15 +60,26 @@ class Route(enum.Enum):
     """Answered by a preprocessing hook, without a call."""
     CACHED = "cached"
     """Answered from the cache, without a call."""
+    PACKED = "packed"
+    """Of a list: several prompts a call, packed into one. Each result says :attr:`SHARED`."""
+    FLEX = "flex"
+    """Answered in the provider's cheaper, slower tier."""
     BATCH = "batch"
     """Answered through the provider's Batch API."""
+    HYBRID = "hybrid"
+    """Of a list: the first few individually, the rest in a batch. Each result says its own."""
 
 
 class Strategy(enum.Enum):
     """How the way is chosen."""
 
     AUTO = "auto"
+    """The cheapest route that meets the wishes."""
     INDIVIDUAL = "individual"
+    BATCH = "batch"
+    HYBRID = "hybrid"
+    THRESHOLD = "threshold"
+    """By the number of requests alone."""
 
 
 class Kind(enum.Enum):
