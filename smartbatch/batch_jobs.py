@@ -30,7 +30,7 @@ from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.lists import ResultList
-from smartbatch.models import Answer, Kind, Prompt, Request, Result
+from smartbatch.models import Answer, Kind, Prompt, Request, Result, evolve
 from smartbatch.observe import logs
 from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.providers.base import Provider
@@ -110,7 +110,8 @@ class BatchJobs:
         api, problem = self._batches(kind)
         if problem is not None and chosen != "individual":
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
-        return self._accept(first, rest, kind, api, params, key, metadata, chosen)
+        policy = policy_of(self.config, chosen)
+        return self._accept(first, rest, kind, api, params, key, metadata, policy, realtime=0)
 
     def submit_and_wait(
         self,
@@ -146,7 +147,9 @@ class BatchJobs:
         first, rest = self._rows(requests, params)
         kind = Kind.GENERATE if first is None else kind_of(first)
         api, _ = self._batches(kind)
-        job = self._accept(first, rest, kind, None if few else api, params, key, metadata, chosen)
+        policy = policy_of(self.config, chosen)
+        realtime = None if few else 0
+        job = self._accept(first, rest, kind, api, params, key, metadata, policy, realtime=realtime)
         results = ResultList()
         with JobProgressBar(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
             if progress:
@@ -180,6 +183,17 @@ class BatchJobs:
 
     # -- accepting -------------------------------------------------------------------------------------------
 
+    def _submit_attended(self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str]) -> Job:
+        """Store requests as a job that is asked in real time while somebody sits before it, and only then.
+
+        Such a job is carried on by a process that submits it or names it, and by no other: a run that was
+        interrupted costs nothing more by itself. Its requests fail as they would without a job.
+        """
+        first, rest = self._rows(requests, {})
+        kind = Kind.GENERATE if first is None else kind_of(first)
+        policy = policy_of(self.config, self.config.batch_fallback, attended=True)
+        return self._accept(first, rest, kind, None, {}, key, metadata, policy, realtime=None)
+
     def _accept(
         self,
         first: Request | None,
@@ -189,8 +203,12 @@ class BatchJobs:
         params: Mapping[str, Any],
         key: str | None,
         metadata: Mapping[str, str] | None,
-        fallback: str,
+        policy: Mapping[str, Any],
+        *,
+        realtime: int | None,
     ) -> Job:
+        """Store a job. Its first ``realtime`` requests are asked alone, in real time, from the beginning;
+        all are where that is ``None`` or there is no Batch API."""
         shared = Shared(self._intake.defaults_of(params), params.get("embedding"))
         model = f"{self._provider.name}:{self.model}"
         row = new_job(
@@ -201,13 +219,14 @@ class BatchJobs:
             kind=kind,
             shared=shared,
             metadata=checked_metadata(metadata),
-            policy=policy_of(self.config, fallback),
+            policy=policy,
             at=self._clock.wall(),
         )
         items = Items(
             rest if first is None else chain((first,), rest),
             shared,
             api=api,
+            realtime=realtime,
             model=self.model,
             kind=kind,
             head=head_of(model, row.params),
@@ -288,6 +307,9 @@ class BatchJobs:
         provider = self._desk.serving.provider_of(row)
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
+        limit = self.config.request_timeout
+        if limit is not None and request.timeout is None and row.policy.get("attended"):
+            request = evolve(request, timeout=limit)
         return self._enqueue(request, sink, provider=provider, model=row.model.partition(":")[2], raw=True)
 
     def _drop_direct(self, future: Future[Result]) -> None:

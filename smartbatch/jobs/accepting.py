@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ class Items:
         requests: checked, one a row, in order.
         shared: what they have in common.
         api: the Batch API that will carry them; ``None`` when all are asked alone.
+        realtime: how many, counted from the first, are asked alone from the beginning; ``None`` is all.
         model: without the provider's prefix.
         kind: what all of them ask for.
         head: what the job's digest begins with.
@@ -43,6 +45,7 @@ class Items:
         shared: Shared,
         *,
         api: BatchApi | None,
+        realtime: int | None = 0,
         model: str,
         kind: Kind,
         head: bytes,
@@ -50,6 +53,7 @@ class Items:
         self._requests = requests
         self._shared = shared
         self._api = api
+        self._realtime = math.inf if api is None or realtime is None else realtime
         self._model = model
         self._kind = kind
         self._digest = RunningDigest(head)
@@ -73,11 +77,11 @@ class Items:
                 row=row,
             )
         payload = encode_request(request, self._shared, row=row)
-        size = len(payload)
-        if self._api is not None:
+        size, alone = len(payload), row < self._realtime
+        if self._api is not None and not alone:
             encode = self._api.encode
             size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
-        return NewItem(request.id, payload, size, estimate_request(request), direct=self._api is None)
+        return NewItem(request.id, payload, size, estimate_request(request), direct=alone)
 
 
 def kind_of(request: Request) -> Kind:
@@ -124,9 +128,10 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return labels
 
 
-def policy_of(config: BatchingConfig, fallback: str) -> dict[str, Any]:
+def policy_of(config: BatchingConfig, fallback: str, *, attended: bool = False) -> dict[str, Any]:
     """Return the choices a job keeps for whoever carries it on."""
     return {
+        **({"attended": True} if attended else {}),
         "fallback": fallback,
         "on_unknown": config.batch_on_unknown,
         "poll_interval": config.batch_poll_interval,

@@ -15,6 +15,7 @@ from smartbatch.errors import (
     ClientClosed,
     JobConflict,
     JobNotFound,
+    RequestCancelled,
     StoreError,
     WrongProcess,
 )
@@ -26,8 +27,8 @@ from smartbatch.jobs.engine import EngineLimits, JobEngine
 from smartbatch.jobs.forecast import time_left
 from smartbatch.jobs.host import Host, unknown_outcome
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.keeper import Keeper
-from smartbatch.jobs.payload import Shared, decode_request, decode_result
+from smartbatch.jobs.keeper import LEASE, Keeper
+from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.records import ItemState, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.serving import Serving
 from smartbatch.jobs.status import JobStatus, status_of
@@ -84,6 +85,7 @@ class JobDesk:
         self._asker: DirectAsker | None = None
         self._watchers: dict[str, Watcher] = {}
         self._finished: set[str] = set()
+        self._attended: set[str] = set()
         self._closed = False
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class JobDesk:
             self._compare(row, items)
         if new:
             self.told(JobAccepted(self.clock.now(), row.id, row.model, row.total))
-        self.carry_on()
+        self.carry_on(row.id)
         self.poke(row.id)
         return Job(self, row)
 
@@ -166,15 +168,52 @@ class JobDesk:
         with self._lock:
             self._closed = False
 
-    def carry_on(self) -> None:
-        """Have this process carry on the jobs of the store, unless it does already or was stopped."""
+    def carry_on(self, job_id: str | None = None) -> None:
+        """Have this process carry on the jobs of the store, unless it does already or was stopped.
+
+        Args:
+            job_id: a job that somebody here waits for; attended ones are carried on for nobody else.
+        """
         store = self.store
         with self._lock:
-            if self._closed or self._keeper is not None:
+            if self._closed:
                 return
-            self._asker = self._new_asker(store)
-            self._keeper = keeper = self._new_keeper(store, self._asker)
-        keeper.start()
+            new = job_id is not None and job_id not in self._attended
+            if job_id is not None:
+                self._attended.add(job_id)
+            keeper, running = self._keeper, self._keeper is not None
+            if keeper is None:
+                self._asker = self._new_asker(store)
+                self._keeper = keeper = self._new_keeper(store, self._asker)
+        if not running:
+            keeper.start()
+        elif new:
+            keeper.poke(job_id)
+
+    def serves(self, row: JobRow) -> bool:
+        """Whether this process can carry a job on, and may: an attended one only where it was named."""
+        if row.policy.get("attended") and row.id not in self._attended:
+            return False
+        return self.serving.provider_of(row) is not None
+
+    def withdraw(self, job_id: str) -> bool:
+        """End the requests of a job that were not sent, with no need of its account.
+
+        For jobs that are asked in real time only. What was answered stays.
+
+        Returns:
+            False while another process carries it on, or this one does.
+        """
+        store = self.store
+        grip = store.claim(job_id, LEASE)
+        if grip is None:
+            return False
+        try:
+            error = RequestCancelled("the job was withdrawn before this request was sent")
+            store.drop_unsent(grip, encode_error(error), at=self.clock.wall())
+        finally:
+            store.release(grip)
+        return True
 
     def poke(self, job_id: str) -> None:
         """Look at a job at once."""
@@ -225,7 +264,7 @@ class JobDesk:
         return Keeper(
             store,
             tend=engine.tend,
-            serves=lambda row: self.serving.provider_of(row) is not None,
+            serves=self.serves,
             unknown=unknown_outcome,
             asker=asker,
             changed=self.bell.ring,
@@ -235,11 +274,13 @@ class JobDesk:
         )
 
     def _new_asker(self, store: Store) -> DirectAsker:
+        limit = 2 * self._config.parallelism
         return DirectAsker(
             store,
             ask=self._host.ask,
             drop=self._host.drop,
-            limit=2 * self._config.parallelism,
+            limit=limit,
+            ahead=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
             done=self.poke,
             tell=self.told,
             report=self._host.report,
@@ -322,6 +363,10 @@ class JobDesk:
             return None
         if (problem := self.serving.problem_with(row)) is not None:
             return problem
+        if row.policy.get("attended") and row.id not in self._attended:
+            return (
+                f"its run was interrupted: the same line again, or smartbatch jobs resume {row.id}, goes on"
+            )
         return None if keeper is not None else "nobody carries it on at the moment: wait for it, or resume it"
 
     # -- endings ---------------------------------------------------------------------------------------------

@@ -51,6 +51,11 @@ class _Job:
     noted: bool = False
     stumbles: int = 0
 
+    @property
+    def attended(self) -> bool:
+        """Somebody sits before it."""
+        return bool(self.row.policy.get("attended"))
+
 
 class DirectAsker:
     """Asks the ``DIRECT`` items of the jobs this process owns.
@@ -59,7 +64,9 @@ class DirectAsker:
         store: where the jobs are.
         ask: the client's way to an answer.
         drop: cancels a request whose call has not started.
-        limit: most items that are claimed and not yet answered and stored.
+        limit: most items that are claimed and not yet answered and stored: so many may have been asked when
+            this process dies.
+        ahead: the same for attended jobs, whose items may share calls and answers as those of a list do.
         done: called with a job's id when the last item that was claimed has been stored.
         tell: takes events.
         report: told of what went wrong.
@@ -73,6 +80,7 @@ class DirectAsker:
         ask: Ask,
         drop: Callable[[Future[Result]], None],
         limit: int,
+        ahead: int,
         done: Callable[[str], None],
         tell: Callable[[Event], None],
         report: Callable[[str | None, BaseException], None],
@@ -83,6 +91,7 @@ class DirectAsker:
         self._ask = ask
         self._drop = drop
         self._limit = limit
+        self._ahead = ahead
         self._done = done
         self._tell = tell
         self._report = report
@@ -209,14 +218,16 @@ class DirectAsker:
         """Wait until there is room for a further item and a job that has one."""
         with self._monitor:
             while not self._halted:
-                room = self._limit - self._out
                 soonest = math.inf
-                for _ in range(len(self._turns) if room > 0 else 0):
+                for _ in range(len(self._turns)):
                     job_id = self._turns.popleft()
                     job = self._jobs.get(job_id)
                     if job is None:
                         continue
                     self._turns.append(job_id)
+                    room = (self._ahead if job.attended else self._limit) - self._out
+                    if room <= 0:
+                        continue
                     if job.wanting and job.resumes_at <= self._clock.now():
                         return job, min(room, PORTION)
                     if job.wanting:
@@ -245,7 +256,7 @@ class DirectAsker:
 
     def _ask_one(self, job: _Job, item: Direct) -> None:
         def sink(result: Result) -> None:
-            self._answered(job, item.ix, verdict_of(result))
+            self._answered(job, item.ix, verdict_of(result, attended=job.attended))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         try:

@@ -68,7 +68,7 @@ class Job:
 
         It runs on a thread of its own, with no lock held; what it raises is logged.
         """
-        self._desk.carry_on()
+        self._desk.carry_on(self.id)
         self._desk.watcher_of(self.id).listen(callback)
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Job:
             JobTimeout: the time is over; the job goes on.
             ClientClosed: the client was stopped, and nobody carries the job on.
         """
-        self._desk.carry_on()
+        self._desk.carry_on(self.id)
         until = self._until(timeout)
         while True:
             seen = self._desk.bell.rings
@@ -110,7 +110,7 @@ class Job:
             JobTimeout, ClientClosed: as :meth:`wait`.
         """
         if wait:
-            self._desk.carry_on()
+            self._desk.carry_on(self.id)
         until = self._until(timeout)
         if not wait:
             return self._stored(ordered, after)
@@ -122,7 +122,7 @@ class Job:
         They end when their results are stored, and raise what failed requests failed with. Cancelling one
         leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``.
         """
-        self._desk.carry_on()
+        self._desk.carry_on(self.id)
         return self._desk.watcher_of(self.id).futures(self.total)
 
     # -- acting ----------------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ class Job:
         then, and is paid for, is kept.
         """
         self._desk.store.request_cancel(self.id)
-        self._desk.carry_on()
+        self._desk.carry_on(self.id)
         self._desk.recall(self.id)
 
     def resume(self) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
         self._desk.store.unhold(self.id)
-        self._desk.carry_on()
+        self._desk.carry_on(self.id)
         self._desk.resume(self.id)
 
     def forget(self) -> None:

@@ -131,6 +131,8 @@ class NewJob:
         policy: JSON-able choices: ``fallback`` (``"individual"`` or ``"batch"``), ``on_unknown``
             (``"settle"`` or ``"hold"``), ``poll_interval``, ``timeout``, ``settle``, ``max_requests``,
             ``retention`` (seconds or None), ``exclusive`` and what else the engine wants to find again.
+            ``attended`` marks the job of a command somebody sits before: only a process that was told to
+            carries it on, and its requests end as they would in real time, instead of waiting for money.
         created_at: Unix seconds.
         digest: over all items in order; a key that comes again with other items is refused.
     """

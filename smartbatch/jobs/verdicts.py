@@ -65,11 +65,14 @@ class Verdict:
         )
 
 
-def verdict_of(result: Result) -> Verdict:
+def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
     """Return what becomes of an item.
 
     An answer or a failure of its own ends it. Where the account, the money or the end of this process is what
     failed, the item stays open: nothing was found out about it.
+
+    Args:
+        attended: somebody sits before the job, so account and money end an item as well, and it is told.
     """
     error = result.error
     if error is None:
@@ -78,6 +81,8 @@ def verdict_of(result: Result) -> Verdict:
         return Verdict("unrun", result)
     if isinstance(error, QueueFull):
         return Verdict("unrun", result, wait=SOON)
+    if attended:
+        return Verdict("failed", result)
     if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
         return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
     if error.kind in (ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY):

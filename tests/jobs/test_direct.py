@@ -196,7 +196,7 @@ def test_items_that_were_being_asked_when_their_process_died(
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=place, batch_on_unknown=policy)
     with monkeypatch.context() as patch:
-        patch.setattr(JobDesk, "carry_on", lambda _: None)  # it submits, and no more
+        patch.setattr(JobDesk, "carry_on", lambda *_: None)  # it submits, and no more
         job = submitted(client, 6)
     dead = another_store(place, clock)
     grip = dead.claim(job.id, LEASE)
