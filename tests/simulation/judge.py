@@ -26,18 +26,15 @@ from smartbatch.jobs.records import IncidentRow, JobRow, JobState
 from smartbatch.jobs.store.base import Store
 from tests.simulation.process import LIMITS
 from tests.simulation.remote import digest_of
+from tests.simulation.violation import Violation
 
-__all__ = ["Deliveries", "Judge", "Violation"]
+__all__ = ["Deliveries", "Judge"]
 
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
 _ENDED = ("settled", "dead")
 _COSTLY = frozenset({"maybe_billed", "missing_items", "token_mismatch", "double_submission"})
 """Incidents that say: of what this shard was paid for, not everything is of use."""
-
-
-class Violation(AssertionError):
-    """An invariant is broken; the text begins with its name."""
 
 
 class Deliveries:
@@ -132,6 +129,8 @@ class Judge:
             if result.text is not None and result.text.split()[0] != digest_of(self.prompts[row.ix])[:16]:
                 raise Violation(f"I3 item {row.ix} has the answer to another prompt")
         incidents = store.incidents(job.id)
+        if not repeats and any(incident.kind == "double_submission" for incident in incidents):
+            raise Violation("I2 a shard was run twice, although all the assumptions held")
         self._paid(texts, incidents)
         self._true(incidents)
         return Counter(incident.kind for incident in incidents)

@@ -11,18 +11,23 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.engine import EngineLimits, JobEngine
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
-from smartbatch.jobs.records import Grip, JobRow, JobState, NewResult
+from smartbatch.jobs.records import Grip, JobState, NewResult
+from smartbatch.jobs.serving import Serving
 from smartbatch.jobs.store.base import Direct, LostGrip, Store
 from smartbatch.models import Result, Route, Usage
 from smartbatch.prices import Price, PriceBook
+from smartbatch.providers.base import Provider
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Disk, SimStore
+from tests.simulation.futures import Reader
 from tests.simulation.points import Points, Watched
 from tests.simulation.remote import SimApi, Wire, tokens_of
 from tests.simulation.scenario import HOUR, MINUTE
 
-__all__ = ["LEASE", "LIMITS", "Process"]
+__all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
 
+PROVIDER = "simulated"
+"""The prefix of the job's model: of no provider that could be made from the environment."""
 LEASE = 15.0
 """As the keeper's."""
 PRICES = PriceBook({"m": Price(1.0, 2.0)})
@@ -41,7 +46,7 @@ class Process:
         ask: asks a prompt in real time; returns an answer, or ``None`` for an error that may pass.
         tell: takes events.
         name: for the trace.
-        key: of the account.
+        key: of the account; only one job's own key reaches it.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class Process:
         self.grips: list[Grip] = []
         self.frozen = False
         self.woken = False
+        self.leaves_at: float | None = None
+        self.reader: Reader | None = None
         self._renewed = -math.inf
         self.stumbles = 0
         self._clock = clock
@@ -69,19 +76,16 @@ class Process:
         self.plain = SimStore(disk, wall=clock.wall, rng=rng)
         self.store = cast(Store, Watched(self.plain, points))
         self.api = SimApi(wire, key)
+        self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
         self.engine = JobEngine(
             self.store,
-            api_of=self.api_of,
+            api_of=self.serving.api_of,
             clock=clock,
             rng=rng,
             tell=tell,
             prices=PRICES,
             limits=LIMITS,
         )
-
-    def api_of(self, job: JobRow) -> SimApi | None:
-        """Return the provider of a job, under the key it was submitted with: another sees nothing."""
-        return self.api if self.api.scope == job.scope else None
 
     def die(self) -> None:
         """End without a word: the kernel closes files and frees locks, nobody says goodbye."""
@@ -119,6 +123,8 @@ class Process:
 
     def _claim(self) -> bool:
         for job in self.plain.claimable():
+            if self.serving.api_of(job) is None:
+                continue  # as the keeper does: this process has another key
             unknown = None
             if job.policy.get("on_unknown") == "hold":
                 error = ProviderError("nobody knows whether it was asked", kind=ErrorKind.UNKNOWN)
@@ -162,6 +168,19 @@ class Process:
         if results:
             self.store.answer(grip, results, at=self._clock.wall())
         return bool(items)
+
+
+class _Account:
+    """A provider with one key."""
+
+    name = PROVIDER
+
+    def __init__(self, api: SimApi) -> None:
+        self.scope = api.scope
+        self._api = api
+
+    def batches(self) -> SimApi:
+        return self._api
 
 
 def _answered(item: Direct, prompt: str, text: str | None) -> NewResult:

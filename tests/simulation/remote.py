@@ -28,7 +28,7 @@ from smartbatch.providers.batches import (
 )
 from tests.simulation.clock import SimClock
 from tests.simulation.faults import Fates
-from tests.simulation.points import Points
+from tests.simulation.points import Crash, Points
 from tests.simulation.scenario import Flavour, Scenario
 
 __all__ = ["SimApi", "Wire", "digest_of", "tokens_of"]
@@ -153,9 +153,15 @@ class SimApi(BatchApi):
         data = source.read_bytes()
         self._change("upload")
         die = self._die()
-        if die < self._wire.what.calls:  # cut on the way, and kept as if it were whole
-            self._put(name, data[: len(data) // 2])
+        cut = die < self._wire.what.calls
+        try:
             self._wire.points.reach("upload.part")
+        except Crash:
+            if self._wire.rng.random() < 0.5:
+                self._put(name, data[: len(data) // 2])
+            raise
+        if cut:  # and kept as if it were whole
+            self._put(name, data[: len(data) // 2])
             raise _failed("the upload was cut")
         file = self._put(name, data)
         self._wire.points.reach("upload.after")

@@ -5,13 +5,7 @@ Everything is decided by the plan's seed, and time is virtual, so a run can be h
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -21,20 +15,21 @@ from smartbatch.emulator.house import House
 from smartbatch.emulator.house_plan import BatchDice
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
-from smartbatch.jobs import collecting
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem, NewJob
 from smartbatch.models import Generation, Request
 from tests.simulation.clock import SimClock
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Fates
-from tests.simulation.judge import Judge, Violation
+from tests.simulation.futures import Reader
+from tests.simulation.judge import Judge
 from tests.simulation.points import Crash, Points
-from tests.simulation.process import LEASE, Process
+from tests.simulation.process import LEASE, PROVIDER, Process
 from tests.simulation.remote import Wire, digest_of, tokens_of
-from tests.simulation.scenario import FLAVOURS, HOUR, Plan, scenario
+from tests.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
+from tests.simulation.violation import Violation
 
-__all__ = ["Outcome", "World", "simulate"]
+__all__ = ["Outcome", "World"]
 
 BOUND = 40 * HOUR
 """Virtual seconds after the last fault within which a job must be over: settle times in a row, a batch of a
@@ -42,6 +37,8 @@ stranger that must end first, 26 hours of a job that holds, and the watch for gh
 STEPS = 4000
 """Steps of a run at most; the longest of 10,000 seeds took a quarter."""
 KEY = "key"
+WRONG_KEY = 0.1
+"""The share of processes that are started with another key."""
 
 
 @frozen(kw_only=True)
@@ -121,7 +118,7 @@ class World:
         Raises:
             Violation: an invariant is broken.
         """
-        self.processes = [self._born() for _ in range(self.what.workers)]
+        self.processes = [self._born(KEY) for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):
             if self.judge.look():
@@ -143,7 +140,7 @@ class World:
         while self.job is None:
             name = f"{self._rng.getrandbits(64):016x}"
             new = NewJob(
-                f"job-{name}", "key", f"sim {KEY}", "sim:m", "generate", shared, {}, self.what.policy,
+                f"job-{name}", "key", f"sim {KEY}", f"{PROVIDER}:m", "generate", shared, {}, self.what.policy,
                 self.clock.wall(),
             )  # fmt: skip
             try:
@@ -158,12 +155,16 @@ class World:
         able = [process for process in self.processes if not process.frozen]
         turn = min(able, key=lambda process: process.due)
         moments = [turn.due, self._resumes_at, None if self._cancelled else self.what.cancel_at]
+        moments += [process.leaves_at for process in able]
         moment = min(moment for moment in moments if moment is not None)
         if moment > BOUND + self.what.calm_at:
             raise Violation(f"I12 the job stands still: {self._standing()}")
         self.clock.reach(moment)
         for process in able:
             process.keep()
+            if process.leaves_at is not None and process.leaves_at <= self.clock.now():
+                self._died(process, KEY)
+                return
         if turn.due <= self.clock.now():
             self._step(turn)
 
@@ -181,10 +182,10 @@ class World:
         if not process.grips:
             self._wake(process)
 
-    def _died(self, process: Process) -> None:
+    def _died(self, process: Process, key: str | None = None) -> None:
         """A process is dead: its memory is gone, and so is what it had not committed; another one begins."""
         process.die()
-        new = self._born()
+        new = self._born(key)
         new.due = self.clock.now() + self._rng.choice((0.0, 0.0, 5.0, 60.0, 1200.0))
         self.processes[self.processes.index(process)] = new
         self._wake(new)
@@ -245,6 +246,15 @@ class World:
         except Crash:
             self._died(self.processes[0])
         self.judge.delivered.read(self.processes[0].plain, self.job.id)
+        for process in self.processes:
+            if not process.frozen:
+                self._reader_of(process, self.job).look()
+
+    def _reader_of(self, process: Process, job: JobRow) -> Reader:
+        """Return the futures that the user of a process has; a new process asks for new ones."""
+        if process.reader is None:
+            process.reader = Reader(job.id, len(self.prompts), process.plain, self.disk)
+        return process.reader
 
     def _over(self) -> bool:
         """Whether everybody let go of a job that is done."""
@@ -272,7 +282,7 @@ class World:
         before = self.processes[0].plain.job(self.job.id), sum(self.wire.calls.values())
         for process in self.processes:
             process.die()
-        self.processes = [self._born()]
+        self.processes = [self._born(KEY)]
         self.points.calm = True
         self.processes[0].step()
         if self.processes[0].grips or before != (
@@ -280,16 +290,27 @@ class World:
             sum(self.wire.calls.values()),
         ):
             raise Violation("I10 a second recovery changed something")
+        reader = self._reader_of(self.processes[0], self.job)
+        reader.look()
+        if None in reader.given:
+            raise Violation("I4 a future of a job that is done has not ended")
 
     # -- its parts -------------------------------------------------------------------------------------------
 
-    def _born(self) -> Process:
+    def _born(self, key: str | None = None) -> Process:
+        """Start a process, now and then one with another key, which cannot reach the job."""
         self._births += 1
-        return Process(
-            self.disk, self.wire, self.clock, self.points,
-            Random(f"process {self.plan.flavour} {self.plan.seed} {self._births}"),
-            self._ask, self._tell, f"process {self._births}", KEY,
+        rng = Random(f"process {self.plan.flavour} {self.plan.seed} {self._births}")
+        if key is None:
+            wrong = not self.plan.quiet and not self.fates.calm and rng.random() < WRONG_KEY
+            key = "another key" if wrong else KEY
+        process = Process(
+            self.disk, self.wire, self.clock, self.points, rng,
+            self._ask, self._tell, f"process {self._births}", key,
         )  # fmt: skip
+        if key != KEY:
+            process.leaves_at = self.clock.now() + rng.uniform(1, 60) * MINUTE
+        return process
 
     def _ask(self, prompt: str) -> str | None:
         """Answer a request in real time; what is answered is paid for."""
@@ -344,42 +365,3 @@ class World:
         for process in self.processes:
             process.die()
         self.disk.close()
-
-
-def simulate(plan: Plan) -> Outcome:
-    """Run a plan and judge it. Whatever it raises is a problem of the outcome, not of the caller."""
-    with _folder() as folder, _small_pages():
-        world = World(plan, folder)
-        try:
-            incidents = world.run()
-            return world.outcome(None, incidents)
-        except Violation as violation:
-            return world.outcome(str(violation), Counter())
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = f"{type(error).__name__} {error} ({Path(where.filename).name}:{where.lineno})"
-            return world.outcome(text, Counter())
-        finally:
-            world.close()
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder in memory where there is such a place: a crash here drops the process, not the disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="smartbatch-sim-", dir=memory)
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _small_pages() -> Iterator[None]:
-    """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
-    before = collecting.PAGE
-    collecting.PAGE = 2
-    try:
-        yield
-    finally:
-        collecting.PAGE = before

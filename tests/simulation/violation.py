@@ -1,0 +1,9 @@
+"""What is raised where an invariant is broken."""
+
+from __future__ import annotations
+
+__all__ = ["Violation"]
+
+
+class Violation(AssertionError):
+    """An invariant is broken; the text begins with its name."""
