@@ -22,6 +22,7 @@ from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 import smartbatch
 from smartbatch import BatchingConfig, events, job_desks, providers, testing
 from smartbatch.cli.main import build_parser
+from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.testing import Emulator, emulator
 
 PAGES = pages()
@@ -325,6 +326,8 @@ def public_events() -> list[str]:
         ("docs/reference/errors.md", [kind.value for kind in smartbatch.ErrorKind]),
         ("docs/reference/errors.md", [n for n in smartbatch.errors.__dict__ if n.endswith("Error")]),
         ("docs/reference/events.md", public_events()),
+        ("docs/reference/errors.md", re.findall(r"``(\w+)``", str(IncidentRow.__doc__))),
+        ("docs/explanation/batch-jobs.md", [state.value for state in ShardState]),
     ],
 )
 def test_references_name_everything_public(name: str, words: list[str]):
@@ -333,11 +336,14 @@ def test_references_name_everything_public(name: str, words: list[str]):
     assert [word for word in words if f"`{word}" not in text] == []
 
 
-def test_the_reference_of_the_client_names_its_methods():
-    """Every public method and property of the client is in the reference, but for the library's own hooks."""
+@pytest.mark.parametrize(
+    "kind", [smartbatch.BatchingClient, smartbatch.Job, smartbatch.JobStatus], ids=lambda kind: kind.__name__
+)
+def test_the_reference_names_every_method_and_property(kind: type):
+    """What is public of a class, inherited or not, is in the reference, but for the library's own hooks."""
     text = page("docs/reference/api.md").text
     own = {"after_fork", "at_exit"}
-    names = {name for name in vars(smartbatch.BatchingClient) if not name.startswith("_")} - own
+    names = {name for name in dir(kind) if not name.startswith("_")} - own
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
 
 
