@@ -23,7 +23,7 @@ class Spec:
     """The rules of one setting.
 
     Args:
-        kind: ``float``, ``int``, ``bool``, ``choice``, ``text``, ``usd`` or ``prices``.
+        kind: ``float``, ``int``, ``bool``, ``choice``, ``text``, ``texts``, ``usd`` or ``prices``.
         low, high: the range, both included.
         choices: the words allowed.
         unit: what the number counts.
@@ -44,7 +44,12 @@ class Spec:
     @property
     def range(self) -> str:
         """The range in words, as errors and the reference print it."""
-        words = {"bool": "true or false", "text": "a text", "prices": "a table of prices by model"}
+        words = {
+            "bool": "true or false",
+            "text": "a text",
+            "texts": "texts, in a variable with commas between",
+            "prices": "a table of prices by model",
+        }
         if self.kind == "choice":
             text = " or ".join(self.choices)
         elif self.kind in words:
@@ -72,6 +77,8 @@ class Spec:
             return self._number(label, value)
         if self.kind == "prices":
             return self._prices(label, value)
+        if self.kind == "texts":
+            return self._texts(label, value)
         right = {"bool": lambda: isinstance(value, bool), "choice": lambda: value in self.choices}
         if right.get(self.kind, lambda: isinstance(value, str) and bool(value.strip()))():
             return value
@@ -89,6 +96,8 @@ class Spec:
         value: Any = text.strip()
         if self.kind == "bool":
             value = {"true": True, "1": True, "false": False, "0": False}.get(word, text)
+        elif self.kind == "texts":
+            value = [part.strip() for part in text.split(",") if part.strip()]
         elif self.kind in ("float", "int"):
             try:
                 value = float(word) if self.kind == "float" else int(word)
@@ -112,6 +121,14 @@ class Spec:
         if value != int(value):
             raise self.refusal(label, value)
         return int(value)
+
+    def _texts(self, label: str, value: Any) -> frozenset[str]:
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple, set, frozenset)) or not all(
+            isinstance(text, str) and text.strip() for text in texts
+        ):
+            raise self.refusal(label, value)
+        return frozenset(texts)
 
     def _prices(self, label: str, value: Any) -> dict[str, Price]:
         if not isinstance(value, Mapping):

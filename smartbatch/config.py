@@ -140,7 +140,7 @@ class BatchingConfig:
     )
     batch_enabled: bool = setting(True, "bool", "Allows batches at the provider; off, jobs go in real time.")
     batch_threshold: int = setting(
-        10, "int", "Fewest requests for which submit_and_wait makes a batch.", 1, 1_000_000
+        10, "int", "Fewest requests for which a batch alone is considered.", 1, 1_000_000
     )
     batch_poll_interval: float = setting(
         30.0, "float", "Time between two looks at a batch.", 0.01, 3600, unit="s"
@@ -190,9 +190,28 @@ class BatchingConfig:
         False, "bool", "Nobody else creates batches in this Anthropic workspace."
     )
 
-    batching_strategy: Literal["auto", "individual"] = setting(
-        "auto", "choice", "How the way of a request is chosen.", choices=("auto", "individual")
+    batching_strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = setting(
+        "auto",
+        "choice",
+        "How the route of a list is chosen: auto forecasts and compares, threshold counts, the others force.",
+        choices=("auto", "individual", "batch", "hybrid", "threshold"),
     )
+    prefer: Literal["balanced", "speed", "cost"] = setting(
+        "balanced",
+        "choice",
+        "What auto looks at where there is no deadline: money and time, or one of them.",
+        choices=("balanced", "speed", "cost"),
+    )
+    time_value: float = setting(
+        5.0, "float", "What an hour of waiting is worth to auto.", 0, 10**6, unit="USD"
+    )
+    prefer_individual_for: frozenset[str] = setting(
+        frozenset(), "texts", "Purposes of requests that never wait for others or for a batch."
+    )
+    max_parallel_individual: int = setting(
+        5, "int", "Calls in flight for a list that the threshold strategy asks individually.", 1, 1024
+    )
+    flex: bool = setting(True, "bool", "Allows auto the provider's cheaper, slower tier, where it has one.")
     on_error: Literal["result", "raise"] = setting(
         "result", "choice", "What list calls do with a failed request.", choices=("result", "raise")
     )

@@ -227,3 +227,46 @@ class JobFinished(Event):
     cost: float
     realtime_cost: float
     unpriced: int
+
+
+@frozen
+class RouteChosen(Event):
+    """A list, or a job, was given its route."""
+
+    decision_id: str
+    model: str
+    purpose: str | None
+    requests: int
+    route: Route
+    first: int
+    """Requests of a hybrid that go individually at once."""
+    reason: str
+    p50: float
+    """Seconds until the last answer, forecast; ``p95`` likewise."""
+    p95: float
+    cost: float | None
+    options: tuple[tuple[str, float, float, float | None, bool], ...]
+    """Every route that was open: name, p50, p95, expected cost in USD, whether it met the wishes."""
+
+
+@frozen
+class RouteScored(Event):
+    """What a decision really took, beside its forecast and beside the two plain routes."""
+
+    decision_id: str
+    model: str
+    requests: int
+    route: Route
+    seconds: float
+    cost: float | None
+    forecast_p50: float
+    forecast_p95: float
+    forecast_cost: float | None
+    individual_seconds: float
+    """What always-individual was expected to take; ``individual_cost`` likewise."""
+    individual_cost: float | None
+    batch_seconds: float | None
+    """What always-batch was expected to take; ``None`` where there is no Batch API for it."""
+    batch_cost: float | None
+    met: bool | None
+    """Whether the deadline was met; ``None`` without one."""

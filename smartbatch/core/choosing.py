@@ -51,6 +51,7 @@ class Option:
         rescue_at: seconds from now at which a batch that has not ended is cancelled; ``None`` for never.
         rescue_needs: seconds that are kept free for what it leaves over, the cancelling included.
         chance: how likely it ends before that; without a rescue, before the deadline.
+        quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
         problem: why it will not do; empty when it will.
     """
 
@@ -67,6 +68,7 @@ class Option:
     rescue_needs: float = 0.0
     chance: float = 1.0
     share: float = 1.0
+    quota: float | None = None
     problem: str = ""
 
     @property
@@ -160,6 +162,7 @@ def _real_time(offer: Offer, n: int) -> Option:
         cost=offer.cost,
         calls=pace.calls(n),
         share=offer.share,
+        quota=pace.quota(n),
     )
 
 

@@ -53,6 +53,14 @@ class Pace:
         """Return the calls that ``requests`` take."""
         return math.ceil(requests / self.per_call)
 
+    def quota(self, requests: int) -> float | None:
+        """Return the share of the limits that ``requests`` use while they run; ``None`` without a limit."""
+        if self.rpm == self.tpm == math.inf or not requests:
+            return None
+        minutes = max(self.finish(requests, 0.5) / 60, 1.0)  # limits hold a minute, so less fills no more
+        shares = self.calls(requests) / (self.rpm * minutes), requests * self.tokens / (self.tpm * minutes)
+        return min(1.0, max(shares))
+
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered.
 
