@@ -189,7 +189,7 @@ class Job:
             for row in page:
                 last = row.ix if ordered else row.seq
                 yield self._desk.result_of(row, self.id)
-            if len(page) < PAGE:
+            if not page:
                 return
 
     def _as_stored(self, until: float) -> Iterator[Result]:

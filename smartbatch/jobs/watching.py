@@ -179,7 +179,7 @@ class Watcher:
                 future = book.waiting.pop(row.ix, None)
                 if future is not None:
                     future.settle(self._desk.result_of(row, self._job_id))
-            if len(page) < PAGE:
+            if not page:
                 return
 
     def _call(self, listeners: Sequence[_Listener], row: JobRow) -> None:

@@ -24,6 +24,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import LostGrip, Store
 from smartbatch.jobs.store import book_jobs as jobs_module
+from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store.base import Payload
 from smartbatch.jobs.wire import new_nonce
 
@@ -795,6 +796,37 @@ def test_a_large_shard_keeps_its_positions(store: Store, bench: Bench) -> None:
         assert all(p.payload == b"ask %d" % p.ix for p in page)
         after = page[-1].position
     assert seen == list(enumerate(order))
+
+
+def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "PAGE_BYTES", 100)
+    sizes = [10, 20, 500, 60, 40, 30]
+    items = [evolve(item, payload=b"x" * size) for item, size in zip(new_items(6), sizes, strict=True)]
+    job, _ = store.accept(bench.job(), items)
+    grip = store.claim(job.id, 15.0)
+    assert grip is not None
+    shard = led(store, grip, store.plan(grip, bench.shard(*range(6))), ShardState.INGESTING)
+    store.ingest(grip, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
+
+    pages, after = [], -1
+    while page := store.payloads(shard.id, after=after):
+        pages.append([len(request.payload) for request in page])
+        after = page[-1].position
+    assert pages == [[10, 20], [500], [60, 40], [30]]
+
+    found, after = [], -1
+    while rows := store.results(job.id, after=after, limit=2):
+        found.append([row.ix for row in rows])
+        after = rows[-1].ix
+    assert found == [[0, 1], [2], [3], [4, 5]]
+
+    found, after = [], 0
+    while rows := store.fresh(job.id, after=after):
+        found.append([row.ix for row in rows])
+        after = rows[-1].seq
+    assert found == [[5, 0, 1], [2], [3], [4]]
 
 
 # -- results -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Rules all stores keep:
   meanwhile nothing is written and :class:`LostGrip` is raised.
 - A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LostGrip`.
 - What a method returned from is on disk. An error at a commit is looked up, never guessed.
+- Pages of requests and results end early where these are large: some megabytes are read at a time.
 - A job becomes ``DONE`` in the transaction that stores its last result.
 """
 
@@ -209,7 +210,7 @@ class Store(ABC):
 
     @abstractmethod
     def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
-        """Return requests of a shard by position, from the one after ``after``."""
+        """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
 
     @abstractmethod
     def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
@@ -304,11 +305,11 @@ class Store(ABC):
 
     @abstractmethod
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
-        """Return results by the item's position, from the one after ``after``."""
+        """Return up to ``limit`` results by the item's position, from the one after ``after``."""
 
     @abstractmethod
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
-        """Return results by ``seq``, from the one after ``after``; none is ever skipped."""
+        """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
 
     # -- notes -----------------------------------------------------------------------------------------------
 

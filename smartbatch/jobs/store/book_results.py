@@ -10,7 +10,16 @@ from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.base import Direct, Ingested, LostGrip, Unsettled
 from smartbatch.jobs.store.book_shards import Shards
 from smartbatch.jobs.store.database import Transaction
-from smartbatch.jobs.store.rows import CODES, decoded, first_of, number, position, result_row, unpacked
+from smartbatch.jobs.store.rows import (
+    CODES,
+    decoded,
+    first_of,
+    fitting,
+    number,
+    position,
+    result_row,
+    unpacked,
+)
 
 __all__ = ["Results"]
 
@@ -272,10 +281,17 @@ class Results(Shards):
 
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         job = self._number(job_id)
-        rows = self._db.rows(sql.RESULTS, number(job, 0) + after, first_of(job + 1), limit)
-        return [result_row(row) for row in rows]
+        return self._page(sql.RESULT_SIZES, sql.RESULTS, number(job, 0) + after, first_of(job + 1), limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
         job = self._number(job_id)
-        rows = self._db.rows(sql.FRESH, number(job, 0) + after, first_of(job + 1), limit)
-        return [result_row(row) for row in rows]
+        return self._page(sql.FRESH_SIZES, sql.FRESH, number(job, 0) + after, first_of(job + 1), limit)
+
+    def _page(self, sizes: str, rows: str, after: int, end: int, limit: int) -> list[ResultRow]:
+        """Return results of numbers beyond ``after``, as many as make a page."""
+        found = self._db.rows(sizes, after, end, limit)
+        count = fitting(size for _, size in found)
+        if not count:
+            return []
+        # what is stored in between meanwhile comes in its place, and another row the next time
+        return [result_row(row) for row in self._db.rows(rows, after, found[count - 1][0] + 1, count)]

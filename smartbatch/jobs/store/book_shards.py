@@ -23,6 +23,7 @@ from smartbatch.jobs.store.rows import (
     SHARD_CHANGES,
     decoded,
     first_of,
+    fitting,
     number,
     packed,
     position,
@@ -68,11 +69,11 @@ class Shards(Book):
 
     def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
         job, positions = self._positions(shard_id)
-        page = positions[after + 1 : after + 1 + limit]
-        bodies: dict[int, bytes] = dict(
-            self._db.rows(sql.PAYLOADS, self._db.many([number(job, ix) for ix in page]))
-        )
-        return [Payload(at, ix, bodies[number(job, ix)]) for at, ix in enumerate(page, after + 1)]
+        page = [number(job, ix) for ix in positions[after + 1 : after + 1 + limit]]
+        sizes: dict[int, int] = dict(self._db.rows(sql.PAYLOAD_SIZES, self._db.many(page)))
+        page = page[: fitting(sizes[no] for no in page)]
+        bodies: dict[int, bytes] = dict(self._db.rows(sql.PAYLOADS, self._db.many(page)))
+        return [Payload(at, position(no), bodies[no]) for at, no in enumerate(page, after + 1)]
 
     def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
         job, known = self._positions(shard_id)

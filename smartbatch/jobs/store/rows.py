@@ -27,6 +27,7 @@ __all__ = [
     "decoded",
     "encoded",
     "first_of",
+    "fitting",
     "incident_row",
     "job_row",
     "number",
@@ -45,6 +46,9 @@ CODES = {
     ItemState.FINAL: 4,
 }
 """States of items as the table has them; those under 3 wait for something to be done."""
+
+PAGE_BYTES = 8 << 20
+"""Bytes of contents read at a time, so that prompts and answers of any length need little memory."""
 
 _MASK = (1 << SHIFT) - 1
 
@@ -72,6 +76,17 @@ def encoded(text: str | None) -> bytes | None:
 def decoded(kept: bytes | None) -> str | None:
     """Return the text of :func:`encoded`."""
     return None if kept is None else kept.decode("utf-8", "surrogatepass")
+
+
+def fitting(sizes: Iterable[int]) -> int:
+    """Return how many of the first make a page of at most :data:`PAGE_BYTES`; one always does."""
+    count = size = 0
+    for one in sizes:
+        size += one
+        if count and size > PAGE_BYTES:
+            break
+        count += 1
+    return count
 
 
 def bare(value: Any) -> str:

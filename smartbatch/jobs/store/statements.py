@@ -67,6 +67,7 @@ WAITING = """SELECT no, size, tokens, tries FROM item
 ITEMS_IN = """SELECT no, size, tokens, tries FROM item
     WHERE state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""
 ITEM_STATES = "SELECT no, state, shard, tries FROM item WHERE no IN {numbers}"
+PAYLOAD_SIZES = "SELECT no, length(body) FROM payload WHERE no IN {numbers}"
 PAYLOADS = "SELECT no, body FROM payload WHERE no IN {numbers}"
 NAMED_PAYLOADS = "SELECT no, user_id, body FROM payload WHERE no IN {numbers}"
 ITEMS_AT = """SELECT i.no, p.user_id, p.body, i.tokens FROM item i JOIN payload p ON p.no = i.no
@@ -122,12 +123,14 @@ TAKE_DIRECT = """UPDATE item SET state = 2 WHERE no IN (
     SELECT no FROM item WHERE state < 3 AND state = 1 AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
 ASK_AGAIN = "UPDATE item SET state = 1, tries = tries + ? WHERE no IN {numbers} AND state = 2"
-_RESULT = """SELECT r.no, p.user_id, r.outcome, r.body, p.body, r.cost, r.seq
-    FROM result r JOIN payload p ON p.no = r.no """
-RESULTS = f"""{_RESULT}
-    WHERE r.no > ? AND r.no < ? ORDER BY r.no LIMIT ?"""
-FRESH = f"""{_RESULT}
-    WHERE r.seq > ? AND r.seq < ? ORDER BY r.seq LIMIT ?"""
+_RESULT = "FROM result r JOIN payload p ON p.no = r.no "
+_BY_PLACE = _RESULT + "WHERE r.no > ? AND r.no < ? ORDER BY r.no LIMIT ?"
+_BY_ARRIVAL = _RESULT + "WHERE r.seq > ? AND r.seq < ? ORDER BY r.seq LIMIT ?"
+_WHOLE = "SELECT r.no, p.user_id, r.outcome, r.body, p.body, r.cost, r.seq "
+RESULTS = _WHOLE + _BY_PLACE
+RESULT_SIZES = "SELECT r.no, length(r.body) + length(p.body) " + _BY_PLACE
+FRESH = _WHOLE + _BY_ARRIVAL
+FRESH_SIZES = "SELECT r.seq, length(r.body) + length(p.body) " + _BY_ARRIVAL
 
 # -- notes ---------------------------------------------------------------------------------------------------
 
