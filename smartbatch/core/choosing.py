@@ -93,6 +93,10 @@ class Decision:
     options: tuple[Option, ...] = field(repr=False)
     chosen: Option
     reason: str
+    alone: Option = field(repr=False)
+    """What always-individual would be."""
+    batch: Option | None = field(repr=False)
+    """What always-batch would be; ``None`` where there is no Batch API for it."""
 
 
 class Infeasible(ValueError):
@@ -112,7 +116,7 @@ def choose(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes
 
     Args:
         load: what is asked for.
-        offers: routes in real time, the individual one first; at least that one.
+        offers: routes in real time; first the one that requests take without a choice, which a rescue uses.
         batch: the Batch API; ``None`` where there is none for this.
         wishes: what it has to meet.
 
@@ -124,7 +128,26 @@ def choose(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes
     if not feasible:
         raise _infeasible(load, offers, batch, wishes)
     chosen, reason = _best(feasible, load, wishes)
-    return Decision(load, wishes, options, chosen, reason)
+    return Decision(load, wishes, options, chosen, reason, *_plain(load, offers, batch, wishes, options))
+
+
+def _plain(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes, options: Sequence[Option]
+) -> tuple[Option, Option | None]:
+    """Return what always-individual and always-batch would be, to compare with."""
+    found = {option.route: option for option in options}
+    alone = found.get(Route.INDIVIDUAL) or _judged(_real_time(_individual(offers), load.requests), wishes)
+    if batch is None or not load.requests:
+        return alone, None
+    endless = evolve(wishes, deadline=None)
+    return alone, found.get(Route.BATCH) or _judged(
+        _batch(load.requests, 0, offers[0], batch, endless), endless
+    )
+
+
+def _individual(offers: Sequence[Offer]) -> Offer:
+    """Return the offer of one request a call."""
+    return next((offer for offer in offers if offer.route is Route.INDIVIDUAL), offers[0])
 
 
 # -- what there is to choose from ----------------------------------------------------------------------------
@@ -138,7 +161,7 @@ def _options(
         strategy = Strategy.BATCH if n >= wishes.threshold else Strategy.INDIVIDUAL
     standard = offers[0]
     if strategy is Strategy.INDIVIDUAL:
-        yield _real_time(standard, n)
+        yield _real_time(_individual(offers), n)
         return
     if strategy is Strategy.AUTO or batch is None:
         yield from (_real_time(offer, n) for offer in offers)

@@ -1,0 +1,279 @@
+"""What a client knows when it chooses a route: prices, limits, what waits, what was seen. Scores its choices.
+
+The decision itself is :func:`smartbatch.core.choosing.choose`; this gathers its arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from attrs import evolve
+
+from smartbatch.clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.choosing import Decision, Infeasible, Option, choose
+from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.pace import Pace, Times
+from smartbatch.core.sketch import Sketch
+from smartbatch.core.wishes import Wishes
+from smartbatch.errors import ConfigError
+from smartbatch.events import Event, RouteChosen, RouteScored
+from smartbatch.experience import Experience
+from smartbatch.models import Kind, Route, Strategy
+from smartbatch.prices import PriceBook, RateCard
+from smartbatch.providers.base import Provider
+from smartbatch.providers.batches import BatchApi
+from smartbatch.runtime.quotas import shared_quota
+
+__all__ = ["Advisor"]
+
+CANCELLED = 0.99
+"""How sure it must be that a cancelled batch has ended when its rest is due."""
+
+
+class Advisor:
+    """Chooses routes for one provider and model.
+
+    Args:
+        provider, model: who answers.
+        config: checked settings.
+        clock: time.
+        prices: what it costs.
+        experience: what was seen of it.
+        batches: returns the Batch API for a kind of request; ``None`` where there is none.
+        waiting: counts the requests that are ahead of any new one.
+        tell: takes events.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        model: str,
+        config: BatchingConfig,
+        *,
+        clock: Clock,
+        prices: PriceBook,
+        experience: Experience,
+        batches: Callable[[Kind], BatchApi | None],
+        waiting: Callable[[], int],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._provider = provider
+        self._model = model
+        self._label = f"{provider.name}:{model}"
+        self._config = config
+        self._clock = clock
+        self._prices = prices
+        self._experience = experience
+        self._batches = batches
+        self._waiting = waiting
+        self._tell = tell
+        self._numbers = itertools.count(1)
+
+    def sketch(self, kind: Kind) -> Sketch:
+        """Return an empty sketch, to which requests of ``kind`` are added."""
+        rates = {
+            "standard": self._rates("standard"),
+            "batch": self._rates("batch"),
+            "flex": self._rates("flex") if self._flexes(kind) else None,
+        }
+        return Sketch(self._experience.calibration(self._label, kind), rates)
+
+    def decide(
+        self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool, purpose: str | None = None
+    ) -> Decision:
+        """Return the decision for a list, and tell it.
+
+        Args:
+            sketch: of all its requests.
+            wishes: what it has to meet.
+            kind: of all its requests.
+            batchable: whether its requests may go in a batch.
+            purpose: their common label, for events.
+
+        Raises:
+            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+        """
+        decision = self.consider(sketch, wishes, kind, batchable=batchable)
+        self.tell(decision, purpose)
+        return decision
+
+    def consider(self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool) -> Decision:
+        """As :meth:`decide`, and tell nobody."""
+        api = self._batches(kind) if batchable and wishes.strategy is not Strategy.INDIVIDUAL else None
+        load = sketch.load
+        if load.requests > wishes.at_once and api is not None:
+            self._experience.refresh()
+        if wishes.budget is not None and sketch.cost("standard") is None and self._must_be_priced():
+            raise ConfigError(
+                f"a budget was given, but the price of {self._label} is unknown, so it could not be kept: "
+                "give a price under prices, or set allow_unknown_price"
+            )
+        offers = self._offers(sketch, load, kind, wishes)
+        batch = None if api is None else self._batch(sketch, load, api)
+        try:
+            return choose(load, offers, batch, wishes)
+        except Infeasible as error:
+            raise ConfigError(str(error)) from None
+
+    def tell(self, decision: Decision, purpose: str | None = None) -> str:
+        """Tell a decision, and return the id it was told under."""
+        chosen = decision.chosen
+        number = f"decision-{next(self._numbers)}"
+        self._tell(
+            RouteChosen(
+                at=self._clock.now(),
+                decision_id=number,
+                model=self._label,
+                purpose=purpose,
+                requests=decision.load.requests,
+                route=chosen.route,
+                first=chosen.first,
+                reason=decision.reason,
+                p50=chosen.p50,
+                p95=chosen.p95,
+                cost=_expected(chosen),
+                options=tuple(
+                    (each.route.value, each.p50, each.p95, _expected(each), each.feasible)
+                    for each in decision.options
+                ),
+            )
+        )
+        return number
+
+    def score(self, number: str, decision: Decision, seconds: float, cost: float | None) -> None:
+        """Tell what a decision really took.
+
+        Args:
+            number: as it was told under.
+            seconds: from the submission to the last answer.
+            cost: USD; ``None`` where the price is unknown.
+        """
+        chosen, wishes = decision.chosen, decision.wishes
+        alone, batch = decision.alone, decision.batch
+        self._tell(
+            RouteScored(
+                at=self._clock.now(),
+                decision_id=number,
+                model=self._label,
+                requests=decision.load.requests,
+                route=chosen.route,
+                seconds=seconds,
+                cost=cost,
+                forecast_p50=chosen.p50,
+                forecast_p95=chosen.p95,
+                forecast_cost=_expected(chosen),
+                individual_seconds=seconds if alone is chosen else alone.p50,
+                individual_cost=cost if alone is chosen else _expected(alone),
+                batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
+                batch_cost=None if batch is None else cost if batch is chosen else _expected(batch),
+                met=None if wishes.deadline is None else seconds <= wishes.deadline,
+            )
+        )
+
+    def pace(self, kind: Kind, tokens: float = 0.0) -> Pace:
+        """Return how fast requests are answered in real time now.
+
+        Args:
+            tokens: what one of them uses, input and output.
+        """
+        most = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
+        route = Route.SHARED if most > 1 else Route.INDIVIDUAL
+        return self._pace(route, tokens, per_call=max(1, most))
+
+    # -- offers ----------------------------------------------------------------------------------------------
+
+    def _offers(self, sketch: Sketch, load: Load, kind: Kind, wishes: Wishes) -> list[Offer]:
+        """Return the routes in real time; the first is what requests take that nobody chose a route for."""
+        config, abilities = self._config, self._provider.capabilities
+        tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
+        standard = sketch.cost("standard")
+        most = abilities.max_texts if kind is Kind.EMBED else min(abilities.max_shared, config.max_batch_size)
+        offers = []
+        if most > 1:
+            pace = self._pace(Route.SHARED, tokens, per_call=min(most, max(1, load.requests)))
+            offers.append(Offer(Route.SHARED, pace, standard))
+        individual = self._pace(Route.INDIVIDUAL, tokens)
+        if wishes.strategy is Strategy.THRESHOLD:
+            workers = min(individual.parallelism, config.max_parallel_individual)
+            individual = evolve(individual, parallelism=workers)
+        offers.append(Offer(Route.INDIVIDUAL, individual, standard))
+        if config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size:
+            pace = self._pace(Route.PACKED, tokens, per_call=config.max_batch_size)
+            offers.append(Offer(Route.PACKED, pace, standard))
+        flex = sketch.cost("flex")
+        if flex is not None:
+            share = 1.0 if standard is None else flex.expected / (standard.expected or 1.0)
+            offers.append(Offer(Route.FLEX, self._pace(Route.FLEX, tokens), flex, share))
+        return offers
+
+    def _pace(self, route: Route, tokens: float, *, per_call: int = 1) -> Pace:
+        limits = self._limits()
+        return Pace(
+            call=self._times(route),
+            parallelism=self._config.parallelism,
+            per_call=per_call,
+            ahead=self._waiting(),
+            tokens=tokens,
+            rpm=limits.get("requests", math.inf),
+            tpm=limits.get("tokens", math.inf),
+        )
+
+    def _batch(self, sketch: Sketch, load: Load, api: BatchApi) -> BatchOffer:
+        config = self._config
+        most = min(config.batch_max_requests, api.abilities.max_requests)
+        batches = math.ceil(load.requests / most) if load.requests else 1
+        enqueued = config.batch_enqueued_tokens
+        at_a_time = math.inf
+        if enqueued is not None and load.tokens_in:
+            at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
+        standard, cost = sketch.cost("standard"), sketch.cost("batch")
+        return BatchOffer(
+            times=self._experience.turnaround(self._label),
+            cost=cost,
+            cancelling=self._experience.cancelling(self._provider.name).quantile(CANCELLED, 1),
+            most=most,
+            at_a_time=at_a_time,
+            share=_share(cost, standard),
+        )
+
+    # -- what is known ---------------------------------------------------------------------------------------
+
+    def _times(self, route: Route) -> Times:
+        return self._experience.latency(route, self._label)
+
+    def _limits(self) -> dict[str, float]:
+        """Return the limits a minute that were told or learned; the tighter one of each."""
+        shared = shared_quota(self._provider.scope, self._model)
+        with shared.lock:
+            known = dict(shared.quota.reported)
+            pace = shared.quota.pace
+        for name, told in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
+            if told is not None:
+                known[name] = min(told, known.get(name, math.inf))
+        if pace is not None:
+            known["requests"] = min(60 * pace, known.get("requests", math.inf))
+        return known
+
+    def _rates(self, processing: str) -> RateCard | None:
+        if not self._provider.capabilities.priced:
+            return None
+        return self._prices.rates(self._provider.name, self._model, self._clock.wall(), processing)
+
+    def _flexes(self, kind: Kind) -> bool:
+        return self._config.flex and kind is Kind.GENERATE and self._provider.flexes(self._model)
+
+    def _must_be_priced(self) -> bool:
+        return self._provider.capabilities.priced and not self._config.allow_unknown_price
+
+
+def _expected(option: Option) -> float | None:
+    return None if option.cost is None else option.cost.expected
+
+
+def _share(cost: Cost | None, standard: Cost | None) -> float:
+    if cost is None or standard is None or not standard.expected:
+        return 0.5
+    return cost.expected / standard.expected
