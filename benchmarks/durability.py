@@ -119,7 +119,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cycles", type=int, default=500, help="workers killed per provider")
-    parser.add_argument("--shorter", type=int, default=60, help="the same for frozen, paired and mutant rows")
+    parser.add_argument("--shorter", type=int, default=60, help="the same for frozen and paired rows")
+    parser.add_argument("--mutants", type=int, default=60, help="the same for mutant rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
     parser.add_argument("--part", choices=("killed", "shared"), help="one only")
@@ -127,7 +128,7 @@ def main() -> None:
     faults = []
     if options.part != "shared":
         providers = [options.provider] if options.provider else list(MODELS)
-        faults += _killed(providers, options.cycles, options.shorter, options.seed)
+        faults += _killed(providers, options)
     if options.part != "killed":
         faults += _shared(options.seed)
     for fault in faults:
@@ -135,24 +136,26 @@ def main() -> None:
     raise SystemExit(1 if faults else 0)
 
 
-def _killed(providers: list[str], cycles: int, shorter: int, seed: int) -> list[str]:
+def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
     """Run all loops; return what must not be."""
     _print_head(_HEAD)
     pair: dict[str, Any] = {"freeze": FREEZE, "workers": 2, "lease": LEASE}
+    seed, shorter = options.seed, options.shorter
     faults = []
     for name in providers:
         runs = [
-            run("killed", name, cycles, seed),
+            run("killed", name, options.cycles, seed),
             run("frozen, then killed", name, shorter, seed + 1, freeze=FREEZE),
             run("two workers, frozen and killed", name, shorter, seed + 2, **pair),
         ]
-        faults += [fault for verdict in runs for fault in verdict.faults]
-    for number, mutant in enumerate(MUTANTS):
-        found = [
-            run(f"mutant: {mutant}", name, shorter, seed + 3 + number, mutant=mutant) for name in providers
-        ]
+        for verdict in runs:
+            # here no create lands later than is assumed, so that an incident excuses nothing
+            faults += [*verdict.faults, *(f"paid twice: {prompt}" for prompt in verdict.excused)]
+    for number, mutant in enumerate(MUTANTS, start=3):
+        label = f"mutant: {mutant}"
+        found = [run(label, name, options.mutants, seed + number, mutant=mutant) for name in providers]
         if not any(verdict.paid_twice or verdict.excused for verdict in found):
-            faults.append(f"the judge is blind: mutant {mutant!r} went unseen; give it more --shorter cycles")
+            faults.append(f"the judge is blind: mutant {mutant!r} went unseen; try more --mutants cycles")
     return faults
 
 

@@ -33,6 +33,7 @@ class Verdict:
         twice: answers that were handed out twice in one life, or changed between two.
         paid_twice: prompts that were billed more than once.
         corrupt: what is wrong with the store.
+        stuck: jobs that too many lives in a row did not move; the loop fills it.
     """
 
     jobs: int = 0
@@ -46,6 +47,7 @@ class Verdict:
     twice: list[str] = field(factory=list)
     paid_twice: list[str] = field(factory=list)
     corrupt: list[str] = field(factory=list)
+    stuck: list[str] = field(factory=list)
 
     @property
     def faults(self) -> list[str]:
@@ -56,6 +58,7 @@ class Verdict:
             "delivered twice": self.twice,
             "paid twice": self.paid_twice,
             "corrupt": self.corrupt,
+            "stuck": self.stuck,
         }
         return [f"{name}: {one}" for name, found in named.items() for one in found]
 

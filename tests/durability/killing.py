@@ -25,7 +25,7 @@ from tests.durability.orders import Orders
 from tests.durability.servers import LATEST, LIST_LAG
 from tests.durability.zygote import Zygote
 
-__all__ = ["Loop", "Plan", "settle_of"]
+__all__ = ["RESTARTS", "Loop", "Plan", "settle_of"]
 
 SHORTEST, LONGEST = 0.08, 0.53
 """Seconds a worker lives where a client comes up within :data:`COMES_UP`; on a busy machine it lives longer
@@ -34,6 +34,8 @@ COMES_UP = 0.08
 """Seconds from the fork to an open store, on two idle cores."""
 SLOWEST = 8.0
 """The longest lives are so many times longer."""
+RESTARTS = 5
+"""Lives in a row that may come and go without any progress."""
 PATIENCE = 40.0
 """Seconds the last job has to end once nobody is killed any more."""
 
@@ -119,7 +121,10 @@ class Loop:
             for slot in slots:
                 self._end(slot)
         self.seconds = time.monotonic() - began
-        return judge(self._url, self._store, self.jobs)
+        verdict = judge(self._url, self._store, self.jobs)
+        if self.worst_stuck > RESTARTS:
+            verdict.stuck.append(f"{self.worst_stuck} lives in a row moved nothing")
+        return verdict
 
     def _pass(self, slots: list[_Slot]) -> bool:
         """Wait for the next thing that happens and deal with it; False at the end of the last job."""

@@ -13,8 +13,6 @@ from tests.durability.zygote import Zygote
 
 CYCLES = 51
 """Workers killed, in all."""
-RESTARTS = 5
-"""Lives in a row that may come and go without any progress."""
 
 
 def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
@@ -37,7 +35,6 @@ def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path:
             verdicts: list[Verdict] = list(threads.map(Loop.run, loops))
     assert [fault for verdict in verdicts for fault in verdict.faults] == []
     assert sum(loop.kills for loop in loops) >= 50
-    assert max(loop.worst_stuck for loop in loops) <= RESTARTS
     fates = sum((verdict.fates for verdict in verdicts), start=verdicts[0].fates.__class__())
     assert fates["lost"] + fates["dropped"] + fates["late"] + fates["fenced"] > 0, "no create was unlucky"
     assert all(verdict.excused == [] for verdict in verdicts)
