@@ -344,6 +344,10 @@ class BatchJobs:
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 
+    def _halt_jobs(self) -> None:
+        """Ask nothing more of any job; what is under way goes on. The first half of a stop."""
+        self._desk.halt()
+
     def _finish_jobs(self, timeout: float | None, began: float) -> None:
         """Store what came, and give the jobs back."""
         steps = STEP_GRACE

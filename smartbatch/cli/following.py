@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from attrs import evolve
 
@@ -12,17 +12,22 @@ from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.models import Result
-from smartbatch.observe.job_progress import JobProgressBar
 
 __all__ = ["Follower", "is_stuck", "together"]
 
 STEP: Final = 0.5
 """Seconds after which a wait looks whether it was interrupted."""
-SHOWN_EVERY: Final = 1.0
+SHOWN_EVERY: Final = 0.25
 """Seconds between two looks at the figures of the bar."""
 
 _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch from which something comes although its job is held."""
+
+
+class Bar(Protocol):
+    """Shows how jobs stand together."""
+
+    def show(self, status: JobStatus) -> None: ...
 
 
 class Follower:
@@ -33,6 +38,7 @@ class Follower:
         bar: shows them.
         clock: time.
         stopped: asked now and then; once true, nothing more is waited for.
+        ending: called once results are no longer waited for, before what is stored by then is read.
         told: called with each new status of a job, after the bar.
 
     Attributes:
@@ -42,16 +48,18 @@ class Follower:
     def __init__(
         self,
         jobs: Sequence[Job],
-        bar: JobProgressBar,
+        bar: Bar,
         clock: Clock,
         *,
         stopped: Callable[[], bool] = lambda: False,
+        ending: Callable[[], object] = lambda: None,
         told: Callable[[JobStatus], object] = lambda _: None,
     ) -> None:
         self._jobs = jobs
         self._bar = bar
         self._clock = clock
         self._stopped = stopped
+        self._ending = ending
         self._told = told
         self._next = clock.now()
         self.statuses: dict[str, JobStatus] = {}
@@ -94,6 +102,8 @@ class Follower:
                 self.look()
                 if is_stuck(self.statuses[job.id]):
                     break
+        if self._stopped():
+            self._ending()
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
 

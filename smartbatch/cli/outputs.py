@@ -164,6 +164,17 @@ class OutputFile:
                 os.unlink(beside)
         self._in_order = True
 
+    def sync(self) -> None:
+        """Have everything on the disk, so that it survives a loss of power.
+
+        Raises:
+            OutputLost: the disk does not take it.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
     def _open(self) -> int:
         try:
             while True:

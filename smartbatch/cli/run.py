@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from smartbatch.cli.by_batch import ByBatch, Found
+from smartbatch.cli.by_job import ByJob, Found, Manner
 from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.inputs import Source
-from smartbatch.cli.interrupts import Interrupts
 from smartbatch.cli.lines import AskedRow, encode
 from smartbatch.cli.notes import note, say, tell_event
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
@@ -25,23 +21,18 @@ from smartbatch.client import BatchingClient
 from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
-    ClientClosed,
     ConfigError,
     InputError,
     InvalidRequest,
     JobConflict,
+    JobNotFound,
     StoreError,
 )
 from smartbatch.jobs.status import JobStatus
-from smartbatch.lists import Stream
-from smartbatch.models import Generation, Request, Result
+from smartbatch.models import Generation
 from smartbatch.observe.progress import Progress
-from smartbatch.runtime.ticket import ResultFuture
 
 __all__ = ["run"]
-
-GRACE: Final = 10.0
-"""Seconds that calls under way get to end after the first Ctrl-C; a second one does not wait."""
 
 _OTHER_NAMES: Final = {
     "parallelism": "--concurrency",
@@ -55,10 +46,6 @@ _OF_BATCHES: Final = ("poll_interval", "batch_timeout", "batch_max_requests", "f
 """Options that mean nothing in real time."""
 
 
-class _Sink(Protocol):
-    def append(self, row: AskedRow, line: bytes, *, answered: bool) -> None: ...
-
-
 def run(args: argparse.Namespace) -> int:
     """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""
     try:
@@ -67,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     except OutputLost as error:
         say(f"smartbatch: {error.message}")
         return 1
-    except (ConfigError, InputError, InvalidRequest, JobConflict, StoreError) as error:
+    except (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError) as error:
         flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
         say(f"smartbatch: {error.message}{flag}")
         return 2
@@ -86,7 +73,6 @@ class _Run:
         self._began = self._clock.now()
         self._tally = Tally()
         self._before = Recovered()
-        self._jobs: Sequence[JobStatus] = []
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = _client(args)
         source = stack.enter_context(Source(args.input, args.format))
@@ -96,7 +82,13 @@ class _Run:
                 raise InputError(f"{args.output}: is the input itself; choose another -o")
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
-        self._lost: OutputLost | None = None
+        self._manner = Manner(
+            realtime=args.batching_strategy != "batch",
+            model=args.model,
+            output=None if self._out is None else self._out.path,
+            fallback=args.fallback,
+            quiet=args.quiet,
+        )
         self._questions = Questions(source, maker, model=args.model, params=_params(args), limit=args.limit)
 
     def go(self) -> int:
@@ -105,140 +97,43 @@ class _Run:
         if self._out is not None:
             self._before = self._out.recover(keys)
             self._tell_resumed(self._out.path)
-        remaining = len(keys) - self._before.answered
+        answered = self._out.is_answered if self._out is not None else lambda _: False
+        asking: ByJob | None = None
         caught = 0
-        if remaining:
-            by_batch = self._args.batching_strategy == "batch"
-            caught = self._ask_by_batch(keys) if by_batch else self._ask(remaining)
+        if self._before.answered < len(keys):
+            asking = ByJob(
+                self._client, self._questions, keys, self._manner, answered=answered, clock=self._clock
+            )
+            caught = asking.go(self._take)
         if self._out is not None:
             self._out.put_in_order()
         unanswered = len(keys) - self._before.answered - self._tally.answered - self._tally.failed
-        self._tell_end(caught, unanswered)
+        if asking is not None and not caught and not unanswered:
+            if self._out is not None:
+                self._out.sync()
+            asking.forget(all_answered=not self._tally.failed)
+        self._tell_end(caught, unanswered, [] if asking is None else asking.batches)
         if caught:
             return 128 + caught
         return 1 if self._tally.failed or unanswered else 0
 
-    def _ask(self, remaining: int) -> int:
-        """Ask every row that is left; return the number of the signal that ended it early, or 0."""
-        out, client = self._out, self._client
-        interrupts = Interrupts(
-            self._clock, on_first=self._end_early, on_late=lambda: client.stop(timeout=0), grace=GRACE
-        )
-        requests = self._questions.requests(
-            skip=out.is_answered if out is not None else lambda _: False,
-            stopped=lambda: bool(interrupts.caught) or self._lost is not None,
-        )
-        results = Stream(
-            requests,
-            self._submit,
-            self._clock,
-            ahead=client.config.queue_capacity,
-            ordered=out is None,
-            raising=False,
-        )
-        with interrupts, self._progress(remaining) as progress:
-            client.observe(progress)
-            if out is not None:
-                self._drain(results, progress)
-            else:
-                self._print(results, progress)
-        return interrupts.caught
-
-    def _ask_by_batch(self, keys: array[int]) -> int:
-        """Ask every row that is left as a job; return as :meth:`_ask` does."""
-        out = self._out
-        batch = ByBatch(
-            self._client,
-            self._questions,
-            keys,
-            model=self._args.model,
-            output=None if out is None else out.path,
-            answered=out.is_answered if out is not None else lambda _: False,
-            fallback=self._args.fallback,
-            quiet=self._args.quiet,
-            clock=self._clock,
-        )
-        caught = batch.go(self._take)
-        self._jobs = batch.statuses
-        return caught
-
     def _take(self, rows: Iterator[tuple[AskedRow, Found]], progress: Progress) -> None:
-        """Write the rows of jobs. A line that is lost with this process is written by the next one."""
+        """Write rows as their results come. A line that is lost with this process is written by the next."""
         sink: OutputFile | StandardOutput = self._out or StandardOutput()
         try:
             for row, found in rows:
                 with progress.aside():
-                    self._write(sink, found.result, row)
+                    sink.append(row, encode(row, found.result, self._args.model), answered=found.result.ok)
                 if found.earlier:
                     self._before.answered += 1
                     continue
                 self._tally.add(row, found.result)
                 if not found.result.ok and self._args.verbose:
                     note(failure_line(row, found.result))
-        except BrokenPipeError:
+        except BrokenPipeError:  # such as `| head`: nobody reads any more, which is no error
             if isinstance(sink, OutputFile):
                 raise
             sink.abandon()
-
-    def _end_early(self) -> None:
-        self._client.cancel_pending()
-        if not self._args.quiet:
-            note(f"interrupted: calls under way get {GRACE:.0f} s to end; once more ends at once")
-
-    def _submit(self, request: Request, sink: Callable[[Result], None]) -> ResultFuture:
-        """Submit so that an answer is on disk before anything else is done with it, and a cancelled request
-        comes back as a result, too."""
-        future = self._client.submit(request)
-
-        def ended(_: Future[Result]) -> None:
-            dropped = ClientClosed("cancelled before it was sent")
-            result = future.outcome or Result("", error=dropped, context=request.context)
-            if self._out is not None and not isinstance(result.error, ClientClosed):
-                try:
-                    self._write(self._out, result)
-                except OutputLost as error:
-                    self._lost = self._lost or error
-            sink(result)
-
-        future.add_done_callback(ended)
-        return future
-
-    def _write(self, sink: _Sink, result: Result, row: AskedRow | None = None) -> None:
-        row = result.context if row is None else row
-        sink.append(row, encode(row, result, self._args.model), answered=result.ok)
-
-    def _drain(self, results: Stream, progress: Progress, printer: _Sink | None = None) -> None:
-        for result in results:
-            if self._lost is not None:
-                raise self._lost
-            if isinstance(result.error, ClientClosed):
-                continue  # never sent, or dropped at the end of the grace: the next run asks it
-            if printer is not None:
-                with progress.aside():
-                    self._write(printer, result)
-            row: AskedRow = result.context
-            self._tally.add(row, result)
-            progress.advance(result)
-            if not result.ok and self._args.verbose:
-                note(failure_line(row, result))
-
-    def _print(self, results: Stream, progress: Progress) -> None:
-        printer = StandardOutput()
-        try:
-            self._drain(results, progress, printer)
-        except BrokenPipeError:  # such as `| head`: nobody reads any more, which is no error
-            results.close()
-            printer.abandon()
-
-    def _progress(self, remaining: int) -> Progress:
-        done = self._before.answered
-        return Progress(
-            remaining + done,
-            "quiet" if self._args.quiet else "auto",
-            sys.stderr,
-            self._clock.now,
-            initial=done,
-        )
 
     def _tell_resumed(self, path: str) -> None:
         before = self._before
@@ -251,16 +146,15 @@ class _Run:
             told.append(f"a torn last line of {before.cut:,} bytes cut off")
         say(f"{path}: " + ", ".join(told))
 
-    def _tell_end(self, caught: int, unanswered: int) -> None:
+    def _tell_end(self, caught: int, unanswered: int, jobs: Sequence[JobStatus]) -> None:
         if self._args.quiet:
             return
         wall = self._clock.now() - self._began
         failures = not self._args.verbose
-        say(self._tally.render(wall=wall, before=self._before, jobs=self._jobs, failures=failures))
+        say(self._tally.render(wall=wall, before=self._before, jobs=jobs, failures=failures))
         if unanswered:
-            resumes = self._out is not None or self._args.batching_strategy == "batch"
-            again = "; run the same line again to resume" if resumes else ""
-            say(f"{'interrupted: ' if caught else ''}{unanswered:,} rows not answered{again}")
+            why = "interrupted: " if caught else ""
+            say(f"{why}{unanswered:,} rows not answered; run the same line again to resume")
 
 
 def _params(args: argparse.Namespace) -> Generation:

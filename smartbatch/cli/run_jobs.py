@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from attrs import frozen
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
+from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
 
 __all__ = ["RunJob", "RunName"]
@@ -23,6 +25,9 @@ _RUN: Final = "run"
 """Label of a run's job: where its results go."""
 _ROWS: Final = "rows"
 """Label of a run's job: how many rows the input had."""
+_ROUTE: Final = "route"
+"""Label of a run's job: how it is asked."""
+_REALTIME: Final = "realtime"
 
 
 @frozen
@@ -31,12 +36,16 @@ class RunJob:
 
     Attributes:
         rows: rows the input had when it was submitted; it has all of those that were not answered then.
+        realtime: it is asked in real time.
         ended: every request had its result already.
+        stored: requests that had their results.
     """
 
     job: Job
     rows: int
+    realtime: bool
     ended: bool
+    stored: int = 0
 
 
 class RunName:
@@ -49,66 +58,115 @@ class RunName:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
         keys: the key of every row, see :class:`smartbatch.cli.prompts.Keys`.
+        realtime: the run asks in real time.
     """
 
-    def __init__(self, output: str | None, model: str, keys: array[int]) -> None:
+    def __init__(self, output: str | None, model: str, keys: array[int], *, realtime: bool) -> None:
         place = "-" if output is None else os.path.realpath(output)
         self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self.rows = len(keys)
         self._output = output
         self._model = model
+        self._realtime = realtime
         self._keys = keys
         if sys.byteorder != "little":  # the same name on every machine that shares a store
             self._keys = array("Q", keys)
             self._keys.byteswap()
 
     def key(self, rows: int) -> str:
-        """Return the key of the first job that asks the first ``rows`` rows."""
+        """Return what the key of a job begins with that asks rows of the first ``rows`` ones."""
         digest = hashlib.blake2b(f"{self.label}\n{self._model}\n".encode(), digest_size=16)
         digest.update(memoryview(self._keys)[:rows])
         return f"run:{digest.hexdigest()}"
 
     def labels(self) -> dict[str, str]:
         """Return the labels of a job of this run."""
-        return {_RUN: self.label, _ROWS: str(self.rows)}
+        labels = {_RUN: self.label, _ROWS: str(self.rows)}
+        return {**labels, _ROUTE: _REALTIME} if self._realtime else labels
 
     def free_key(self, taken: set[str | None]) -> str:
-        """Return the key of the next job: the first one, or with ``#2``, ``#3``, … for rows that failed."""
+        """Return the key of the next job.
+
+        For batches the first one, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
+        the same line at once, one submits. In real time each asks for itself, as often as somebody wants.
+        """
         base = key = self.key(self.rows)
+        if self._realtime:
+            return f"{base}#{secrets.token_hex(8)}"
         number = 1
         while key in taken:
             number += 1
             key = f"{base}#{number}"
         return key
 
-    def find(self, client: BatchingClient) -> list[RunJob]:
+    def find(self, client: BatchingClient, tell: Callable[[str], object]) -> list[RunJob]:
         """Return the jobs of this run, oldest first.
+
+        What was left of a run in real time, and cannot or shall not go on as it is, is withdrawn: it was
+        interrupted before another input, the Batch API, or another account was chosen for the output.
+
+        Args:
+            tell: says what is done with jobs.
 
         Raises:
             InputError: another input's job goes on that would write to the same output: what both ask
                 could be paid twice.
             StoreError: the store cannot be used.
         """
+        desk = client._desk
         found = sorted(self._labelled(client), key=lambda one: one.created_at)
-        mine = [self._mine(job) for job in found]
-        if self._output is not None:
-            for job, own in zip(found, mine, strict=True):
-                if own is None and not job.status().done:
-                    raise InputError(
-                        f"{self._output}: job {job.id} of a run with another input, model or parameters is "
-                        "still going on for this output, and what both ask would be paid twice; wait for it "
-                        f"(smartbatch jobs watch {job.id}), cancel it (smartbatch jobs cancel {job.id}), or "
-                        "choose another -o"
-                    )
-        return [own for own in mine if own is not None]
+        return [one for job in found if (one := self._taken_up(desk, job, tell)) is not None]
 
     def _labelled(self, client: BatchingClient) -> Iterator[Job]:
         return (job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label)
 
-    def _mine(self, job: Job) -> RunJob | None:
+    def _taken_up(self, desk: JobDesk, job: Job, tell: Callable[[str], object]) -> RunJob | None:
+        """Return a job as this run takes it up; ``None`` when it does not."""
+        one = self._as_it_stands(job)
+        if one.ended:
+            return one if self._is_mine(one) else None
+        if not self._is_mine(one):
+            if self._output is not None and not self._withdrawn(desk, one, "another input or model", tell):
+                raise InputError(
+                    f"{self._output}: job {job.id} of a run with another input, model or parameters is "
+                    "still going on for this output, and what both ask would be paid twice; wait for it "
+                    f"(smartbatch jobs watch {job.id}), cancel it (smartbatch jobs cancel {job.id}), or "
+                    "choose another -o"
+                )
+            return None
+        if not one.realtime:
+            return one
+        row = desk.store.job(job.id)
+        if not self._realtime:
+            reason = "the rest goes by batch now"
+        elif row is not None and desk.serving.provider_of(row) is None:
+            reason = "it was submitted with another account"
+        elif self._output is None and not desk.is_free(job.id):
+            return None  # the same line runs elsewhere, for a reader of its own
+        else:
+            return one
+        return self._as_it_stands(job) if self._withdrawn(desk, one, reason, tell) else one
+
+    def _withdrawn(self, desk: JobDesk, one: RunJob, reason: str, tell: Callable[[str], object]) -> bool:
+        if not one.realtime or not desk.withdraw(one.job.id):
+            return False
+        left = one.job.total - one.stored
+        tell(f"job {one.job.id}: {left:,} rows that were not answered are dropped from it: {reason}")
+        return True
+
+    def _as_it_stands(self, job: Job) -> RunJob:
+        status = job.status()
         rows = job.metadata.get(_ROWS, "")
-        if not rows.isdecimal() or not 0 < int(rows) <= self.rows or job.key is None:
-            return None
-        if job.key.partition("#")[0] != self.key(int(rows)):
-            return None
-        return RunJob(job, int(rows), job.status().done)
+        return RunJob(
+            job,
+            int(rows) if rows.isdecimal() else 0,
+            realtime=job.metadata.get(_ROUTE) == _REALTIME,
+            ended=status.done,
+            stored=status.finished,
+        )
+
+    def _is_mine(self, one: RunJob) -> bool:
+        """Whether the job's rows are the first ones of this run."""
+        if not 0 < one.rows <= self.rows or one.job.key is None:
+            return False
+        return one.job.key.partition("#")[0] == self.key(one.rows)

@@ -48,6 +48,8 @@ ASKING = 10_000
 """Items asked alone that are counted at most."""
 LAST_NEWS = 2.0
 """Seconds that watchers have at a stop to tell what is stored."""
+ALL = 1_000_000
+"""Jobs that are looked through for one: all of them."""
 DRAWS = 10
 """Ids drawn for a job; the second is needed with seeded dice only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
@@ -195,6 +197,10 @@ class JobDesk:
         if row.policy.get("attended") and row.id not in self._attended:
             return False
         return self.serving.provider_of(row) is not None
+
+    def is_free(self, job_id: str) -> bool:
+        """Whether an unfinished job is carried on by nobody alive."""
+        return any(row.id == job_id for row in self.store.claimable(limit=ALL))
 
     def withdraw(self, job_id: str) -> bool:
         """End the requests of a job that were not sent, with no need of its account.

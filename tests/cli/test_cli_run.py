@@ -24,6 +24,8 @@ import pytest
 from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.jobs.payload import decode_params, decode_request
+from smartbatch.jobs.store import open_store
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
@@ -73,6 +75,18 @@ def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
     return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
+
+
+def stored() -> set[str]:
+    """The prompts whose answers the one job of the store has."""
+    store = open_store()
+    try:
+        (job,) = store.jobs()
+        results = store.results(job.id)
+        shared = decode_params(job.params)
+        return {str(decode_request(row.payload, shared, id=None).prompt) for row in results}
+    finally:
+        store.close()
 
 
 def prompts(count: int) -> list[str]:
@@ -433,7 +447,7 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
 
 
 def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
-    """kill -9: every row that was written is whole, and the next run asks exactly the others."""
+    """kill -9: what was written is whole, what was stored is written, and the next run asks exactly the rest."""
     expected = prompts(60)
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
         child.begun(2)
@@ -444,7 +458,8 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
         child.process.wait()
     rows = Path("out.jsonl").read_bytes().split(b"\n")[:-1]
     assert 10 <= len(rows) < 60
-    answered = {json.loads(row)["input"]["prompt"] for row in rows}
+    answered = stored()
+    assert {json.loads(row)["input"]["prompt"] for row in rows} <= answered
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
         child.let_go(60)
         asked = child.begun(60 - len(answered))

@@ -65,6 +65,7 @@ def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> sub
         "--quiet",
     ]
     environment = os.environ | {
+        "XDG_STATE_HOME": str(out.parent / "state"),
         "OPENAI_BASE_URL": emu.base_url,
         "OPENAI_API_KEY": "sk-test-of-the-main-job",
         "ANTHROPIC_BASE_URL": emu.url,

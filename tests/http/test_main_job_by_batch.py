@@ -77,7 +77,8 @@ def cost_in_real_time(questions: Path, model: str, folder: Path, answers: Mappin
     out = folder / "realtime.jsonl"
     with emulator(answers=answers, latency=0) as emu:
         line = command(questions, model, "-o", out, "--concurrency", 8)
-        subprocess.run(line, env=surroundings(emu), check=True, timeout=PATIENCE * 2)
+        home = {"XDG_STATE_HOME": str(folder / "state")}
+        subprocess.run(line, env=surroundings(emu) | home, check=True, timeout=PATIENCE * 2)
     return sum(row["cost"] for row in rows_of(out))
 
 
