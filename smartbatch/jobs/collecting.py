@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from smartbatch.core.crosscheck import Crosscheck
 from smartbatch.jobs.lines import raw_lines
 from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
+from smartbatch.jobs.store.base import Measure
 from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work, report
 from smartbatch.models import Kind, Usage
@@ -29,6 +30,8 @@ __all__ = ["Taken", "clear", "fetch", "incomplete", "ingest", "nonces_in", "salv
 
 PAGE = 1000
 """Lines a transaction."""
+PAGE_BYTES = 8 << 20
+"""Bytes of lines and of the requests they answer that are held at a time, at most."""
 PEEK = 1 << 20
 """Bytes read at most of each place of a candidate's results to see whose they are."""
 
@@ -71,13 +74,12 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
     """
     check = Crosscheck()
     tally = _Tally()
-    for page in _pages(work, shard, paths, tally):
-        known = work.store.items_at(shard.id, [position for position, _, _ in page])
-        for position, line, _ in page:
-            if position not in known:
-                tally.foreign += 1
-            elif line.answer is not None and line.answer.usage is not None:
-                check.observe(known[position].tokens, line.answer.usage.input_tokens)
+    measures = work.store.measures(shard.id)
+    for read in _lines(work, shard, paths, tally):
+        if read.position not in measures:
+            tally.foreign += 1
+        elif read.line.answer is not None and read.line.answer.usage is not None:
+            check.observe(measures[read.position].tokens, read.line.answer.usage.input_tokens)
     reader = Reader(work, check)
     _tell_oddities(work, shard, tally, reader)
     if check.unrelated:
@@ -90,12 +92,12 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
     doubled = 0
     sums = Taken()
     before = work.store.job(work.job.id) or work.job
-    for page in _pages(work, shard, paths, _Tally()):
-        items = work.store.items_at(shard.id, [position for position, _, _ in page])
+    for page in _pages(_lines(work, shard, paths, _Tally()), measures):
+        items = work.store.items_at(shard.id, [read.position for read in page])
         results = [
-            reader.result(items[position], line, digest)
-            for position, line, digest in page
-            if position in items
+            reader.result(items[read.position], read.line, read.digest)
+            for read in page
+            if read.position in items
         ]
         taken = work.store.ingest(work.grip, shard, results, at=work.wall)
         doubled += len(taken.doubled)
@@ -169,12 +171,41 @@ class _Tally:
     seen: dict[int, bytes] = field(factory=dict)
 
 
-def _pages(
-    work: Work, shard: ShardRow, paths: list[Path], tally: _Tally
-) -> Iterator[list[tuple[int, Line, bytes]]]:
-    """Yield the lines of a shard's files, up to a thousand at a time; each with position and digest."""
+@frozen
+class _Read:
+    """A line of a shard's results.
+
+    Attributes:
+        position: of its request in the shard.
+        line: what it says.
+        digest: of its bytes.
+        size: how many these are.
+    """
+
+    position: int
+    line: Line = field(repr=False)
+    digest: bytes
+    size: int
+
+
+def _pages(lines: Iterator[_Read], measures: Mapping[int, Measure]) -> Iterator[list[_Read]]:
+    """Yield up to a thousand lines at a time; fewer where they, or the requests they answer, are large."""
+    page: list[_Read] = []
+    size = 0
+    for read in lines:
+        more = read.size + (measures[read.position].bytes if read.position in measures else 0)
+        if page and (len(page) >= PAGE or size + more > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(read)
+        size += more
+    if page:
+        yield page
+
+
+def _lines(work: Work, shard: ShardRow, paths: list[Path], tally: _Tally) -> Iterator[_Read]:
+    """Yield the lines of a shard's files, the first of each request."""
     kind = Kind(work.job.kind)
-    page: list[tuple[int, Line, bytes]] = []
     for path in paths:
         with open(path, "rb") as file:
             for raw in raw_lines(_chunks(file)):
@@ -197,12 +228,7 @@ def _pages(
                             tally.repeats.append(line.answer.usage)
                     continue  # the first wins
                 tally.seen[named[1]] = digest
-                page.append((named[1], line, digest))
-                if len(page) == PAGE:
-                    yield page
-                    page = []
-    if page:
-        yield page
+                yield _Read(named[1], line, digest, len(raw.data))
 
 
 def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally, reader: Reader) -> None:

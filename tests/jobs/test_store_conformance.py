@@ -25,7 +25,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.store import LostGrip, Store
 from smartbatch.jobs.store import book_jobs as jobs_module
 from smartbatch.jobs.store import rows as rows_module
-from smartbatch.jobs.store.base import Payload
+from smartbatch.jobs.store.base import Measure, Payload
 from smartbatch.jobs.wire import new_nonce
 
 __all__ = ["bench", "postgres_address", "store"]  # fixtures
@@ -245,7 +245,7 @@ def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: B
     assert store.job("nul \0") is None
     assert store.shard("s") is store.shard_of("n") is store.recall("k") is None
     assert store.payloads("s") == store.unsettled("s") == []
-    assert store.items_at("s", [0]) == {}
+    assert store.items_at("s", [0]) == store.measures("s") == {}
     assert store.claim("job-x", 60) is None
     for verb in (
         store.forget,
@@ -565,6 +565,7 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: B
     ]
     assert store.payloads(shard.id, after=0, limit=1) == [Payload(1, 0, b"ask 0")]
     assert store.payloads(shard.id, after=2) == []
+    assert store.measures(shard.id) == {0: Measure(5, 13), 1: Measure(5, 10), 2: Measure(5, 14)}
     at = store.items_at(shard.id, [2, 0, 7, -1])
     assert {position: (i.ix, i.user_id, i.payload, i.tokens) for position, i in at.items()} == {
         0: (3, "row-3", b"ask 3", 13),

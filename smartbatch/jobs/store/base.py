@@ -34,7 +34,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 
-__all__ = ["Direct", "Ingested", "ItemAt", "LostGrip", "Payload", "Store", "Unsettled"]
+__all__ = ["Direct", "Ingested", "ItemAt", "LostGrip", "Measure", "Payload", "Store", "Unsettled"]
 
 
 class LostGrip(SmartbatchError):
@@ -57,6 +57,14 @@ class ItemAt:
     ix: int
     user_id: str | None
     payload: bytes = field(repr=False)
+    tokens: int
+
+
+@frozen
+class Measure:
+    """How large an item is: the bytes of its request in the store, its estimated input tokens."""
+
+    bytes: int
     tokens: int
 
 
@@ -211,6 +219,10 @@ class Store(ABC):
     @abstractmethod
     def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
         """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
+
+    @abstractmethod
+    def measures(self, shard_id: str) -> dict[int, Measure]:
+        """Return how large the item at each position of the shard is."""
 
     @abstractmethod
     def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:

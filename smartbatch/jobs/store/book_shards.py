@@ -15,7 +15,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import ItemAt, LostGrip, Payload
+from smartbatch.jobs.store.base import ItemAt, LostGrip, Measure, Payload
 from smartbatch.jobs.store.book import Book
 from smartbatch.jobs.store.database import Row, Transaction
 from smartbatch.jobs.store.rows import (
@@ -74,6 +74,12 @@ class Shards(Book):
         page = page[: fitting(sizes[no] for no in page)]
         bodies: dict[int, bytes] = dict(self._db.rows(sql.PAYLOADS, self._db.many(page)))
         return [Payload(at, position(no), bodies[no]) for at, no in enumerate(page, after + 1)]
+
+    def measures(self, shard_id: str) -> dict[int, Measure]:
+        job, known = self._positions(shard_id)
+        numbers = [number(job, ix) for ix in known]
+        found = {no: sizes for no, *sizes in self._db.rows(sql.MEASURES, self._db.many(numbers))}
+        return {at: Measure(*found[no]) for at, no in enumerate(numbers) if no in found}
 
     def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
         job, known = self._positions(shard_id)

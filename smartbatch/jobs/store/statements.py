@@ -70,6 +70,8 @@ ITEM_STATES = "SELECT no, state, shard, tries FROM item WHERE no IN {numbers}"
 PAYLOAD_SIZES = "SELECT no, length(body) FROM payload WHERE no IN {numbers}"
 PAYLOADS = "SELECT no, body FROM payload WHERE no IN {numbers}"
 NAMED_PAYLOADS = "SELECT no, user_id, body FROM payload WHERE no IN {numbers}"
+MEASURES = """SELECT i.no, length(p.body), i.tokens FROM item i JOIN payload p ON p.no = i.no
+    WHERE i.no IN {numbers}"""
 ITEMS_AT = """SELECT i.no, p.user_id, p.body, i.tokens FROM item i JOIN payload p ON p.no = i.no
     WHERE i.no IN {numbers}"""
 
