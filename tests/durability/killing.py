@@ -73,6 +73,7 @@ class _Slot:
     number: int
     pid: int = 0
     fd: int = -1
+    since: float = 0.0
     script: list[tuple[float, int]] = field(factory=list)
 
 
@@ -90,7 +91,6 @@ class Loop:
         kills: workers killed.
         freezes: workers that were stopped for a while.
         seconds: the loop took.
-        worst_stuck: most lives in a row without any progress.
     """
 
     def __init__(self, plan: Plan, *, url: str, folder: Path, zygote: Zygote) -> None:
@@ -104,10 +104,16 @@ class Loop:
         self.jobs: list[Orders] = []
         self.kills = self.freezes = 0
         self.seconds = 0.0
-        self.worst_stuck = self._stuck = 0
+        self._idle_lives: list[str] = []
+        self._worst_lives: list[str] = []
         self._seen: tuple[object, ...] = ()
         self._opened_before = 0
         self._slowness = 1.0
+
+    @property
+    def worst_stuck(self) -> int:
+        """Most lives in a row without any progress."""
+        return len(self._worst_lives)
 
     def run(self) -> Verdict:
         """Run it to its end and judge."""
@@ -123,7 +129,7 @@ class Loop:
         self.seconds = time.monotonic() - began
         verdict = judge(self._url, self._store, self.jobs)
         if self.worst_stuck > RESTARTS:
-            verdict.stuck.append(f"{self.worst_stuck} lives in a row moved nothing")
+            verdict.stuck += self._worst_lives
         return verdict
 
     def _pass(self, slots: list[_Slot]) -> bool:
@@ -170,7 +176,7 @@ class Loop:
                 seed=plan.seed,
             )
         )
-        self._stuck = self._opened_before = 0
+        self._idle_lives, self._opened_before = [], 0
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -180,7 +186,8 @@ class Loop:
             orders = _helper(orders)
         slot.pid = self._zygote.run(orders)
         slot.fd = os.pidfd_open(slot.pid)
-        slot.script = self._script(time.monotonic())
+        slot.since = time.monotonic()
+        slot.script = self._script(slot.since)
 
     def _script(self, now: float) -> list[tuple[float, int]]:
         """Return when the worker gets which signal."""
@@ -246,10 +253,11 @@ class Loop:
         self._opened_before = len(ups)
         seen = self._looks()
         if seen != self._seen:
-            self._stuck = 0
+            self._idle_lives = []
         elif not self._only_waits():
-            self._stuck += 1
-            self.worst_stuck = max(self.worst_stuck, self._stuck)
+            lived = time.monotonic() - slot.since
+            self._idle_lives.append(f"{lived:.2f} s, up after {ups[-1]:.2f} s: {seen}")
+            self._worst_lives = max(self._worst_lives, self._idle_lives, key=len)
         self._seen = seen
 
     def _ups(self) -> list[float]:
