@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.wishes import Wishes
 from smartbatch.errors import ConfigError, InvalidRequest, SmartbatchError, StoreError, WrongProcess
 from smartbatch.events import Event
 from smartbatch.intake import Intake
@@ -183,6 +184,30 @@ class BatchJobs:
 
     # -- accepting -------------------------------------------------------------------------------------------
 
+    def _submit_rows(
+        self,
+        requests: Iterator[Request],
+        kind: Kind,
+        params: Mapping[str, Any],
+        *,
+        realtime: int | None,
+        wishes: Wishes,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: str | None = None,
+    ) -> Job:
+        """Store checked requests of one kind as a job whose route was chosen; see :meth:`_accept`."""
+        api, _ = self._batches(kind)
+        policy = self._policy(fallback, wishes)
+        first = next(requests, None)
+        return self._accept(first, requests, kind, api, params, key, metadata, policy, realtime=realtime)
+
+    def _policy(self, fallback: str | None, wishes: Wishes) -> dict[str, Any]:
+        """Return a job's policy. What is left over at its deadline has no time for a further batch."""
+        deadline = None if wishes.deadline is None else self._clock.wall() + wishes.deadline
+        chosen = "individual" if deadline is not None else self._fallback_of(fallback)
+        return policy_of(self.config, chosen, deadline=deadline, budget=wishes.budget)
+
     def _submit_attended(self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str]) -> Job:
         """Store requests as a job that is asked in real time while somebody sits before it, and only then.
 
@@ -227,6 +252,7 @@ class BatchJobs:
             shared,
             api=api,
             realtime=realtime,
+            alone_for=self.config.prefer_individual_for,
             model=self.model,
             kind=kind,
             head=head_of(model, row.params),

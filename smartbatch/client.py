@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from attrs import evolve
 
-from smartbatch.batch_jobs import BatchJobs
 from smartbatch.calls.stack import Middleware
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
@@ -27,7 +26,7 @@ from smartbatch.events import (
     RequestSubmitted,
 )
 from smartbatch.intake import GENERATION, Intake, Preprocess, generation, open_model, with_settings
-from smartbatch.lists import ResultList, Stream
+from smartbatch.list_calls import ListCalls
 from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
@@ -45,7 +44,7 @@ from smartbatch.wiring import Lanes
 __all__ = ["BatchingClient", "Preprocess"]
 
 
-class BatchingClient(BatchJobs):
+class BatchingClient(ListCalls):
     """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
 
     The client starts with its first request, or with :meth:`start` or ``with``. A forked child finds it empty
@@ -170,71 +169,6 @@ class BatchingClient(BatchJobs):
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
-    def embed(
-        self,
-        texts: Iterable[str],
-        *,
-        task_type: str | None = None,
-        dimensions: int | None = None,
-        on_error: Literal["result", "raise"] | None = None,
-        **params: Any,
-    ) -> ResultList:
-        """Return the vectors of all texts, in order: ``embed(texts).vectors``.
-
-        Raises:
-            AllRequestsFailed: as :meth:`generate`.
-        """
-        embedding = Embedding(task_type, dimensions)
-        return self.generate(texts, on_error=on_error, embedding=embedding, **params)
-
-    def map(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        on_error: Literal["result", "raise"] | None = None,
-        **params: Any,
-    ) -> Iterator[Result]:
-        """Yield a result for each prompt, in order, reading ahead a bounded number.
-
-        A list is checked as a whole before anything is sent; any other iterable is read lazily, so it may be
-        endless. Leaving the loop early, or Ctrl-C, cancels what has not started.
-
-        Args:
-            prompts: texts, chats or requests.
-            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
-                the first one; the client's setting when ``None``.
-            params: as in :meth:`submit`, for all of them.
-
-        Raises:
-            InvalidRequest: names the row.
-        """
-        return self._stream(prompts, params, on_error or self.config.on_error, ordered=True)
-
-    def as_completed(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        on_error: Literal["result", "raise"] | None = None,
-        ordered: bool = False,
-        **params: Any,
-    ) -> Iterator[Result]:
-        """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
-        return self._stream(prompts, params, on_error or self.config.on_error, ordered=ordered)
-
-    def generate(
-        self, prompts: Iterable[Prompt], *, on_error: Literal["result", "raise"] | None = None, **params: Any
-    ) -> ResultList:
-        """Return all results as a list, in order, with sums over the whole.
-
-        Raises:
-            AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
-        """
-        began = self._clock.now()
-        results = ResultList(self.map(prompts, on_error=on_error, **params))
-        results.wall = self._clock.now() - began
-        results.raise_if_all_failed()
-        return results
-
     def stream(self, prompt: Prompt, **params: Any) -> TextStream:
         """Queue one request and return its answer as a stream of text chunks, as they are made.
 
@@ -358,14 +292,30 @@ class BatchingClient(BatchJobs):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _submit(
-        self, request: Request, sink: Callable[[Result], None] | None, stream: ChunkBox | None = None
+        self,
+        request: Request,
+        sink: Callable[[Result], None] | None,
+        stream: ChunkBox | None = None,
+        *,
+        purse: Budget | None = None,
+        alone: bool = False,
+        flex: bool = False,
     ) -> ResultFuture:
         intake = self._intake
         prepared = intake.preprocessed(request)
         if isinstance(prepared, Answer):
             return self._settled(request, intake.settled(request, prepared, Route.LOCAL), sink, stream)
         intake.check(prepared)
-        return self._enqueue(prepared, sink, stream, provider=self._provider, model=self.model)
+        return self._enqueue(
+            prepared,
+            sink,
+            stream,
+            provider=self._provider,
+            model=self.model,
+            purse=purse,
+            alone=alone or prepared.purpose in self.config.prefer_individual_for,
+            flex=flex,
+        )
 
     def _enqueue(
         self,
@@ -376,6 +326,9 @@ class BatchingClient(BatchJobs):
         provider: Provider,
         model: str,
         raw: bool = False,
+        purse: Budget | None = None,
+        alone: bool = False,
+        flex: bool = False,
     ) -> ResultFuture:
         """Queue a request that was checked; see :meth:`smartbatch.runtime.engine.Engine.submit`."""
         intake = self._intake
@@ -403,6 +356,7 @@ class BatchingClient(BatchJobs):
             sink=sink,
             stream=stream,
             raw=raw,
+            alone=alone,
         )
 
     def _settled(
@@ -425,19 +379,6 @@ class BatchingClient(BatchJobs):
             sink(result)
         self._tell(self._intake.finished(request, result, now))
         return future
-
-    def _stream(
-        self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
-    ) -> Iterator[Result]:
-        return Stream(
-            self._intake.requests(prompts, params),
-            self._submit,
-            self._clock,
-            ahead=self.config.queue_capacity,
-            ordered=ordered,
-            raising=on_error == "raise",
-            forsake=self._forsake,
-        )
 
     def _forsake(self, futures: Iterable[ResultFuture]) -> None:
         """Cancel what nobody waits for any more; called by a finaliser, in the middle of anything.

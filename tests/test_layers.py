@@ -63,9 +63,15 @@ ALLOWED: dict[str, frozenset[str]] = {
         "runtime",
         "schemas",
     }
-    | {"wiring", "batch_jobs"},
+    | {"wiring", "list_calls", "advisor", "experience"},
     "batch_jobs": NOUNS  # the part of the client that is about jobs
-    | {"clock", "config", "intake", "jobs", "lists", "observe", "providers", "runtime"},
+    | {"clock", "config", "core", "intake", "jobs", "lists", "observe", "providers", "runtime"},
+    "list_calls": NOUNS  # the part of the client that answers lists
+    | {"advisor", "batch_jobs", "by_job", "core", "intake", "jobs", "lists", "plans", "runtime"},
+    "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
+    "plans": NOUNS | {"core", "lists"},  # what a list would take
+    "advisor": NOUNS  # what a client knows when it chooses a route
+    | {"clock", "config", "core", "experience", "prices", "providers", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
     | {"batch_jobs", "client", "clock", "config", "jobs", "observe", "runtime"},
     "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "lists", "observe"},

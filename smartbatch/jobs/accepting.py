@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from smartbatch.config import BatchingConfig
@@ -34,6 +34,7 @@ class Items:
         shared: what they have in common.
         api: the Batch API that will carry them; ``None`` when all are asked alone.
         realtime: how many, counted from the first, are asked alone from the beginning; ``None`` is all.
+        alone_for: requests of these purposes are asked alone as well.
         model: without the provider's prefix.
         kind: what all of them ask for.
         head: what the job's digest begins with.
@@ -46,6 +47,7 @@ class Items:
         *,
         api: BatchApi | None,
         realtime: int | None = 0,
+        alone_for: Collection[str] = (),
         model: str,
         kind: Kind,
         head: bytes,
@@ -54,6 +56,7 @@ class Items:
         self._shared = shared
         self._api = api
         self._realtime = math.inf if api is None or realtime is None else realtime
+        self._alone_for = alone_for
         self._model = model
         self._kind = kind
         self._digest = RunningDigest(head)
@@ -77,7 +80,8 @@ class Items:
                 row=row,
             )
         payload = encode_request(request, self._shared, row=row)
-        size, alone = len(payload), row < self._realtime
+        size = len(payload)
+        alone = row < self._realtime or request.purpose in self._alone_for
         if self._api is not None and not alone:
             encode = self._api.encode
             size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
@@ -128,8 +132,20 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return labels
 
 
-def policy_of(config: BatchingConfig, fallback: str, *, attended: bool = False) -> dict[str, Any]:
-    """Return the choices a job keeps for whoever carries it on."""
+def policy_of(
+    config: BatchingConfig,
+    fallback: str,
+    *,
+    attended: bool = False,
+    deadline: float | None = None,
+    budget: float | None = None,
+) -> dict[str, Any]:
+    """Return the choices a job keeps for whoever carries it on.
+
+    Args:
+        deadline: Unix seconds by which all of it should have its result.
+        budget: most to spend on it, USD.
+    """
     return {
         **({"attended": True} if attended else {}),
         "fallback": fallback,
@@ -140,6 +156,8 @@ def policy_of(config: BatchingConfig, fallback: str, *, attended: bool = False) 
         "max_requests": config.batch_max_requests,
         "retention": config.batch_retention,
         "exclusive": config.exclusive_workspace,
+        "deadline": deadline,
+        "budget": budget,
     }
 
 

@@ -129,6 +129,7 @@ class Engine:
         sink: Callable[[Result], None] | None = None,
         stream: ChunkBox | None = None,
         raw: bool = False,
+        alone: bool = False,
     ) -> ResultFuture:
         """Put a checked request into the queue and return its future.
 
@@ -140,6 +141,7 @@ class Engine:
             sink: gets the result as well, before anybody who waits for the future runs on.
             stream: takes the answer piece by piece.
             raw: leave the result as it came; it is post-processed when it is read.
+            alone: share its call with no other request.
 
         Raises:
             QueueFull: see :class:`~smartbatch.runtime.queue.RequestQueue`.
@@ -152,6 +154,7 @@ class Engine:
         ticket = Ticket(request, lane, claim, fingerprint, stream)
         ticket.keep = keep
         ticket.raw = raw
+        ticket.alone = ticket.alone or alone
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim

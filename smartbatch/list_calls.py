@@ -1,0 +1,327 @@
+"""The part of a client that answers lists: it chooses a route, takes it, and scores the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from attrs import evolve as changed
+from attrs import frozen
+
+from smartbatch.batch_jobs import BatchJobs
+from smartbatch.by_job import JobResults, sort
+from smartbatch.core.budget import Budget
+from smartbatch.core.choosing import Decision
+from smartbatch.core.sketch import Sketch
+from smartbatch.core.wishes import Wishes, seconds_until
+from smartbatch.jobs.accepting import kind_of
+from smartbatch.lists import ResultList, Stream
+from smartbatch.models import Embedding, Kind, Priority, Prompt, Request, Result, Route, Strategy
+from smartbatch.plans import Plan
+from smartbatch.runtime.streaming import ChunkBox
+from smartbatch.runtime.ticket import ResultFuture
+
+__all__ = ["ListCalls"]
+
+OnError = Literal["result", "raise"]
+_PATIENT = frozenset({Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD})
+"""Strategies that need to know the whole list."""
+WISHES = ("strategy", "deadline", "budget", "prefer", "time_value")
+"""Arguments of list calls that are about the route."""
+
+
+@frozen
+class _Asked:
+    """A list as it was asked for, checked.
+
+    Attributes:
+        requests: in order.
+        params: as they were given, without the wishes.
+        wishes: what the route has to meet.
+        kind: texts or vectors.
+        batchable: whether a batch may be considered at all.
+    """
+
+    requests: list[Request]
+    params: Mapping[str, Any]
+    wishes: Wishes
+    kind: Kind
+    batchable: bool
+
+
+class ListCalls(BatchJobs):
+    """What a client offers for lists; see :class:`~smartbatch.BatchingClient`.
+
+    All of these take, besides their own, the wishes that decide the route:
+
+    - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``;
+      ``batching_strategy`` when left out.
+    - ``deadline``: a text such as ``"2h"``, seconds, a ``timedelta``, or a ``datetime`` with its time zone.
+    - ``budget``: most to spend on this list, in USD or as ``"5 USD"``.
+    - ``prefer``: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
+    - ``time_value``: what an hour of waiting is worth, USD.
+    """
+
+    _advisor: Any = None
+
+    # -- for users -------------------------------------------------------------------------------------------
+
+    def map(
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
+    ) -> Iterator[Result]:
+        """Yield a result for each prompt, in order, reading ahead a bounded number.
+
+        A list is checked as a whole before anything is sent, and its route is chosen; any other iterable is
+        read lazily, so it may be endless, and goes in real time unless it is given a ``strategy``, a
+        ``deadline`` or a ``prefer``. Leaving the loop early, or Ctrl-C, cancels what has not started.
+
+        Args:
+            prompts: texts, chats or requests.
+            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
+                the first one; the client's setting when ``None``.
+            params: as in :meth:`submit`, for all of them; and the wishes, see :class:`ListCalls`.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+        """
+        return self._answered(prompts, params, on_error or self.config.on_error, ordered=True)
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: OnError | None = None,
+        ordered: bool = False,
+        **params: Any,
+    ) -> Iterator[Result]:
+        """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
+        return self._answered(prompts, params, on_error or self.config.on_error, ordered=ordered)
+
+    def generate(
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
+    ) -> ResultList:
+        """Return all results as a list, in order, with sums over the whole.
+
+        Args:
+            prompts, on_error, params: as in :meth:`map`.
+
+        Raises:
+            AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
+            Exception: as :meth:`map`.
+        """
+        began = self._clock.now()
+        results = ResultList(self.map(prompts, on_error=on_error, **params))
+        results.wall = self._clock.now() - began
+        results.raise_if_all_failed()
+        return results
+
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        task_type: str | None = None,
+        dimensions: int | None = None,
+        on_error: OnError | None = None,
+        **params: Any,
+    ) -> ResultList:
+        """Return the vectors of all texts, in order: ``embed(texts).vectors``.
+
+        Raises:
+            AllRequestsFailed: as :meth:`generate`.
+        """
+        embedding = Embedding(task_type, dimensions)
+        return self.generate(texts, on_error=on_error, embedding=embedding, **params)
+
+    def plan(self, prompts: Iterable[Prompt], **params: Any) -> Plan:
+        """Say what a list would take, by which route, and why; nothing is sent.
+
+        Args:
+            prompts, params: as in :meth:`map`.
+
+        Returns:
+            a plan; ``print(plan.explain())``, and ``plan.run()`` to execute it.
+
+        Raises:
+            InvalidRequest, ConfigError: as :meth:`map`.
+        """
+        asked = self._asked(list(prompts), params)
+        sketch = self._sketch(asked)
+        decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
+        return Plan(decision, partial(self._carried_out, asked))
+
+    # -- what is asked ---------------------------------------------------------------------------------------
+
+    def _answered(
+        self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
+    ) -> Iterator[Result]:
+        if self._advisor is None or (not isinstance(prompts, Sequence) and not self._needs_all(params)):
+            plain = {name: value for name, value in params.items() if name not in WISHES}
+            purse = self._purse(params.get("budget"))
+            return self._stream(self._intake.requests(prompts, plain), purse, on_error == "raise", ordered)
+        asked = self._asked(prompts if isinstance(prompts, Sequence) else list(prompts), params)
+        sketch = self._sketch(asked)
+        decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
+        return self._take(asked, decision, on_error == "raise", ordered)
+
+    def _needs_all(self, params: Mapping[str, Any]) -> bool:
+        """Whether an iterator must be read to its end, before its route can be chosen."""
+        if any(params.get(name) is not None for name in ("deadline", "prefer")):
+            return True
+        chosen = params.get("strategy") or self.config.batching_strategy
+        return chosen in {strategy.value for strategy in _PATIENT}
+
+    def _asked(self, prompts: Sequence[Prompt], params: Mapping[str, Any]) -> _Asked:
+        """Check a list as a whole.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: for a wish that is none.
+        """
+        plain = {name: value for name, value in params.items() if name not in WISHES}
+        wishes = self._wishes({name: params.get(name) for name in WISHES})
+        requests = list(self._intake.requests(prompts, plain))
+        kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
+        hurried = [self._alone(request) for request in requests]
+        batchable = len(kinds) == 1 and not all(hurried) and all(map(_patient, requests))
+        if wishes.strategy is Strategy.AUTO and requests and all(hurried):
+            wishes = changed(wishes, strategy=Strategy.INDIVIDUAL)
+        return _Asked(requests, plain, wishes, min(kinds, key=lambda kind: kind.value), batchable)
+
+    def _wishes(self, given: Mapping[str, Any]) -> Wishes:
+        config = self.config
+        chosen = {name: value for name, value in given.items() if value is not None}
+        deadline = chosen.pop("deadline", None)
+        if "strategy" in chosen:
+            chosen["batching_strategy"] = chosen.pop("strategy")
+        checked = changed(config, **chosen) if chosen else config
+        return Wishes(
+            strategy=Strategy(checked.batching_strategy),
+            prefer=checked.prefer,
+            deadline=seconds_until(deadline, self._clock.wall()),
+            budget=checked.budget if "budget" in chosen else None,
+            time_value=checked.time_value,
+            threshold=config.batch_threshold,
+        )
+
+    def _alone(self, request: Request) -> bool:
+        """Whether a request never waits for others or for a batch."""
+        return request.purpose in self.config.prefer_individual_for
+
+    def _sketch(self, asked: _Asked) -> Sketch:
+        sketch = self._advisor.sketch(asked.kind)
+        cache = self._intake.cache
+        for request in asked.requests:
+            if cache is not None and self._intake.recalled(request, self._intake.fingerprint(request)):
+                sketch.cached += 1
+            else:
+                sketch.add(request)
+        return sketch
+
+    # -- taking a route --------------------------------------------------------------------------------------
+
+    def _take(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> Iterator[Result]:
+        """Yield the results by the route that was chosen, and score it at the end."""
+        chosen, purpose = decision.chosen, _common(asked.requests)
+        number = self._advisor.tell(decision, purpose)
+        began = self._clock.now()
+        results: JobResults | Stream
+        if chosen.route in (Route.BATCH, Route.HYBRID):
+            results = self._by_job(asked, decision, raising, ordered)
+        else:
+            results = self._in_real_time(asked, decision, raising, ordered)
+        cost: float | None = 0.0
+        try:
+            for result in results:
+                cost = None if cost is None or result.cost is None else cost + result.cost
+                yield result
+        finally:
+            results.close()
+        self._advisor.score(number, decision, self._clock.now() - began, cost)
+
+    def _carried_out(self, asked: _Asked, decision: Decision) -> ResultList:
+        """Execute a plan."""
+        began = self._clock.now()
+        results = ResultList(self._take(asked, decision, False, True))
+        results.wall = self._clock.now() - began
+        results.raise_if_all_failed()
+        return results
+
+    def _in_real_time(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> Stream:
+        wishes, route = decision.wishes, decision.chosen.route
+        threshold = wishes.strategy is Strategy.THRESHOLD
+        most = self.config.max_parallel_individual if threshold else None
+        return self._stream(
+            asked.requests, self._purse(wishes.budget), raising, ordered, route=route, ahead=most
+        )
+
+    def _by_job(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> JobResults:
+        """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
+        rows = sort(asked.requests, self._intake, deduplicate=self.config.deduplicate)
+        job = None
+        if rows.sent:
+            job = self._submit_rows(
+                (changed(rows.requests[position], context=position) for position in rows.sent),
+                asked.kind,
+                asked.params,
+                realtime=decision.chosen.first,
+                wishes=decision.wishes,
+            )
+        cache = self._intake.cache
+        return JobResults(
+            job, rows, ordered=ordered, raising=raising, keep=None if cache is None else cache.put
+        )
+
+    def _purse(self, budget: Any) -> Budget | None:
+        return None if budget is None else Budget(self._wishes({"budget": budget}).budget)
+
+    def _stream(
+        self,
+        requests: Iterable[Request],
+        purse: Budget | None,
+        raising: bool,
+        ordered: bool,
+        *,
+        route: Route | None = None,
+        ahead: int | None = None,
+    ) -> Stream:
+        def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
+            alone = route is Route.INDIVIDUAL or self._alone(request)
+            return self._submit(request, sink, purse=purse, alone=alone, flex=route is Route.FLEX)
+
+        return Stream(
+            requests,
+            submit,
+            self._clock,
+            ahead=ahead or self.config.queue_capacity,
+            ordered=ordered,
+            raising=raising,
+            forsake=self._forsake,
+        )
+
+    def _submit(
+        self,
+        request: Request,
+        sink: Callable[[Result], None] | None,
+        stream: ChunkBox | None = None,
+        *,
+        purse: Budget | None = None,
+        alone: bool = False,
+        flex: bool = False,
+    ) -> ResultFuture:
+        raise NotImplementedError
+
+    def _forsake(self, futures: Iterable[ResultFuture]) -> None:
+        raise NotImplementedError
+
+
+def _patient(request: Request) -> bool:
+    """Whether a request may wait for a batch: it is in no hurry, and a batch can carry it."""
+    return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
+
+
+def _common(requests: Sequence[Request]) -> str | None:
+    """Return the purpose of all of them; ``None`` where they differ."""
+    purposes = {request.purpose for request in requests}
+    return purposes.pop() if len(purposes) == 1 else None
