@@ -6,8 +6,8 @@ import math
 
 from smartbatch.core.cutting import cut
 from smartbatch.errors import InvalidRequest
+from smartbatch.jobs import quota
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.quota import known_limit
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
 from smartbatch.jobs.wire import new_nonce
 from smartbatch.jobs.work import Work, report
@@ -32,6 +32,7 @@ def plan(work: Work) -> bool:
         work.policy("max_requests", work.limits.max_requests),
         abilities.max_requests,
         work.store.recall(most_key(work)) or abilities.max_requests,
+        quota.known_most(work, abilities.max_requests),
     )
     taken = (
         ()
@@ -42,7 +43,7 @@ def plan(work: Work) -> bool:
         items,
         max_requests=most,
         max_bytes=abilities.max_bytes - work.api.overhead(most),
-        max_tokens=known_limit(work),
+        max_tokens=quota.known_limit(work),
         taken_sizes=taken,
         distinct=not abilities.labels,
     )
@@ -73,7 +74,7 @@ def most_key(work: Work) -> str:
 
 def _refuse(work: Work, ixs: tuple[int, ...]) -> None:
     """End items no batch can take alone: by themselves in a shard that fails, so that nothing else does."""
-    limit = known_limit(work)
+    limit = quota.known_limit(work)
     tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
     error = InvalidRequest(
         f"the request alone is above what a batch may have ({work.api.abilities.max_bytes:,} bytes{tokens}); "

@@ -62,6 +62,7 @@ def _reason_to_cancel(work: Work, shard: ShardRow) -> str | None:
 def _ended(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(work, shard, batch)
+    quota.admitted(work)
     now = work.wall
     if batch.state is RemoteState.COMPLETED and shard.submitted_at is not None:
         work.store.observe_turnaround(work.job.model, shard.size, now - shard.submitted_at, now)
@@ -72,7 +73,7 @@ def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """Refused at validation, as a whole: nothing was run, nothing billed."""
     reason = batch.reason or "the provider failed the batch as a whole"
     if quota.is_quota(batch.code):
-        quota.refused(work, batch.error, batch.reason)
+        quota.refused(work, shard, batch.error, batch.reason)
         return _again(work, shard, reason, tried=False)
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):

@@ -2,11 +2,17 @@
 
 Providers limit the prompt tokens of one model that stand in batches which have not ended. What is over the
 limit is refused at the create, or minutes later when the batch is validated; nothing of it was run or billed.
+
+A shard that is too much by itself would be refused for ever. It is, when the refusal names a limit below its
+tokens; and it may be, when it is refused again and again although nothing else of ours is enqueued: Gemini
+names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
+again with every batch that passes.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from smartbatch.core.pauses import pause
 from smartbatch.errors import ProviderError
@@ -14,7 +20,10 @@ from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import enqueued_limit
 
-__all__ = ["QUOTA_CODES", "is_quota", "known_limit", "refused", "room_for"]
+__all__ = ["QUOTA_CODES", "admitted", "is_quota", "known_limit", "known_most", "refused", "room_for"]
+
+ALONE = 3
+"""Refusals in a row of shards that were alone after which they become smaller: fewer may be other users'."""
 
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
 """OpenAI and Azure; Gemini says RESOURCE_EXHAUSTED at the create, which is an ordinary refusal."""
@@ -33,34 +42,35 @@ def is_quota(code: str | None) -> bool:
     return code in QUOTA_CODES
 
 
-def known_limit(work: Work) -> float:
-    """Return the most tokens of the job's model that may be enqueued, or infinity."""
-    learned = work.store.recall(_key(work))
-    limit = math.inf if not isinstance(learned, dict) else float(learned.get("limit") or math.inf)
+def known_limit(work: Work, named: float = math.inf) -> float:
+    """Return the most tokens of the job's model that may be enqueued, or infinity.
+
+    Args:
+        named: what the provider says just now; it counts instead of what it said earlier.
+    """
+    limit = named if math.isfinite(named) else float(_known(work).get("limit") or math.inf)
     return min(limit, work.limits.enqueued_tokens or math.inf)
 
 
 def room_for(work: Work, shard: ShardRow) -> float:
     """Return 0 when the shard may be created now, or else the seconds after which to look again."""
-    ours = [
-        other.tokens
-        for other in work.store.shards_in_scope(shard.scope, states=ENQUEUED)
-        if other.model == shard.model and other.id != shard.id
-    ]
+    ours = _ours(work, shard)
     if ours and sum(ours) + shard.tokens > known_limit(work):
         return work.limits.poll_interval
-    learned = work.store.recall(_key(work))
-    until = float(learned.get("until") or 0) if isinstance(learned, dict) else 0.0
+    until = float(_known(work).get("until") or 0)
     # a wall clock that was put back must not turn minutes into hours
     return min(max(0.0, until - work.wall), work.limits.longest_pause)
 
 
-def refused(work: Work, error: ProviderError | None, reason: str | None) -> None:
-    """Remember a refusal: the limit it names, and a pause that grows while others use the quota."""
-    learned = work.store.recall(_key(work))
-    known = learned if isinstance(learned, dict) else {}
+def refused(work: Work, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
+    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
+
+    Returns:
+        True when the shard will not pass as it is, and its items are to be cut anew.
+    """
+    known = _known(work)
     refusals = int(known.get("refusals") or 0) + 1
-    limit = enqueued_limit(reason)
+    named = enqueued_limit(reason)
     wait = pause(
         refusals,
         work.rng,
@@ -68,21 +78,45 @@ def refused(work: Work, error: ProviderError | None, reason: str | None) -> None
         longest=work.limits.longest_pause,
         asked=None if error is None else error.retry_after,
     )
+    limit = named if math.isfinite(named) else known.get("limit")
+    too_much = shard.tokens > known_limit(work, named)
+    most = known.get("most")
+    if not too_much and shard.size > 1 and refusals >= ALONE and not _ours(work, shard):
+        too_much, refusals, most = True, 0, max(1, shard.size // 2)
     work.store.remember(
-        _key(work),
-        {
-            "limit": limit if math.isfinite(limit) else known.get("limit"),
-            "until": work.wall + wait,
-            "refusals": refusals,
-        },
+        _key(work), {"limit": limit, "until": work.wall + wait, "refusals": refusals, "most": most}
     )
+    return too_much
+
+
+def known_most(work: Work, otherwise: int) -> int:
+    """Return the most requests of a shard where larger ones were refused although they were alone."""
+    return int(_known(work).get("most") or otherwise)
 
 
 def admitted(work: Work) -> None:
-    """Forget the pauses: a batch passed."""
+    """Forget the pauses, and let shards grow again: a batch passed."""
+    known = _known(work)
+    if not (known.get("refusals") or known.get("most")):
+        return
+    most = 2 * int(known.get("most") or 0)
+    if most >= work.limits.max_requests:
+        most = 0
+    work.store.remember(_key(work), {**known, "until": 0.0, "refusals": 0, "most": most or None})
+
+
+def _ours(work: Work, shard: ShardRow) -> list[int]:
+    """Return the tokens of each other shard of the model that is enqueued."""
+    return [
+        other.tokens
+        for other in work.store.shards_in_scope(shard.scope, states=ENQUEUED)
+        if other.model == shard.model and other.id != shard.id
+    ]
+
+
+def _known(work: Work) -> dict[str, Any]:
     learned = work.store.recall(_key(work))
-    if isinstance(learned, dict) and learned.get("refusals"):
-        work.store.remember(_key(work), {**learned, "until": 0.0, "refusals": 0})
+    return learned if isinstance(learned, dict) else {}
 
 
 def _key(work: Work) -> str:

@@ -121,7 +121,6 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
 
 def adopt(work: Work, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
     """Record the batch that is this shard's."""
-    quota.admitted(work)
     work.spooled(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or work.wall
     return work.move(
@@ -160,7 +159,10 @@ def _create_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRo
     reason = f"its create was refused ({error.kind.value})"
     back = work.move(shard, ShardState.READY, reason, tries=shard.tries)
     if quota.is_quota(error.code):
-        quota.refused(work, error, error.message)
+        if quota.refused(work, back, error, error.message):
+            return _give_up(
+                work, back, "more than the quota of enqueued tokens; it goes again in smaller parts"
+            )
         return work.stumbled(back, error, at_least=quota.room_for(work, back))
     if error.kind in _REPEAT:
         return work.stumbled(back, error)
