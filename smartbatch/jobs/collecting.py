@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import BinaryIO
 from attrs import define, field, frozen
 
 from smartbatch.core.crosscheck import Crosscheck
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.lines import raw_lines
 from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
@@ -26,7 +28,17 @@ from smartbatch.jobs.work import Work, report
 from smartbatch.models import Kind, Usage
 from smartbatch.providers.batches import Line, RemoteBatch, RemoteState
 
-__all__ = ["Taken", "clear", "fetch", "incomplete", "ingest", "nonces_in", "salvage", "take_in"]
+__all__ = [
+    "Taken",
+    "clear",
+    "fetch",
+    "incomplete",
+    "ingest",
+    "no_longer_kept",
+    "nonces_in",
+    "salvage",
+    "take_in",
+]
 
 PAGE = 1000
 """Lines a transaction."""
@@ -41,14 +53,44 @@ def fetch(work: Work, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     try:
         batch = work.api.get(shard.batch_id, work.limits.call_timeout)  # addresses of results may have moved
+        nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
+        if nothing and no_longer_kept(work, shard):
+            return _gone(work, shard)
         if batch is None or not batch.state.ended:
             return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
         for number, output in enumerate(batch.outputs):
             _download(work, shard, batch, number, output)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    remote = {**shard.remote, "outputs": list(batch.outputs), "state": batch.state.value, "fetched": True}
-    return work.move(shard, ShardState.INGESTING, remote=remote)
+        return _not_fetched(work, shard, work.api.classify(error))
+    return _fetched(work, shard, outputs=list(batch.outputs), state=batch.state.value)
+
+
+def _fetched(work: Work, shard: ShardRow, **remote: object) -> ShardRow:
+    return work.move(shard, ShardState.INGESTING, remote={**shard.remote, **remote, "fetched": True})
+
+
+def _not_fetched(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
+    if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(work, shard):
+        return _gone(work, shard)
+    until = shard.results_until
+    if until is not None and work.wall > ((shard.submitted_at or until) + until) / 2:
+        work.incident(
+            "results_at_risk",
+            f"the results of batch {shard.batch_id} cannot be fetched ({error.kind.value}), and the provider "
+            f"keeps them until {time.strftime('%Y-%m-%d %H:%M', time.gmtime(until))} UTC only",
+            shard,
+        )
+    return work.stumbled(shard, error)
+
+
+def _gone(work: Work, shard: ShardRow) -> ShardRow:
+    """Nobody fetched the results while the provider kept them; what has none is settled as lost."""
+    return _fetched(work, shard, outputs=[], gone=True)
+
+
+def no_longer_kept(work: Work, shard: ShardRow) -> bool:
+    """Whether the provider may have deleted the results of a shard by now."""
+    return shard.results_until is not None and work.wall >= shard.results_until
 
 
 def ingest(work: Work, shard: ShardRow) -> bool:

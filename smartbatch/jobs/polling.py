@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs import quota, submitting
+from smartbatch.jobs import collecting, quota, submitting
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.work import HOUR, Work, report
@@ -13,6 +13,10 @@ __all__ = ["cancel", "poll"]
 
 PROMISE = 24 * HOUR
 """What all three providers aim at; a batch that takes longer is worth a word."""
+_LATE = (
+    "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
+    "(jobs with fallback='individual' send the rest in real time after their time-out)"
+)
 REFUSALS = 2
 """How often a batch that was refused at validation is made anew before its items fail: it costs nothing, and
 it will hardly go otherwise."""
@@ -32,7 +36,7 @@ def poll(work: Work, shard: ShardRow) -> ShardRow:
     if batch.state.ended:
         return _ended(work, shard, batch)
     late = work.wall - (shard.submitted_at or work.wall) > PROMISE
-    note = f"still {batch.word} after more than 24 hours" if late else None
+    note = _LATE.format(word=batch.word) if late else None
     told = _told(batch)
     moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=told)
     if told != shard.remote:
@@ -100,6 +104,8 @@ def _again(
 
 def _vanished(work: Work, shard: ShardRow) -> ShardRow:
     """Just after the create it may not be seen yet; later, something is wrong that guessing makes worse."""
+    if collecting.no_longer_kept(work, shard):
+        return work.move(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=work.wall)
     age = work.wall - (shard.submitted_at or work.wall)
     if age < max(work.limits.visibility, work.limits.poll_interval):
         return work.later(shard, min(work.limits.poll_interval, work.limits.visibility / 4))

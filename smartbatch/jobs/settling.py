@@ -16,6 +16,13 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
     """Classify what the results left over; items that may have been run are looked for once more."""
     rest = work.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
+    if missing and shard.remote.get("gone"):
+        work.incident(
+            "results_gone",
+            f"the provider no longer keeps the results of batch {shard.batch_id}, and nobody fetched them in "
+            f"time: {len(missing):,} requests may have been paid for and have no answer",
+            shard,
+        )
     doubtful = bool(missing) and _may_have_run(shard, rest)
     if doubtful and not shard.remote.get("reread"):
         collecting.clear(work, shard)
@@ -61,8 +68,11 @@ def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
     """Whether items without a line may have been run, and billed.
 
     In a batch that ended by itself all were. In one that expired or was cancelled, when others are said to be
-    unrun and these are not, or when the provider counts more that were run than there are lines of.
+    unrun and these are not, or when the provider counts more that were run than there are lines of. Where the
+    results are gone, nothing more can be found out.
     """
+    if shard.remote.get("gone"):
+        return False
     if collecting.incomplete(shard):
         return True
     if any(item.verdict == "unrun" for item in rest):
@@ -82,6 +92,16 @@ class _Sorting:
         self._cancelled = encode_error(
             RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
         )
+        self._gone = bool(shard.remote.get("gone"))
+        self._lost = encode_error(
+            ProviderError(
+                "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
+                "which may have been paid for; submit the request again if it is still needed",
+                kind=ErrorKind.CLIENT_ERROR,
+                code="results_gone",
+                maybe_billed=True,
+            )
+        )
         self.opened: list[int] = []
         self.direct: list[int] = []
         self.finals: list[NewResult] = []
@@ -96,10 +116,13 @@ class _Sorting:
             if not work.job.cancel_requested:
                 self.opened.append(item.ix)  # the account's fault, not the item's: it stays open
                 return
-        if work.job.cancel_requested:
+        if self._gone and item.verdict is None:
+            self.finals.append(NewResult(item.ix, "failed", self._lost))
+        elif work.job.cancel_requested:
             self.finals.append(NewResult(item.ix, "cancelled", self._cancelled))
         elif item.tries + 1 >= work.limits.max_tries and self.no_money is None:
-            self.finals.append(NewResult(item.ix, "failed", item.body or self._exhausted(item)))
+            body = item.body if item.verdict == "again" else None
+            self.finals.append(NewResult(item.ix, "failed", body or self._exhausted(item)))
         elif item.verdict == "again" or (item.verdict != "again" and work.falls_back):
             self.direct.append(item.ix)
         else:
@@ -107,10 +130,11 @@ class _Sorting:
 
     def _exhausted(self, item: Unsettled) -> bytes:
         tries = item.tries + 1
-        what = "had no result in" if self._complete else f"was not run by ({self._word})"
+        what = "had no result in" if self._complete else "was not run in"
         return encode_error(
             ProviderError(
-                f"the request {what} {tries} batches; submit it again, or send it in real time",
+                f"the request {what} {tries} batches (the last one: {self._word}); submit it again, or send it "
+                "in real time",
                 kind=ErrorKind.SERVER_ERROR,
             )
         )
