@@ -147,7 +147,10 @@ def _error(line: Line, desk: Desk) -> dict[str, Any]:
 _ERRORS = {
     "server": (_UNAVAILABLE, "The model is overloaded. Please try again later."),
     "invalid": (_INVALID, "Request contains an invalid argument."),
-    "no_money": (_EXHAUSTED, "You exceeded your current quota, please check your plan and billing details."),
+    "no_money": (
+        _EXHAUSTED,
+        "Your prepayment credits are depleted. Manage your project's billing in AI Studio.",
+    ),
 }
 
 
