@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from concurrent.futures import Future
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
-from smartbatch.clock import Clock
-from smartbatch.config import BatchingConfig
 from smartbatch.core.wishes import Wishes
-from smartbatch.errors import ConfigError, InvalidRequest, SmartbatchError, StoreError, WrongProcess
-from smartbatch.events import Event
-from smartbatch.intake import Intake
+from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.job_host import LAST_STEP, JobHost
 from smartbatch.jobs.accepting import (
     Items,
     checked_metadata,
@@ -24,52 +19,24 @@ from smartbatch.jobs.accepting import (
     policy_of,
     row_named,
 )
-from smartbatch.jobs.desk import JobDesk
-from smartbatch.jobs.host import Host
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import Shared
-from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.lists import ResultList
-from smartbatch.models import Answer, Kind, Prompt, Request, Result, evolve
-from smartbatch.observe import logs
+from smartbatch.models import Answer, Kind, Prompt, Request, Result
 from smartbatch.observe.job_progress import JobProgressBar
-from smartbatch.providers.base import Provider
 from smartbatch.providers.batches import BatchApi
-from smartbatch.runtime.aftermath import PostProcess, processed
-from smartbatch.runtime.callbacks import CallbackThread
-from smartbatch.runtime.engine import Engine
-from smartbatch.runtime.ticket import ResultFuture
 
-__all__ = ["BatchJobs", "tell_waiters", "warn_of"]
+__all__ = ["BatchJobs"]
 
 Fallback = Literal["batch", "individual"]
 OnProgress = Callable[[JobStatus], object]
-STEP_GRACE = 30.0
-"""Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
-looking for it later."""
-LAST_ANSWERS = 5.0
-"""Seconds in which answers that came are stored at a stop whose time is over."""
-LAST_STEP = 1.0
-"""Seconds for what is under way at a stop whose time is over."""
 KEY = 512
 """Letters of a job's key."""
 
 
-class BatchJobs:
+class BatchJobs(JobHost):
     """The part of a client that is about jobs; see :class:`~smartbatch.BatchingClient`."""
-
-    config: BatchingConfig
-    model: str
-    _clock: Clock
-    _intake: Intake
-    _provider: Provider
-    _providers: dict[str, Provider]
-    _given_rng: random.Random | None
-    _post_process: PostProcess | None
-    _engine: Engine | None
-    _desk: JobDesk
-    _job_callbacks: CallbackThread | None
 
     # -- for users -------------------------------------------------------------------------------------------
 
@@ -312,103 +279,6 @@ class BatchJobs:
         head = list(islice(rows, least))
         return len(head) < least, chain(head, rows)
 
-    # -- for the desk ----------------------------------------------------------------------------------------
-
-    def _new_desk(self) -> JobDesk:
-        host = Host(
-            own=(self._provider,),
-            opened=self._opened,
-            ask=self._ask_directly,
-            drop=self._drop_direct,
-            process=self._process,
-            new_future=self._new_job_future,
-            tell=self._tell,
-            report=warn_of,
-        )
-        self._job_callbacks = None
-        return JobDesk(self.config, clock=self._clock, rng=self._given_rng, host=host)
-
-    def _ask_directly(self, row: JobRow, request: Request, sink: Callable[[Result], None]) -> Future[Result]:
-        """Submit an item of a job: checked and preprocessed long ago, post-processed when it is read."""
-        provider = self._desk.serving.provider_of(row)
-        if provider is None:
-            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
-        limit = self.config.request_timeout
-        if limit is not None and request.timeout is None and row.policy.get("attended"):
-            request = evolve(request, timeout=limit)
-        return self._enqueue(request, sink, provider=provider, model=row.model.partition(":")[2], raw=True)
-
-    def _drop_direct(self, future: Future[Result]) -> None:
-        engine = self._engine
-        if engine is None:
-            future.cancel()
-        elif isinstance(future, ResultFuture):
-            engine.drop(future)
-
-    def _opened(self, provider: Provider) -> None:
-        """Take in a provider that was made for a job of another model."""
-        self._providers[f"{provider.name}:{provider.scope}"] = provider
-        if self._engine is not None:
-            provider.open(self.config.parallelism)
-
-    def _process(self, result: Result) -> Result:
-        return result if self._post_process is None else processed(self._post_process, result)
-
-    def _new_job_future(self) -> ResultFuture:
-        if self._job_callbacks is None:
-            self._job_callbacks = CallbackThread(self._clock, self._callback_raised)
-        return ResultFuture(self._job_callbacks.run_later, tell_waiters)
-
-    def _carry_on_jobs(self) -> None:
-        """Carry on the jobs of a store that was named: any process started on it does its share."""
-        if self.config.store is None:
-            return
-        try:
-            self._desk.carry_on()
-        except SmartbatchError as error:  # requests in real time do not need it
-            warn_of(None, error)
-
-    # -- stop, fork ------------------------------------------------------------------------------------------
-
-    def _halt_jobs(self) -> None:
-        """Ask nothing more of any job; what is under way goes on. The first half of a stop."""
-        self._desk.halt()
-
-    def _finish_jobs(self, timeout: float | None, began: float) -> None:
-        """Store what came, and give the jobs back."""
-        steps = STEP_GRACE
-        if timeout is not None:
-            steps = max(LAST_STEP, timeout - (self._clock.now() - began))
-        self._desk.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
-        callbacks, self._job_callbacks = self._job_callbacks, None
-        if callbacks is not None:
-            callbacks.drain(LAST_STEP)
-            callbacks.close()
-
-    def _fork_jobs(self, error: WrongProcess) -> None:
-        """In a forked child: start empty."""
-        self._job_callbacks = None
-        self._desk.abandon(error)
-
-    # -- what the client brings ------------------------------------------------------------------------------
-
-    def _enqueue(
-        self,
-        request: Request,
-        sink: Callable[[Result], None] | None,
-        *,
-        provider: Provider,
-        model: str,
-        raw: bool = False,
-    ) -> ResultFuture:
-        raise NotImplementedError
-
-    def _tell(self, event: Event) -> None:
-        raise NotImplementedError
-
-    def _callback_raised(self, error: BaseException) -> None:
-        raise NotImplementedError
-
 
 def _all_of(job: Job, timeout: float) -> Iterator[Result]:
     try:
@@ -419,17 +289,6 @@ def _all_of(job: Job, timeout: float) -> Iterator[Result]:
             f"with smartbatch.job({job.id!r}), or cancel it with smartbatch.job({job.id!r}).cancel()"
         )
         raise
-
-
-def warn_of(job_id: str | None, error: BaseException) -> None:
-    """Log what keeps jobs from going on; of foreign errors the class only, they may hold anything."""
-    told = error.message if isinstance(error, StoreError) else ""
-    logs.warn("job_trouble", job_id=job_id or "", error=type(error).__name__, told=told)
-
-
-def tell_waiters(future: ResultFuture) -> None:
-    """A future that is cancelled must be told to those in ``concurrent.futures.wait`` as well."""
-    future.set_running_or_notify_cancel()
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 
 from attrs import evolve
 
-from smartbatch.batch_jobs import tell_waiters, warn_of
 from smartbatch.client import BatchingClient
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
+from smartbatch.job_host import tell_waiters, warn_of
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
 from smartbatch.jobs.records import JobRow

@@ -64,8 +64,10 @@ ALLOWED: dict[str, frozenset[str]] = {
         "schemas",
     }
     | {"wiring", "list_calls", "advisor", "experience"},
+    "job_host": NOUNS  # what a client is to its jobs
+    | {"clock", "config", "core", "intake", "jobs", "observe", "providers", "runtime"},
     "batch_jobs": NOUNS  # the part of the client that is about jobs
-    | {"clock", "config", "core", "intake", "jobs", "lists", "observe", "providers", "runtime"},
+    | {"config", "core", "job_host", "jobs", "lists", "observe", "providers"},
     "list_calls": NOUNS  # the part of the client that answers lists
     | {"advisor", "batch_jobs", "by_job", "core", "intake", "jobs", "lists", "plans", "runtime"},
     "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
@@ -73,7 +75,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "advisor": NOUNS  # what a client knows when it chooses a route
     | {"clock", "config", "core", "experience", "prices", "providers", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
-    | {"batch_jobs", "client", "clock", "config", "jobs", "observe", "runtime"},
+    | {"client", "clock", "config", "job_host", "jobs", "observe", "runtime"},
     "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "lists", "observe"},
     # on top
     "cli": NOUNS
