@@ -1,0 +1,117 @@
+"""A distribution of times made of weighted points: quantiles, chances and the mean, by logarithms of seconds.
+
+Between two points it is straight, on a scale of log seconds against probability; each point stands in the
+middle of its own weight. Beyond the outermost points it goes on as a power of the probability left, as steep
+as over the last factor of ten of it (less where there are few points).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+
+__all__ = ["Curve"]
+
+TOP = 0.99
+"""The share of times that count in the mean as they are; those beyond count as this quantile."""
+TIE = 1e-12
+"""Times that differ by less than this share are the same time."""
+
+
+class Curve:
+    """Points of a distribution, sorted once.
+
+    Args:
+        points: log seconds and weight (above 0) of each; at least one.
+    """
+
+    __slots__ = ("_high", "_levels", "_logs", "_low", "_mean", "median")
+
+    def __init__(self, points: Iterable[tuple[float, float]]) -> None:
+        ordered = sorted(points)
+        self._logs = [log for log, _ in ordered]
+        weights = [weight for _, weight in ordered]
+        ends = list(accumulate(weights))
+        whole = ends[-1]
+        self._levels = [(end - weight / 2) / whole for end, weight in zip(ends, weights, strict=True)]
+        self._mean: float | None = None
+        self._high = self._tail(1 - self._levels[-1], upper=True)
+        self._low = self._tail(self._levels[0], upper=False)
+        self.median = self.log(0.5)
+
+    def log(self, q: float) -> float:
+        """Return the log seconds that a share ``q`` (above 0, below 1) stays within."""
+        levels, logs = self._levels, self._logs
+        if q <= levels[0]:
+            return logs[0] - self._low * math.log(levels[0] / q)
+        if q >= levels[-1]:
+            return logs[-1] + self._high * math.log((1 - levels[-1]) / (1 - q))
+        right = bisect_left(levels, q)
+        left = right - 1
+        part = (q - levels[left]) / (levels[right] - levels[left])
+        return logs[left] + part * (logs[right] - logs[left])
+
+    def level(self, log: float) -> float:
+        """Return the share of times up to ``log``: the inverse of :meth:`log`."""
+        tie = TIE * max(1.0, abs(log))
+        return self._level(log + tie, bisect_right(self._logs, log + tie))
+
+    def middle(self, log: float) -> float:
+        """Return the share below ``log`` with half of what is just there."""
+        tie = TIE * max(1.0, abs(log))
+        above = self._level(log + tie, bisect_right(self._logs, log + tie))
+        return (above + self._level(log - tie, bisect_left(self._logs, log - tie))) / 2
+
+    def _level(self, log: float, right: int) -> float:
+        """Return the level at ``log``, which lies between the points ``right - 1`` and ``right``."""
+        levels, logs = self._levels, self._logs
+        if right == 0:
+            return levels[0] * math.exp((log - logs[0]) / self._low) if self._low else 0.0
+        if right == len(logs):
+            left_over = math.exp((logs[-1] - log) / self._high) if self._high else 0.0
+            return 1 - (1 - levels[-1]) * left_over
+        left = right - 1
+        if logs[right] <= logs[left]:
+            return levels[right]
+        part = min(1.0, max(0.0, (log - logs[left]) / (logs[right] - logs[left])))
+        return levels[left] + part * (levels[right] - levels[left])
+
+    def mean(self) -> float:
+        """Return the mean of all seconds, with those beyond the 99 % quantile counted as that one.
+
+        So it is finite whatever the tail. Along a straight piece it is the mean of an exponential.
+        """
+        if self._mean is None:
+            top = self.log(TOP)
+            levels = [level for level in self._levels if level < TOP]
+            logs = self._logs[: len(levels)]
+            total = (1 - TOP) * math.exp(top) + levels[0] * math.exp(logs[0])
+            pieces = zip(levels, logs, [*levels[1:], TOP], [*logs[1:], top], strict=True)
+            for level, log, next_level, next_log in pieces:
+                total += (next_level - level) * _mean_between(log, next_log)
+            self._mean = total
+        return self._mean
+
+    def _tail(self, beyond: float, *, upper: bool) -> float:
+        """Return by how much log seconds grow beyond the last point when what is left falls by a factor e."""
+        inside = min(0.5, 10 * beyond)
+        if inside <= beyond:
+            return 0.0
+        log = self._inner(1 - inside if upper else inside)
+        apart = self._logs[-1] - log if upper else log - self._logs[0]
+        return apart / math.log(inside / beyond)
+
+    def _inner(self, q: float) -> float:
+        """As :meth:`log`, before the tails are known."""
+        right = min(max(1, bisect_left(self._levels, q)), len(self._levels) - 1)
+        left = right - 1
+        part = (q - self._levels[left]) / (self._levels[right] - self._levels[left])
+        return self._logs[left] + min(1.0, max(0.0, part)) * (self._logs[right] - self._logs[left])
+
+
+def _mean_between(low: float, high: float) -> float:
+    """Return the mean of ``exp`` between two logs."""
+    apart = high - low
+    return math.exp(low) * (math.expm1(apart) / apart if apart > 1e-9 else 1.0)

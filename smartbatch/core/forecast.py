@@ -1,0 +1,406 @@
+"""How long one kind of thing will take next time: a call of a route, a batch, a cancel. Learned as it comes.
+
+A forecast is a mixture of three distributions (:mod:`smartbatch.core.curve`), all of log seconds:
+
+- *the prior*, what is believed before anything was seen. Alone, it is the forecast. It weighs half an
+  observation, so it is as good as gone after a dozen.
+- *what was seen*, each time by its weight: half after ``Prior.fade`` seconds, and half after
+  :data:`FADES_AFTER` others. After a change of regime, all times before it weigh together as much as the prior.
+- *a shape*: the prior's, moved to the median and stretched to the spread of what was seen, as heavy as two
+  observations (one, where only one was seen). It stands for what few observations cannot show, such as times
+  longer than the longest of five.
+
+Larger things take longer: ``seconds ~ size ** growth``, where the growth is learned from log sizes by least
+squares, held to the prior's by a ridge, and stays within 0..1.
+
+On top of it levels are corrected, and changes are watched for: :mod:`smartbatch.core.surprise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist
+
+from attrs import Attribute, define, field, frozen
+
+from smartbatch.core.curve import Curve
+from smartbatch.core.surprise import Levels, Watch
+
+__all__ = ["At", "Forecaster", "Moved", "Prior", "Seen"]
+
+FADES_AFTER = 128
+"""Further observations after which one counts half."""
+SHAPE = 2.0
+"""Observations that the shape weighs as much as: one above the median is the place of the next time, as in
+conformal prediction, and one below it."""
+SPREAD = 4.0
+"""Observations that the prior's spread weighs as much as, when the spread is learned."""
+STEEP = 0.3
+"""Standard deviation of growths around the prior's: sizes explain most of the time, or nearly nothing."""
+SETTLED = 40
+"""Observations (at their weights) after which levels are corrected; fewer are too few to tell."""
+WATCHED = 12
+"""Observations from which a change can be noticed; before, everything is new."""
+QUARTER = math.log(1.25)
+"""A change of the median that is worth a word."""
+SURE, SURE_OF_FIRST = 4.0, 2.0
+"""Standard errors that a change of the median must be apart to be no accident, if it was not sudden: two of
+the median that was told before and of the new one, and the same again where only the latter has any."""
+SHORTEST = 1e-6
+"""Seconds; what is shorter counts as this."""
+_NORMAL = 0.7979
+"""Mean absolute deviation of a normal distribution with standard deviation 1."""
+STEPS = 8
+"""Forecasts follow when an eighth as many new observations have come as they were learned from."""
+STALE = 0.02
+"""Half-lives after which weights are computed again without anything new."""
+TINY = 1e-300
+"""Keeps a weight above 0, however old."""
+_HALF = -math.log(2)
+_POINTS = 50
+
+
+def _positive(_: object, attribute: Attribute[float], value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{attribute.name} must be above 0 and finite, not {value!r}")
+
+
+@frozen
+class Prior:
+    """What is believed before anything was seen.
+
+    Args:
+        times: seconds and weight of each point of the distribution, for things of size 1; only the relative
+            weights count.
+        growth: seconds grow as ``size ** growth``, 0..1.
+        weight: observations that all of it counts as.
+        fade: seconds after which an observation counts half; providers' load changes within a day.
+    """
+
+    times: tuple[tuple[float, float], ...]
+    growth: float = 0.0
+    weight: float = field(default=0.5, validator=_positive)
+    fade: float = field(default=43_200.0, validator=_positive)
+
+    @classmethod
+    def of(
+        cls, median: float, p95: float, *, growth: float = 0.0, weight: float = 0.5, fade: float = 43_200.0
+    ) -> Prior:
+        """Return a lognormal one from two quantiles, seconds: exactly these two come back."""
+        normal = NormalDist()
+        sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
+        levels = [(place + 0.5) / _POINTS for place in range(_POINTS)]  # 0.95 is one of them
+        times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
+        return cls(times, growth, weight, fade)
+
+    def points(self, weight: float) -> list[tuple[float, float]]:
+        """Return log seconds and weights that add up to ``weight``."""
+        whole = sum(part for _, part in self.times)
+        return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
+
+
+@frozen
+class Seen:
+    """Something that ended.
+
+    Args:
+        size: its requests.
+        seconds: what it took.
+        at: Unix seconds of its end.
+    """
+
+    size: int
+    seconds: float
+    at: float
+
+
+@frozen
+class Moved:
+    """A forecast moved.
+
+    Attributes:
+        before, after: medians in seconds, of the size seen most.
+        seen: the observations the new one rests on.
+        why: in words.
+        sudden: True for a change of regime, False for one that came by and by.
+    """
+
+    before: float
+    after: float
+    seen: int
+    why: str
+    sudden: bool = False
+
+
+@define
+class _Kept:
+    """One observation; ``size`` and ``seconds`` are logarithms."""
+
+    seen: Seen
+    size: float
+    seconds: float
+    at: float
+    weight: float = 1.0
+
+
+@frozen
+class _Fit:
+    """What a forecast says for some time: a curve for things of log size ``center``, and how it grows."""
+
+    curve: Curve
+    growth: float
+    center: float
+    learned: float
+    """Observations at their weights."""
+    deviation: float
+    at: float
+
+    def shift(self, size: int) -> float:
+        """Return what a size adds to log seconds."""
+        return self.growth * (math.log(max(1, size)) - self.center)
+
+
+class Forecaster:
+    """Learns how long one kind of thing takes. Not thread-safe.
+
+    Its forecasts follow from nothing but the prior and what was observed, in that order. They move in steps:
+    with each observation at first, with each eighth part more later, so that seeing every call costs little.
+
+    Args:
+        prior: what is believed before.
+        remember: observations that are kept; older ones are dropped.
+    """
+
+    def __init__(self, prior: Prior, *, remember: int = 512) -> None:
+        self._prior = prior
+        self._base = Curve(prior.points(1.0))
+        self._prior_spread = _spread(prior.points(1.0), self._base.median)
+        self._kept: deque[_Kept] = deque(maxlen=remember)
+        self._fit: _Fit | None = None
+        self._fresh = 0
+        self._levels = Levels()
+        self._watch = Watch()
+        self._told: tuple[float, float, float] = (self._base.median, prior.growth, 0.0)
+        self._usual = self._prior_spread, prior.growth
+
+    @property
+    def observations(self) -> int:
+        """How many are kept."""
+        return len(self._kept)
+
+    @property
+    def seen(self) -> tuple[Seen, ...]:
+        """What is kept, oldest first: observed again, in that order, it makes the same forecaster."""
+        return tuple(kept.seen for kept in self._kept)
+
+    def at(self, now: float) -> At:
+        """Return the forecasts as of ``now``, Unix seconds."""
+        return At(self, now)
+
+    # -- learning --------------------------------------------------------------------------------------------
+
+    def observe(self, seen: Seen) -> Moved | None:
+        """Learn from something that ended; return how forecasts moved, where that is worth a word.
+
+        It is when times change at once, such as to double or half; and when the median has moved by more than
+        a quarter, and more than chance can explain, since it was last told.
+
+        Raises:
+            ValueError: the seconds are negative or no number.
+        """
+        if not (math.isfinite(seen.seconds) and seen.seconds >= 0):
+            raise ValueError(f"seconds must be 0 or more and finite, not {seen.seconds!r}")
+        log = math.log(max(SHORTEST, seen.seconds))
+        changed = self._judge(seen, log)
+        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at))
+        self._fresh += 1
+        if changed:
+            return self._broke(changed, seen.at)
+        return self._drifted(seen.at)
+
+    def _judge(self, seen: Seen, log: float) -> int:
+        """Compare with the forecast made before; return the number of times that make a new regime, or 0."""
+        fit = self._fitted(seen.at)
+        if fit.learned < WATCHED:
+            return 0
+        level = fit.curve.middle(log - fit.shift(seen.size))
+        if fit.learned >= SETTLED:
+            self._levels.saw(level)
+        return self._watch.saw(level, fit.deviation, fit.learned)
+
+    def _broke(self, count: int, now: float) -> Moved | None:
+        """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
+        fit = self._fitted(now)
+        logs = [kept.seconds - fit.shift(kept.seen.size) for kept in self._kept]
+        if abs(sum(logs[-count:]) / count - sum(logs[:-count]) / max(1, len(logs) - count)) < QUARTER:
+            return None
+        before = fit.curve.median
+        older = list(self._kept)[:-count]
+        weights = self._weights(now)[:-count]
+        share = min(1.0, self._prior.weight / sum(weights)) if older else 1.0
+        for kept in older:
+            kept.weight *= share
+        self._watch.calm()
+        self._levels = Levels()
+        self._usual = fit.deviation, fit.growth
+        after = self._refit(now)
+        factor = math.exp(after.curve.log(0.5) - before - after.growth * (after.center - fit.center))
+        why = f"the latest {count} took about {_times(factor)} those before"
+        return self._tell(after, before + fit.growth * (after.center - fit.center), count, why, sudden=True)
+
+    def _drifted(self, now: float) -> Moved | None:
+        """Tell of a median that moved by and by."""
+        if self._fit is not None and self._current(self._fit, now):
+            return None
+        fit = self._refit(now)
+        median, growth, center = self._told
+        before = median + growth * (fit.center - center)
+        first = self._told == (self._base.median, self._prior.growth, 0.0)
+        error = 0.5 / math.sqrt(max(1.0, fit.learned))  # of a share about one half, whatever the distribution
+        sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
+        if not sure or abs(fit.curve.median - before) < QUARTER:
+            return None
+        count = len(self._kept)
+        factor = _times(math.exp(fit.curve.median - before))
+        than = "what was assumed before anything was seen" if first else "those before, by and by"
+        return self._tell(fit, before, count, f"the latest {count} took about {factor} {than}", sudden=False)
+
+    def _tell(self, fit: _Fit, before: float, seen: int, why: str, *, sudden: bool) -> Moved:
+        self._told = (fit.curve.median, fit.growth, fit.center)
+        return Moved(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def quantile(self, q: float, size: int, now: float) -> float:
+        """Return the seconds that a share ``q`` of things of ``size`` stays within.
+
+        Args:
+            q: above 0 and below 1.
+            size: requests.
+            now: Unix seconds.
+        """
+        if not 0 < q < 1:
+            raise ValueError(f"q must be above 0 and below 1, not {q!r}")
+        fit = self._fitted(now)
+        return math.exp(fit.curve.log(self._levels.corrected(q)) + fit.shift(size))
+
+    def expected(self, size: int, now: float) -> float:
+        """Return the mean, seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
+        fit = self._fitted(now)
+        return fit.curve.mean() * math.exp(fit.shift(size))
+
+    def chance(self, seconds: float, size: int, now: float) -> float:
+        """Return the share of things of ``size`` that end within ``seconds``: the inverse of
+        :meth:`quantile`."""
+        if seconds <= 0:
+            return 0.0
+        if seconds == math.inf:
+            return 1.0
+        fit = self._fitted(now)
+        return self._levels.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
+
+    # -- fitting ---------------------------------------------------------------------------------------------
+
+    def _fitted(self, now: float) -> _Fit:
+        fit = self._fit
+        return fit if fit is not None and self._current(fit, now) else self._refit(now)
+
+    def _current(self, fit: _Fit, now: float) -> bool:
+        if self._fresh > fit.learned / STEPS:
+            return False
+        return abs(now - fit.at) <= STALE * self._prior.fade or not self._kept
+
+    def _refit(self, now: float) -> _Fit:
+        prior = self._prior
+        growth, center, learned, deviation = prior.growth, 0.0, 0.0, self._usual[0]
+        points = prior.points(prior.weight)
+        if self._kept:
+            weights = self._weights(now)
+            learned = sum(weights)
+            growth, center = self._growth(weights, learned)
+            found = sorted(
+                (kept.seconds - growth * (kept.size - center), weight)
+                for kept, weight in zip(self._kept, weights, strict=True)
+            )
+            median = _median(found, learned)
+            deviation = (SPREAD * deviation + learned * _spread(found, median)) / (SPREAD + learned)
+            moved = prior.growth * center
+            points = [(log + moved, weight) for log, weight in points]
+            points += self._shape(median, deviation, SHAPE * learned / (1 + learned))
+            points += found
+        self._fresh = 0
+        self._fit = _Fit(Curve(points), growth, center, learned, deviation, now)
+        return self._fit
+
+    def _weights(self, now: float) -> list[float]:
+        """Return the weight of each that is kept."""
+        by_age, by_count = _HALF / self._prior.fade, _HALF / FADES_AFTER
+        newest = len(self._kept) - 1
+        return [
+            kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - place)) + TINY
+            for place, kept in enumerate(self._kept)
+        ]
+
+    def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
+        """Return how log seconds grow with log sizes, and the mean log size."""
+        spread, usual = self._usual
+        sizes = [kept.size for kept in self._kept]
+        if min(sizes) == max(sizes):
+            return usual, sizes[0]
+        pairs = list(zip(self._kept, weights, strict=True))
+        center = sum([weight * one.size for one, weight in pairs]) / whole
+        mean = sum([weight * one.seconds for one, weight in pairs]) / whole
+        apart = sum([weight * (one.size - center) ** 2 for one, weight in pairs])
+        along = sum([weight * (one.size - center) * (one.seconds - mean) for one, weight in pairs])
+        ridge = (spread / STEEP) ** 2
+        return min(1.0, max(0.0, (ridge * usual + along) / (ridge + apart))), center
+
+    def _shape(self, median: float, deviation: float, weight: float) -> list[tuple[float, float]]:
+        """Return the prior's points around ``median``, as wide as ``deviation``."""
+        stretch = deviation / self._prior_spread if self._prior_spread else 0.0
+        return [
+            (median + stretch * (log - self._base.median), part) for log, part in self._prior.points(weight)
+        ]
+
+
+@frozen
+class At:
+    """The forecasts of a :class:`Forecaster` as of one moment."""
+
+    forecaster: Forecaster
+    now: float
+
+    def quantile(self, q: float, size: int) -> float:
+        """As :meth:`Forecaster.quantile`."""
+        return self.forecaster.quantile(q, size, self.now)
+
+    def expected(self, size: int) -> float:
+        """As :meth:`Forecaster.expected`."""
+        return self.forecaster.expected(size, self.now)
+
+    def chance(self, seconds: float, size: int) -> float:
+        """As :meth:`Forecaster.chance`."""
+        return self.forecaster.chance(seconds, size, self.now)
+
+
+def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:
+    """Return the first value with at least half of the weight up to it."""
+    so_far = 0.0
+    for value, weight in ordered:
+        so_far += weight
+        if so_far >= whole / 2:
+            break
+    return value
+
+
+def _spread(points: Sequence[tuple[float, float]], median: float) -> float:
+    """Return the standard deviation a normal distribution with the same mean distance would have."""
+    whole = sum([weight for _, weight in points])
+    return sum([weight * abs(log - median) for log, weight in points]) / whole / _NORMAL
+
+
+def _times(factor: float) -> str:
+    """Say a factor in words, such as ``2.1 times as long as``."""
+    return f"{factor:.2g} times as long as"

@@ -1,0 +1,147 @@
+"""How well forecasts fit what came, and when the world is no longer the one they were made for.
+
+Each time that comes is looked up in the forecast made before it: the share of times that should have been
+shorter. If forecasts fit, those shares are spread evenly over 0..1, whatever the distribution.
+
+- :class:`Levels` corrects a forecast that does not fit for long: when more than one in twenty exceeds the
+  95 % quantile, a higher one is taken in its place (adaptive conformal inference: Gibbs and Candès, "Adaptive
+  Conformal Inference Under Distribution Shift", NeurIPS 2021), likewise in the middle and at the other end.
+- :class:`Watch` notices a sudden change: two cumulative sums of scores (Page, "Continuous inspection
+  schemes", Biometrika 1954), one for slower and one for faster, over a threshold that chance alone seldom
+  reaches.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Levels", "Watch", "score"]
+
+_EDGE = math.log(19.0)
+"""Log odds of 95 %."""
+_PACES = (0.05, 0.02, 0.05)
+"""How far one time moves the correction (in log odds) of the 5 %, 50 % and 95 % quantile. A correction is
+done after some 400 times and wanders by 0.16 (0.1 in the middle), which is less than 1 % in coverage at the
+ends."""
+_MOST = 1.2
+"""The largest correction; larger ones could swap quantiles."""
+
+DOUBLE = math.log(2.0)
+"""The change of the logarithm that is looked for: all times double or halve."""
+QUIET = 1500.0
+"""Times between two false alarms of one sum, in theory; the other sum halves it, and that forecasts are
+learned from few costs more. Measured: see ``benchmarks/forecast.py``."""
+
+
+LARGEST, MOST = 0.7, 2.5
+"""The largest slack and the largest score: with these it takes four times in a row to notice anything, so
+that two or three odd ones, which are common where many calls are made at once, are no change."""
+
+
+def score(level: float) -> float:
+    """Return how many standard deviations off a normal value of that level lies.
+
+    Tukey's lambda with 0.135, which is within 0.01 of the normal's quantile up to three deviations (Joiner
+    and Rosenblatt, "Some properties of the range in samples from Tukey's symmetric lambda distributions",
+    1971), and grows more slowly beyond.
+    """
+    return (math.pow(level, 0.135) - math.pow(1 - level, 0.135)) / 0.1975
+
+
+class Levels:
+    """The correction of levels, a broken line over log odds through 5 %, 50 % and 95 %."""
+
+    __slots__ = ("_shifts",)
+
+    def __init__(self) -> None:
+        self._shifts = [0.0, 0.0, 0.0]
+
+    def saw(self, level: float) -> None:
+        """Learn from a time of which a share ``level`` should have been shorter."""
+        odds = _odds(level)
+        for at, (edge, share) in enumerate(((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))):
+            exceeded = odds > edge + self._shifts[at]
+            moved = self._shifts[at] + _PACES[at] * (exceeded - (1 - share))
+            self._shifts[at] = min(_MOST, max(-_MOST, moved))
+
+    def corrected(self, q: float) -> float:
+        """Return the level to look up for a quantile ``q``."""
+        low, middle, high = self._shifts
+        if not (low or middle or high):
+            return q
+        odds = _odds(q)
+        part = min(1.0, abs(odds) / _EDGE)
+        return _share(odds + middle + part * ((high if odds > 0 else low) - middle))
+
+    def original(self, level: float) -> float:
+        """Return the quantile for which ``level`` is looked up: the inverse of :meth:`corrected`."""
+        low, middle, high = self._shifts
+        if not (low or middle or high) or not 0 < level < 1:
+            return level
+        odds = _odds(level)
+        end, side = (high, 1.0) if odds > middle else (low, -1.0)
+        if (odds - end) * side >= _EDGE:
+            return _share(odds - end)
+        return _share((odds - middle) / (1 + side * (end - middle) / _EDGE))
+
+
+class Watch:
+    """Two sums of scores, each less what a lasting change would add at the least."""
+
+    __slots__ = ("_since", "_sums")
+
+    def __init__(self) -> None:
+        self._sums = [0.0, 0.0]
+        self._since = [0, 0]
+
+    def saw(self, level: float, deviation: float, learned: float) -> int:
+        """Take a time in; return how many are of a new regime, or 0 where none is noticed.
+
+        Until :meth:`calm` is called, it is said again with each further time that supports it.
+
+        Args:
+            level: the share of times that should have been shorter.
+            deviation: of the logarithms of times, as far as known.
+            learned: the number of times the forecast was learned from, at their weights.
+        """
+        step = min(LARGEST, max(0.3, DOUBLE / max(deviation, 0.1) / 2))
+        slack = step + 0.5 / math.sqrt(max(1.0, learned))
+        limit = _limit(step)
+        value = min(MOST, max(-MOST, score(min(1 - 1e-4, max(1e-4, level)))))
+        found = 0
+        for at, sign in enumerate((1, -1)):
+            total = self._sums[at] + sign * value - slack
+            if total <= 0:
+                self._sums[at], self._since[at] = 0.0, 0
+                continue
+            self._since[at] += 1
+            self._sums[at] = min(total, limit)
+            if total >= limit:
+                found = self._since[at]
+        return found
+
+    def calm(self) -> None:
+        """Begin anew."""
+        self._sums, self._since = [0.0, 0.0], [0, 0]
+
+
+def _limit(step: float) -> float:
+    """Return the threshold at which one sum raises a false alarm each :data:`QUIET` times.
+
+    Siegmund's approximation for normal scores: the mean is (exp(2 k b) - 2 k b - 1) / (2 k^2) times for a
+    step k and a threshold b - 1.166 ("Sequential Analysis", 1985); solved for b by iteration.
+    """
+    twice = 2 * step
+    exponent = 1.0
+    for _ in range(8):
+        exponent = math.log(2 * step * step * QUIET + exponent + 1)
+    return exponent / twice - 1.166
+
+
+def _odds(share: float) -> float:
+    share = min(1 - 1e-12, max(1e-12, share))
+    return math.log(share / (1 - share))
+
+
+def _share(odds: float) -> float:
+    return 1 / (1 + math.exp(-odds))
