@@ -57,7 +57,7 @@ def batch_faults_table() -> str:
 
 def actions_table() -> str:
     """Return what ``smartbatch jobs`` can do."""
-    rows = [f"| `{name}` | {what} |" for name, what in ACTIONS.items()]
+    rows = [f"| `{name}` | {' '.join(what.split())} |" for name, what in ACTIONS.items()]
     return "\n".join(["| action | what it does |", "|---|---|", *rows])
 
 
