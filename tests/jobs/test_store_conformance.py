@@ -23,7 +23,9 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import LostGrip, Store
+from smartbatch.jobs.store import book as book_module
 from smartbatch.jobs.store import book_jobs as jobs_module
+from smartbatch.jobs.store import book_results as results_module
 from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store.base import Measure, Payload
 from smartbatch.jobs.wire import new_nonce
@@ -831,6 +833,38 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
 
 
 # -- results -------------------------------------------------------------------------------------------------
+
+
+def test_results_behind_a_gap_longer_than_a_page_are_found(store: Store, bench: Bench) -> None:
+    job, grip = started(store, bench, 40)
+    shard = ingesting(store, bench, grip, *range(40))
+    store.ingest(grip, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
+    pages, after = [], -1
+    while rows := store.results(job.id, after=after, limit=10):
+        pages.append([row.ix for row in rows])
+        after = rows[-1].ix
+    assert pages == [[0], [30, 39]]
+    assert [row.ix for row in store.results(job.id, after=38, limit=10)] == [39]
+    assert store.results(job.id, after=39) == []
+
+
+def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays(
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_module, "PAGE_DROPPED", 7)
+    monkeypatch.setattr(book_module, "_PAGE", 7)
+    other, _ = store.accept(bench.job(), new_items(3))
+    job, grip = started(store, bench, 21)
+    last, _ = store.accept(bench.job(), new_items(3))
+    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 21
+    done = store.job(job.id)
+    assert done is not None
+    assert (done.cancelled, done.state, done.finished_at) == (21, JobState.DONE, 5.0)
+    assert [(row.ix, row.seq) for row in store.fresh(job.id)] == [(ix, ix + 1) for ix in range(21)]
+    store.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM item") == bench.behind("SELECT count(*) FROM payload") == [(6,)]
+    assert bench.behind("SELECT count(*) FROM result") == bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert [len(store.open_items(one.id)) for one in (other, last)] == [3, 3]
 
 
 def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store, bench: Bench) -> None:

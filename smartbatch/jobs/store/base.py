@@ -6,7 +6,8 @@ Rules all stores keep:
   meanwhile nothing is written and :class:`LostGrip` is raised.
 - A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LostGrip`.
 - What a method returned from is on disk. An error at a commit is looked up, never guessed.
-- Pages of requests and results end early where these are large: some megabytes are read at a time.
+- Pages of requests and results end early where these are large, as some megabytes are read at a time, and
+  at gaps; only behind the last one there is none.
 - A job becomes ``DONE`` in the transaction that stores its last result.
 """
 
@@ -313,7 +314,10 @@ class Store(ABC):
 
     @abstractmethod
     def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:
-        """End every ``OPEN`` and ``DIRECT`` item as cancelled with ``body``; return how many."""
+        """End every ``OPEN`` and ``DIRECT`` item as cancelled with ``body``; return how many.
+
+        Some thousands a transaction: interrupted, the next call goes on.
+        """
 
     @abstractmethod
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:

@@ -122,17 +122,21 @@ class Book(Store):
 
     def _drop_items(self, job: int) -> None:
         """Delete the items of a number no job has, in transactions that let others in between."""
-        first, end = first_of(job), first_of(job + 1)
+        end = first_of(job + 1)
         for table in sql.ITEM_TABLES:
-            page, drop = sql.LAST_OF_RANGE.replace("{table}", table), sql.DROP_RANGE.replace("{table}", table)
-            while (last := self._last(page, first, end)) is not None:
+            drop = sql.DROP_RANGE.replace("{table}", table)
+            first = self._first(table, first_of(job), end)
+            while first is not None:
+                last = min(first + _PAGE, end)
                 with self._db.writing() as tx:
                     tx.change(drop, first, last)
+                first = self._first(table, last, end)
         with self._db.writing() as tx:
             tx.change(sql.DROP_LOOSE, job)
 
-    def _last(self, page: str, first: int, end: int) -> int | None:
-        found = self._db.row(page, first, end, _PAGE)
+    def _first(self, table: str, start: int, end: int) -> int | None:
+        """Return the first number in a table from ``start`` on and before ``end``."""
+        found = self._db.row(sql.FIRST_OF_RANGE.replace("{table}", table), start, end)
         return None if found is None else found[0]
 
     def _number(self, job_id: str) -> int:

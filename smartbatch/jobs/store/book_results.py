@@ -26,6 +26,9 @@ __all__ = ["Results"]
 _RESULT = ("no", "seq", "outcome", "digest", "cost", "body")
 _VERDICT = ("no", "word", "digest", "body")
 _FINAL = CODES[ItemState.FINAL]
+PAGE_DROPPED = 10_000
+"""Items that a cancelled job ends in one transaction."""
+_UNSENT = (ItemState.OPEN, ItemState.DIRECT)
 _TAKING = (ShardState.INGESTING, ShardState.DEAD)
 
 
@@ -270,10 +273,18 @@ class Results(Shards):
             return Ingested(tuple(final), tuple(doubled))
 
     def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:
+        dropped, count = 0, PAGE_DROPPED
+        while count == PAGE_DROPPED:
+            count = self._drop_some(grip, body, at)
+            dropped += count
+        return dropped
+
+    def _drop_some(self, grip: Grip, body: bytes, at: float) -> int:
         with self._db.writing() as tx:
             job = self._hold(tx, grip)
-            span = first_of(job), first_of(job + 1)
-            unsent = [row[0] for row in tx.rows(sql.UNSENT, *span)]
+            page = first_of(job), first_of(job + 1), PAGE_DROPPED
+            rows = [row for state in _UNSENT for row in tx.rows(sql.WAITING, CODES[state], *page)]
+            unsent = [no for no, *_ in rows[:PAGE_DROPPED]]
             self._end_alike(tx, job, unsent, "cancelled", body, at, cost=0.0)
             return len(unsent)
 
@@ -281,17 +292,24 @@ class Results(Shards):
 
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         job = self._number(job_id)
-        return self._page(sql.RESULT_SIZES, sql.RESULTS, number(job, 0) + after, first_of(job + 1), limit)
+        first, end = number(job, 0) + after + 1, first_of(job + 1)
+        page = self._page(sql.RESULT_SIZES, sql.RESULTS, first, min(first + limit, end))
+        if page or first + limit >= end:
+            return page
+        behind = self._first("result", first + limit, end)  # behind a gap of items without a result
+        if behind is None:
+            return []
+        return self._page(sql.RESULT_SIZES, sql.RESULTS, behind, min(behind + limit, end))
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
         job = self._number(job_id)
-        return self._page(sql.FRESH_SIZES, sql.FRESH, number(job, 0) + after, first_of(job + 1), limit)
+        first = number(job, 0) + after + 1
+        return self._page(sql.FRESH_SIZES, sql.FRESH, first, min(first + limit, first_of(job + 1)))
 
-    def _page(self, sizes: str, rows: str, after: int, end: int, limit: int) -> list[ResultRow]:
-        """Return results of numbers beyond ``after``, as many as make a page."""
-        found = self._db.rows(sizes, after, end, limit)
+    def _page(self, sizes: str, rows: str, first: int, end: int) -> list[ResultRow]:
+        """Return results of a range of numbers, or the first of them where they are large."""
+        found = self._db.rows(sizes, first, end)
         count = fitting(size for _, size in found)
         if not count:
             return []
-        # what is stored in between meanwhile comes in its place, and another row the next time
-        return [result_row(row) for row in self._db.rows(rows, after, found[count - 1][0] + 1, count)]
+        return [result_row(row) for row in self._db.rows(rows, first, found[count - 1][0] + 1)]

@@ -31,10 +31,8 @@ UNHOLD = "UPDATE job SET state = 'active', note = NULL WHERE no = ? AND state = 
 DROP_JOB = ("DELETE FROM job WHERE no = ?", "DELETE FROM job_params WHERE no = ?")
 DROP_SHARDS = ("DELETE FROM shard_items WHERE job = ?", "DELETE FROM shard WHERE job = ?")
 DROP_INCIDENTS = "DELETE FROM incident WHERE job_id = ?"
-LAST_OF_RANGE = (
-    "SELECT max(no) FROM (SELECT no FROM {table} WHERE no >= ? AND no < ? ORDER BY no LIMIT ?) page"
-)
-DROP_RANGE = "DELETE FROM {table} WHERE no >= ? AND no <= ?"
+FIRST_OF_RANGE = "SELECT min(no) FROM {table} WHERE no >= ? AND no < ?"
+DROP_RANGE = "DELETE FROM {table} WHERE no >= ? AND no < ?"
 ITEM_TABLES = ("result", "verdict", "payload", "item")
 
 # -- ownership -----------------------------------------------------------------------------------------------
@@ -117,7 +115,6 @@ DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
 VERDICTS = "SELECT no, word, digest, body FROM verdict WHERE no IN {numbers}"
 VERDICT_DIGESTS = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
 DROP_VERDICTS = "DELETE FROM verdict WHERE no IN {numbers}"
-UNSENT = "SELECT no FROM item WHERE state < 2 AND state < 3 AND no >= ? AND no < ?"
 END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
     FROM item WHERE no IN {numbers}"""
@@ -125,9 +122,10 @@ TAKE_DIRECT = """UPDATE item SET state = 2 WHERE no IN (
     SELECT no FROM item WHERE state < 3 AND state = 1 AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
 ASK_AGAIN = "UPDATE item SET state = 1, tries = tries + ? WHERE no IN {numbers} AND state = 2"
+# pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
 _RESULT = "FROM result r JOIN payload p ON p.no = r.no "
-_BY_PLACE = _RESULT + "WHERE r.no > ? AND r.no < ? ORDER BY r.no LIMIT ?"
-_BY_ARRIVAL = _RESULT + "WHERE r.seq > ? AND r.seq < ? ORDER BY r.seq LIMIT ?"
+_BY_PLACE = _RESULT + "WHERE r.no >= ? AND r.no < ? ORDER BY r.no"
+_BY_ARRIVAL = _RESULT + "WHERE r.seq >= ? AND r.seq < ? ORDER BY r.seq"
 _WHOLE = "SELECT r.no, p.user_id, r.outcome, r.body, p.body, r.cost, r.seq "
 RESULTS = _WHOLE + _BY_PLACE
 RESULT_SIZES = "SELECT r.no, length(r.body) + length(p.body) " + _BY_PLACE
