@@ -5,7 +5,7 @@ A forecast is a mixture of three distributions (:mod:`smartbatch.core.curve`), a
 - *the prior*, what is believed before anything was seen. Alone, it is the forecast. It weighs half an
   observation, so it is as good as gone after a dozen.
 - *what was seen*, each time by its weight: half after ``Prior.fade`` seconds, and half after
-  :data:`FADES_AFTER` others. After a change of regime, all times before it weigh together as much as the prior.
+  :data:`FADES_AFTER` others. After a change of regime, all times before it weigh as much as the prior.
 - *a shape*: the prior's, moved to the median and stretched to the spread of what was seen, as heavy as two
   observations (one, where only one was seen). It stands for what few observations cannot show, such as times
   longer than the longest of five.
@@ -19,13 +19,15 @@ On top of it levels are corrected, and changes are watched for: :mod:`smartbatch
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from collections.abc import Sequence
+from itertools import accumulate
 
-from attrs import Attribute, define, field, frozen
+from attrs import define, frozen
 
 from smartbatch.core.curve import Curve
+from smartbatch.core.prior import Prior
 from smartbatch.core.surprise import Levels, Watch
 
 __all__ = ["At", "Forecaster", "Moved", "Prior", "Seen"]
@@ -59,46 +61,6 @@ STALE = 0.02
 TINY = 1e-300
 """Keeps a weight above 0, however old."""
 _HALF = -math.log(2)
-_POINTS = 50
-
-
-def _positive(_: object, attribute: Attribute[float], value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{attribute.name} must be above 0 and finite, not {value!r}")
-
-
-@frozen
-class Prior:
-    """What is believed before anything was seen.
-
-    Args:
-        times: seconds and weight of each point of the distribution, for things of size 1; only the relative
-            weights count.
-        growth: seconds grow as ``size ** growth``, 0..1.
-        weight: observations that all of it counts as.
-        fade: seconds after which an observation counts half; providers' load changes within a day.
-    """
-
-    times: tuple[tuple[float, float], ...]
-    growth: float = 0.0
-    weight: float = field(default=0.5, validator=_positive)
-    fade: float = field(default=43_200.0, validator=_positive)
-
-    @classmethod
-    def of(
-        cls, median: float, p95: float, *, growth: float = 0.0, weight: float = 0.5, fade: float = 43_200.0
-    ) -> Prior:
-        """Return a lognormal one from two quantiles, seconds: exactly these two come back."""
-        normal = NormalDist()
-        sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
-        levels = [(place + 0.5) / _POINTS for place in range(_POINTS)]  # 0.95 is one of them
-        times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
-        return cls(times, growth, weight, fade)
-
-    def points(self, weight: float) -> list[tuple[float, float]]:
-        """Return log seconds and weights that add up to ``weight``."""
-        whole = sum(part for _, part in self.times)
-        return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
 
 
 @frozen
@@ -387,12 +349,9 @@ class At:
 
 def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:
     """Return the first value with at least half of the weight up to it."""
-    so_far = 0.0
-    for value, weight in ordered:
-        so_far += weight
-        if so_far >= whole / 2:
-            break
-    return value
+    values, weights = zip(*ordered, strict=True)
+    place = bisect_left(list(accumulate(weights)), whole / 2)
+    return float(values[min(place, len(values) - 1)])
 
 
 def _spread(points: Sequence[tuple[float, float]], median: float) -> float:
