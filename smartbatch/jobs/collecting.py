@@ -101,7 +101,11 @@ def ingest(work: Work, shard: ShardRow) -> bool:
     """
     paths = [_path(work, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
     if shard.remote.get("fetched") and all(path.exists() for path in paths):
-        take_in(work, shard, paths)
+        try:
+            take_in(work, shard, paths)
+        except FileNotFoundError:  # whoever took the job over has read and deleted them
+            work.later(shard, 0.0)
+            return False
         return True
     fetch(work, shard)  # fetched on another machine, tidied away, or to be read a second time
     return False
@@ -291,7 +295,7 @@ def _tell(work: Work, shard: ShardRow, kind: str, count: int, text: str, money: 
 
 def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
     path = _path(work, shard, number)
-    partial = path.with_suffix(".part")
+    partial = work.partial(path)
     with closing(_received(work, batch, output)) as pieces, open(partial, "wb") as file:
         for piece in pieces:
             file.write(piece)

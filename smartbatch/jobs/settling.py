@@ -25,14 +25,15 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
         )
     doubtful = bool(missing) and _may_have_run(shard, rest)
     if doubtful and not shard.remote.get("reread"):
-        collecting.clear(work, shard)
         # a file that was not complete yet when it was fetched; the second reading decides
-        return work.later(
+        again = work.later(
             shard,
             work.limits.reread_pause,
             remote={**shard.remote, "reread": True, "fetched": False},
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
+        collecting.clear(work, shard)  # after the commit: a former owner must not delete what is being read
+        return again
     if doubtful:
         work.incident(
             "missing_items",

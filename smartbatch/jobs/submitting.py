@@ -8,6 +8,7 @@ The order is the protocol's. What will be sent is on disk before the first byte 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
@@ -236,7 +237,7 @@ def _spool(work: Work, shard: ShardRow) -> Path:
     if path.exists():
         return path
     shared = decode_params(work.job.params)
-    partial = path.with_suffix(".part")
+    partial = work.partial(path)
     position = -1
     with open(partial, "wb") as file:
         while page := work.store.payloads(shard.id, after=position, limit=1000):
@@ -246,6 +247,8 @@ def _spool(work: Work, shard: ShardRow) -> Path:
                 file.write(line)
                 file.write(b"\n")
             position = page[-1].position
+        file.flush()
+        os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
     if position < 0:
         raise InvalidRequest("a shard without requests cannot be sent")
     partial.replace(path)

@@ -159,6 +159,13 @@ class Work:
         """Return the path of a local file of a shard; its content can always be made again."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
 
+    def partial(self, path: Path) -> Path:
+        """Return where a local file is written until it is whole.
+
+        Each owner has its own: one that was frozen, and wakes, must not write into its successor's.
+        """
+        return path.with_name(f"{path.name}.{self.grip.epoch}.part")
+
 
 def report(
     store: Store, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
