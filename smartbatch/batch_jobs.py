@@ -27,7 +27,7 @@ from smartbatch.models import Answer, Kind, Prompt, Request, Result
 from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.providers.batches import BatchApi
 
-__all__ = ["BatchJobs"]
+__all__ = ["BatchJobs", "Fallback"]
 
 Fallback = Literal["batch", "individual"]
 OnProgress = Callable[[JobStatus], object]
@@ -75,9 +75,7 @@ class BatchJobs(JobHost):
         chosen = self._fallback_of(fallback)
         first, rest = self._rows(requests, params)
         kind = Kind.GENERATE if first is None else kind_of(first)
-        api, problem = self._batches(kind)
-        if problem is not None and chosen != "individual":
-            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
+        api = self._check_batches(kind, fallback)
         policy = policy_of(self.config, chosen)
         return self._accept(first, rest, kind, api, params, key, metadata, policy, realtime=0)
 
@@ -168,6 +166,17 @@ class BatchJobs(JobHost):
         policy = self._policy(fallback, wishes)
         first = next(requests, None)
         return self._accept(first, requests, kind, api, params, key, metadata, policy, realtime=realtime)
+
+    def _check_batches(self, kind: Kind, fallback: str | None) -> BatchApi | None:
+        """Return the Batch API; ``None`` where there is none and a job may do without.
+
+        Raises:
+            ConfigError: it may not.
+        """
+        api, problem = self._batches(kind)
+        if problem is not None and self._fallback_of(fallback) != "individual":
+            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
+        return api
 
     def _policy(self, fallback: str | None, wishes: Wishes) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""

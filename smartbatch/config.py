@@ -226,14 +226,15 @@ class BatchingConfig:
     @classmethod
     def load(
         cls,
-        file: str | os.PathLike[str] | None = None,
+        file: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         environ: Mapping[str, str] = os.environ,
         **overrides: Any,
     ) -> BatchingConfig:
         """Gather the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
 
         Args:
-            file: TOML with the keys at its top level, or a ``pyproject.toml`` with ``[tool.smartbatch]``.
+            file: TOML with the keys at its top level, or a ``pyproject.toml`` with ``[tool.smartbatch]``; or
+                the same as a mapping, as a host application has it that reads its own settings file.
             environ: where variables are looked up; ``none`` stands for no value, an empty text for not set.
             overrides: keys as in the constructor; ``None`` means "not given here".
 
@@ -242,8 +243,10 @@ class BatchingConfig:
                 and for a file that cannot be read.
         """
         values: dict[str, Any] = {}
-        if file is not None:
-            values.update(_from_file(Path(file)))
+        if isinstance(file, Mapping):
+            values.update(_from_table(file, "given as a mapping"))
+        elif file is not None:
+            values.update(_from_table(_table(Path(file)), f"in {file}"))
         values.update(_from_environment(environ))
         for key, value in overrides.items():
             if value is not None:
@@ -329,11 +332,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    table = _table(path)
+def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in table.items():
-        label = f"{key} (in {path})"
+        label = f"{key} ({place})"
         if value == "none" and _spec(key, label).optional:
             value = None
         values[key] = _spec(key, label).check(label, value)

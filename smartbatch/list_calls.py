@@ -9,13 +9,14 @@ from typing import Any, Literal
 from attrs import evolve as changed
 from attrs import frozen
 
-from smartbatch.batch_jobs import BatchJobs
+from smartbatch.batch_jobs import BatchJobs, Fallback
 from smartbatch.by_job import JobResults, sort
 from smartbatch.core.budget import Budget
 from smartbatch.core.choosing import Decision
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes, seconds_until
 from smartbatch.jobs.accepting import kind_of
+from smartbatch.jobs.job import Job
 from smartbatch.lists import ResultList, Stream
 from smartbatch.models import Embedding, Kind, Priority, Prompt, Request, Result, Route, Strategy
 from smartbatch.plans import Plan
@@ -150,6 +151,51 @@ class ListCalls(BatchJobs):
         sketch = self._sketch(asked)
         decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
         return Plan(decision, partial(self._carried_out, asked))
+
+    def submit_batch(
+        self,
+        requests: Iterable[Prompt],
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+        **params: Any,
+    ) -> Job:
+        """Store all requests as a job, and return it; see :meth:`BatchJobs.submit_batch`.
+
+        With any of the wishes the whole list is looked at first: a ``deadline`` that cannot be met, or a
+        ``budget`` that will not do, is refused. A job goes by batch unless ``strategy`` says otherwise; with
+        ``"auto"`` its route is chosen as that of a list.
+
+        Args:
+            requests, key, metadata, fallback: as in :meth:`BatchJobs.submit_batch`.
+            params: as there, and the wishes; see :class:`ListCalls`.
+
+        Raises:
+            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+            Exception: as :meth:`BatchJobs.submit_batch`.
+        """
+        if all(params.get(name) is None for name in WISHES):
+            plain = {name: value for name, value in params.items() if name not in WISHES}
+            return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
+        asked = self._asked(list(requests), {"strategy": "batch", **params})
+        if asked.wishes.strategy in (Strategy.BATCH, Strategy.HYBRID):
+            self._check_batches(asked.kind, fallback)
+        decision = self._advisor.consider(
+            self._sketch(asked), asked.wishes, asked.kind, batchable=asked.batchable
+        )
+        self._advisor.tell(decision, _common(asked.requests))
+        by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
+        return self._submit_rows(
+            map(self._prepared, asked.requests),
+            asked.kind,
+            asked.params,
+            realtime=decision.chosen.first if by_batch else None,
+            wishes=decision.wishes,
+            key=key,
+            metadata=metadata,
+            fallback=fallback,
+        )
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ from smartbatch.observe.progress import Mode, Progress, watched
 
 __all__ = ["embed", "generate", "job"]
 
+_WISHES = ("strategy", "deadline", "prefer", "time_value")
+"""Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
+
 
 def generate(
     prompts: Iterable[Prompt], *, model: str, progress: bool | None = None, **params: Any
@@ -29,8 +32,9 @@ def generate(
         progress: True for a progress display, False for none; by default a bar where somebody watches:
             on a terminal or in a notebook.
         params: generation parameters (``system``, ``max_tokens``, …), settings of
-            :class:`~smartbatch.BatchingConfig` (``parallelism``, ``max_rpm``, ``budget``, …), and the other
-            arguments of :class:`~smartbatch.BatchingClient`.
+            :class:`~smartbatch.BatchingConfig` (``parallelism``, ``max_rpm``, ``budget``, …), the other
+            arguments of :class:`~smartbatch.BatchingClient`, and the wishes that decide the route:
+            ``strategy``, ``deadline``, ``prefer``, ``time_value``.
 
     Returns:
         a list of :class:`~smartbatch.Result`; failed requests hold their ``.error``, in their place.
@@ -39,8 +43,9 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
+    wishes = {name: params.pop(name) for name in _WISHES if name in params}
     with BatchingClient(model, **params) as client:
-        return _run(client, prompts, progress)
+        return _run(client, prompts, progress, **wishes)
 
 
 def embed(
@@ -65,8 +70,9 @@ def embed(
         as :func:`generate`; each result has its ``embedding``.
     """
     embedding = Embedding(task_type, dimensions)
+    wishes = {name: params.pop(name) for name in _WISHES if name in params}
     with BatchingClient(model, **params) as client:
-        return _run(client, texts, progress, embedding=embedding)
+        return _run(client, texts, progress, embedding=embedding, **wishes)
 
 
 def job(id_or_key: str, *, store: str | None = None) -> Job:
