@@ -50,8 +50,18 @@ def cancel(work: Work, shard: ShardRow, reason: str) -> ShardRow:
     try:
         work.api.cancel(shard.batch_id, work.limits.call_timeout)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
+        found = work.api.classify(error)
+        if found.status == 404 and _is_unknown(work, shard.batch_id):
+            return _vanished(work, shard)
+        return work.stumbled(shard, found)
     return work.later(shard, min(work.limits.poll_interval, 1.0), tries=0, cancelled=True, note=reason)
+
+
+def _is_unknown(work: Work, batch_id: str) -> bool:
+    try:
+        return work.api.get(batch_id, work.limits.call_timeout) is None
+    except Exception:  # then it is not certain
+        return False
 
 
 def _reason_to_cancel(work: Work, shard: ShardRow) -> str | None:
@@ -115,6 +125,10 @@ def _vanished(work: Work, shard: ShardRow) -> ShardRow:
         "have been paid. If it is gone for good, cancel the job and submit its open requests anew",
         shard,
     )
+    if work.job.cancel_requested:  # nothing more is to be had of it, and nothing is sent again
+        return _again(
+            work, shard, "the provider no longer knows the batch, and the job is cancelled", tried=True
+        )
     return work.later(
         shard, work.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )
