@@ -65,17 +65,21 @@ _HALF = -math.log(2)
 
 @frozen
 class Seen:
-    """Something that ended.
+    """Something that ended, or was given up.
 
     Args:
         size: its requests.
         seconds: what it took.
         at: Unix seconds of its end.
+        ended: False where it was given up after these seconds, so that it would have taken longer. It then
+            counts as the median of those that take longer. Without such, a forecast of batches that are
+            cancelled when they are late would never learn that they are.
     """
 
     size: int
     seconds: float
     at: float
+    ended: bool = True
 
 
 @frozen
@@ -122,6 +126,10 @@ class _Fit:
     def shift(self, size: int) -> float:
         """Return what a size adds to log seconds."""
         return self.growth * (math.log(max(1, size)) - self.center)
+
+    def log(self, kept: _Kept) -> float:
+        """Return what log seconds would have been at the center."""
+        return kept.seconds - self.growth * (kept.size - self.center)
 
 
 class Forecaster:
@@ -174,20 +182,22 @@ class Forecaster:
         """
         if not (math.isfinite(seen.seconds) and seen.seconds >= 0):
             raise ValueError(f"seconds must be 0 or more and finite, not {seen.seconds!r}")
+        fit = self._fitted(seen.at)
+        shift = fit.shift(seen.size)
         log = math.log(max(SHORTEST, seen.seconds))
-        changed = self._judge(seen, log)
+        if not seen.ended:
+            log = max(log, fit.curve.log((1 + fit.curve.level(log - shift)) / 2) + shift)
+        changed = self._judge(fit, fit.curve.middle(log - shift))
         self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at))
         self._fresh += 1
         if changed:
             return self._broke(changed, seen.at)
         return self._drifted(seen.at)
 
-    def _judge(self, seen: Seen, log: float) -> int:
-        """Compare with the forecast made before; return the number of times that make a new regime, or 0."""
-        fit = self._fitted(seen.at)
+    def _judge(self, fit: _Fit, level: float) -> int:
+        """Take in where a time lies in the forecast made before; return the times that make a new regime."""
         if fit.learned < WATCHED:
             return 0
-        level = fit.curve.middle(log - fit.shift(seen.size))
         if fit.learned >= SETTLED:
             self._levels.saw(level)
         return self._watch.saw(level, fit.deviation, fit.learned)
@@ -195,22 +205,22 @@ class Forecaster:
     def _broke(self, count: int, now: float) -> Moved | None:
         """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
         fit = self._fitted(now)
-        logs = [kept.seconds - fit.shift(kept.seen.size) for kept in self._kept]
-        if abs(sum(logs[-count:]) / count - sum(logs[:-count]) / max(1, len(logs) - count)) < QUARTER:
+        older, latest = list(self._kept)[:-count], list(self._kept)[-count:]
+        weights = self._weights(now)[: len(older)]
+        whole = sum(weights)
+        usual = sum(weight * fit.log(kept) for kept, weight in zip(older, weights, strict=True)) / whole
+        if abs(sum(map(fit.log, latest)) / count - usual) < QUARTER:
             return None
-        before = fit.curve.median
-        older = list(self._kept)[:-count]
-        weights = self._weights(now)[:-count]
-        share = min(1.0, self._prior.weight / sum(weights)) if older else 1.0
+        share = min(1.0, self._prior.weight / whole)
         for kept in older:
             kept.weight *= share
         self._watch.calm()
         self._levels = Levels()
         self._usual = fit.deviation, fit.growth
         after = self._refit(now)
-        factor = math.exp(after.curve.log(0.5) - before - after.growth * (after.center - fit.center))
-        why = f"the latest {count} took about {_times(factor)} those before"
-        return self._tell(after, before + fit.growth * (after.center - fit.center), count, why, sudden=True)
+        before = fit.curve.median + fit.growth * (after.center - fit.center)
+        factor = _times(math.exp(after.curve.median - before))
+        return self._tell(after, before, count, f"the latest {count} took about {factor} those before", True)
 
     def _drifted(self, now: float) -> Moved | None:
         """Tell of a median that moved by and by."""
@@ -227,9 +237,9 @@ class Forecaster:
         count = len(self._kept)
         factor = _times(math.exp(fit.curve.median - before))
         than = "what was assumed before anything was seen" if first else "those before, by and by"
-        return self._tell(fit, before, count, f"the latest {count} took about {factor} {than}", sudden=False)
+        return self._tell(fit, before, count, f"the latest {count} took about {factor} {than}", False)
 
-    def _tell(self, fit: _Fit, before: float, seen: int, why: str, *, sudden: bool) -> Moved:
+    def _tell(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> Moved:
         self._told = (fit.curve.median, fit.growth, fit.center)
         return Moved(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
