@@ -25,7 +25,7 @@ from urllib.request import urlopen
 
 from attrs import define, field, frozen
 
-from benchmarks.million_client import MODELS, Orders
+from benchmarks.million_client import MODELS, PROMPT, Orders
 from benchmarks.server import emulator
 
 __all__ = ["Life", "Told", "serving", "undisturbed"]
@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--provider", choices=sorted(MODELS), default="openai")
+    parser.add_argument("--letters", type=int, default=PROMPT, help="of each prompt")
     parser.add_argument("--dimensions", type=int, default=0, help="ask for vectors of so many numbers")
     options = parser.parse_args()
     good = True
@@ -236,6 +237,7 @@ def main() -> None:
                 requests=options.requests,
                 per_batch=-(-options.requests // options.batches),
                 provider=options.provider,
+                letters=options.letters,
                 dimensions=options.dimensions,
             )
             if kind == "left alone":

@@ -35,7 +35,7 @@ __all__ = ["Operations", "Orders", "counted", "memory", "prompt_of"]
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 EMBEDDER = "text-embedding-3-small"
 PROMPT = 500
-"""Letters of a prompt: a short text to classify, with its instruction."""
+"""Letters of a prompt, where nothing else is said: a short text to classify, with its instruction."""
 READ_EVERY = GIVE_EVERY = 1_000
 """Rows between two words about them."""
 _TELLING = threading.Lock()
@@ -51,6 +51,7 @@ class Orders:
         requests: rows of the job.
         per_batch: most requests of one batch.
         provider: whose Batch API.
+        letters: of each prompt.
         dimensions: numbers of the vectors that are asked for; 0 asks for texts.
         poll: seconds between two looks at a batch.
     """
@@ -60,6 +61,7 @@ class Orders:
     requests: int
     per_batch: int
     provider: str = "openai"
+    letters: int = PROMPT
     dimensions: int = 0
     poll: float = 0.5
 
@@ -68,10 +70,10 @@ class Orders:
         return json.dumps(asdict(self))
 
 
-def prompt_of(number: int) -> str:
-    """Return the prompt of a row: some 500 letters, no two alike."""
+def prompt_of(number: int, letters: int = PROMPT) -> str:
+    """Return the prompt of a row; no two are alike."""
     begin = f"Review {number}: is the customer content? "
-    return begin + (f"{number * 7919 % 104729} " * PROMPT)[: PROMPT - len(begin)]
+    return begin + (f"{number * 7919 % 104729} " * letters)[: letters - len(begin)]
 
 
 def memory() -> tuple[float, float]:
@@ -151,16 +153,17 @@ def provider_of(orders: Orders) -> Provider:
 
 
 def right(orders: Orders, model: str, number: int, result: Result) -> bool:
+    prompt = prompt_of(number, orders.letters)
     if not orders.dimensions:
-        return result.text == answer_for(prompt_of(number), model)
-    return bool(result.embedding == vector_for(prompt_of(number), model, orders.dimensions))
+        return result.text == answer_for(prompt, model)
+    return bool(result.embedding == vector_for(prompt, model, orders.dimensions))
 
 
 def rows(orders: Orders) -> Iterator[Request]:
     for number in range(orders.requests):
         if number % GIVE_EVERY == 0:
             tell("given", count=number)
-        yield Request(prompt_of(number), id=f"row-{number}")
+        yield Request(prompt_of(number, orders.letters), id=f"row-{number}")
 
 
 def read(orders: Orders, model: str, job: Job) -> int:

@@ -1,0 +1,79 @@
+"""Large jobs, seen from outside: what a request more costs the client, and how soon a killed one goes on.
+
+The published figures of 100,000 requests come from ``python -m benchmarks.million``; this is the same, small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from attrs import evolve
+
+from benchmarks.million import bytes_of, killed, serving, undisturbed
+from benchmarks.million_client import PROMPT, Orders
+
+REQUESTS, BATCHES = 5_000, 10
+FEW = 1_500
+GROWTH = 1.2
+"""KB of memory a request may cost the client at most: 0.9, numbers while batches are planned, and a margin less
+than a result that is kept. 100,000 requests in 300 MB would allow 2.5."""
+LONG = 200_000
+LONG_GROWTH = 70.0
+"""MB of memory that 60 MB of prompts of 200,000 letters may cost: 51, a few pages of 8 MB as bytes and as text,
+and a margin. All of them at once cost 93."""
+SOON = 10.0
+"""Seconds from the start of a process until it carries on a job it was left."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving(turnaround=0.2) as url:
+        yield url
+
+
+@pytest.fixture
+def url(server: str) -> str:
+    """The emulator with an empty ledger."""
+    urlopen(Request(f"{server}/_ledger/reset", method="POST")).close()
+    return server
+
+
+def orders(folder: Path, url: str, requests: int) -> Orders:
+    store = folder / f"{requests}" / "jobs.db"
+    return Orders(url=url, store=str(store), requests=requests, per_batch=REQUESTS // BATCHES, poll=0.1)
+
+
+def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Path) -> None:
+    large = orders(tmp_path, url, REQUESTS)
+    many = undisturbed(large)
+    few = undisturbed(orders(tmp_path, url, FEW))
+    ended = many.life.told[-1]
+    assert (ended["wrong"], ended["completed"], ended["batches"]) == (0, REQUESTS, BATCHES)
+    assert (many.ledger["prompts_billed"], many.ledger["paid_twice"]) == (REQUESTS, 0)
+    assert (many.life.peak - few.life.peak) * 1024 / (REQUESTS - FEW) < GROWTH
+    # one row for each of: the request, its content, its batch, its result, its end
+    assert ended["written"] / REQUESTS < 5.5
+    assert ended["transactions"] < 20 * BATCHES
+    assert bytes_of(large.store) / REQUESTS < PROMPT + 700
+
+
+def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> None:
+    long = undisturbed(evolve(orders(tmp_path, url, 300), letters=LONG))
+    ended = long.life.told[-1]
+    assert (ended["wrong"], ended["completed"]) == (0, 300)
+    assert long.life.peak - long.life.told[0]["memory"] < LONG_GROWTH
+
+
+def test_a_client_killed_while_it_stores_sends_and_reads_a_large_job_goes_on_within_seconds(
+    url: str, tmp_path: Path
+) -> None:
+    lives, ledger = killed(orders(tmp_path, url, REQUESTS))
+    ended = lives[-1].told[-1]
+    assert (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, REQUESTS)
+    assert (ledger["prompts_billed"], ledger["paid_twice"]) == (REQUESTS, 0)
+    assert [life.told[-1]["what"] for life in lives[:-1]] == ["given", "shard", "stored"]
+    assert lives[-1].stored >= REQUESTS / 2, "it was not killed in the middle of its results"
+    assert max(life.carried_on for life in lives[1:]) < SOON
