@@ -18,12 +18,12 @@ from benchmarks.million_client import PROMPT, Orders
 REQUESTS, BATCHES = 5_000, 10
 FEW = 1_500
 GROWTH = 1.2
-"""KB of memory a request may cost the client at most: 0.9, numbers while batches are planned, and a margin less
-than a result that is kept. 100,000 requests in 300 MB would allow 2.5."""
+"""KB of memory a request may cost the client at most: 0.9, numbers while batches are planned, and a margin
+less than a result that is kept. 100,000 requests in 300 MB would allow 2.5."""
 LONG = 200_000
 LONG_GROWTH = 70.0
-"""MB of memory that 60 MB of prompts of 200,000 letters may cost: 51, a few pages of 8 MB as bytes and as text,
-and a margin. All of them at once cost 93."""
+"""MB of memory that 60 MB of prompts of 200,000 letters may cost: 51, a few pages of 8 MB as bytes and as
+text, and a margin. All of them at once cost 93."""
 SOON = 10.0
 """Seconds from the start of a process until it carries on a job it was left."""
 
