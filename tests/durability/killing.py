@@ -32,6 +32,8 @@ SHORTEST, LONGEST = 0.08, 0.53
 in proportion, else it would do nothing but begin."""
 COMES_UP = 0.08
 """Seconds from the fork to an open store, on two idle cores."""
+A_STEP = 0.1
+"""CPU seconds with which a life gets from its fork through a step of any kind, as a rule."""
 SLOWEST = 8.0
 """The longest lives are so many times longer."""
 RESTARTS = 5
@@ -74,6 +76,7 @@ class _Slot:
     pid: int = 0
     fd: int = -1
     since: float = 0.0
+    cpu: float = 0.0
     script: list[tuple[float, int]] = field(factory=list)
 
 
@@ -224,7 +227,7 @@ class Loop:
         return [slot for slot in slots if slot.fd in ready]
 
     def _reap(self, slot: _Slot) -> int:
-        code = self._zygote.reap(slot.pid)
+        code, slot.cpu = self._zygote.reap(slot.pid)
         os.close(slot.fd)
         slot.pid, slot.fd, slot.script = 0, -1, []
         return code
@@ -240,25 +243,27 @@ class Loop:
     def _count(self, slot: _Slot) -> None:
         """Count a kill, and for how many lives in a row nothing moved although something was to be done.
 
-        A life that ended before its client had opened the store had no chance.
+        A life that ended before its client had opened the store, or with too little of a busy machine's
+        time, had no chance; the next one is longer.
         """
         self.kills += 1
         if slot.number:
             return
         ups = self._ups()
-        if len(ups) == self._opened_before:
+        opened, self._opened_before = len(ups) > self._opened_before, len(ups)
+        seen = self._looks()
+        moved, self._seen = seen != self._seen, seen
+        idle = not moved and not self._only_waits()
+        if moved:
+            self._idle_lives = []
+        if not opened or (idle and slot.cpu < A_STEP and self._slowness < SLOWEST):
             self._slowness = min(SLOWEST, 1.2 * self._slowness)
             return
-        self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
-        self._opened_before = len(ups)
-        seen = self._looks()
-        if seen != self._seen:
-            self._idle_lives = []
-        elif not self._only_waits():
+        if idle:
             lived = time.monotonic() - slot.since
-            self._idle_lives.append(f"{lived:.2f} s, up after {ups[-1]:.2f} s: {seen}")
+            self._idle_lives.append(f"{lived:.2f} s, {slot.cpu:.3f} s of CPU: {seen}")
             self._worst_lives = max(self._worst_lives, self._idle_lives, key=len)
-        self._seen = seen
+        self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
 
     def _ups(self) -> list[float]:
         """Return how long each client took to come up."""

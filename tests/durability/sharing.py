@@ -236,7 +236,7 @@ class Sharing:
     def _end(self, worker: _Worker) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(worker.fd, signal.SIGKILL)
-        code = self.zygote.reap(worker.pid)
+        code, _ = self.zygote.reap(worker.pid)
         os.close(worker.fd)
         if code not in (0, -signal.SIGKILL):
             self.faults.append(f"{worker.name} ended with {code}: {self.zygote.log.read_text()[-3000:]}")

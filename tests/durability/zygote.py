@@ -3,7 +3,8 @@
     python -m tests.durability.zygote LOG
 
 Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": orders}``
-forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns ``{"status": …}``.
+forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns
+``{"status": …, "cpu": seconds}``.
 It has no second thread and opens no client, so that a child begins as a fresh process would.
 """
 
@@ -53,9 +54,10 @@ class Zygote:
         """Start a worker; return its process id."""
         return int(self._ask({"run": orders.line()})["pid"])
 
-    def reap(self, pid: int) -> int:
-        """Wait for a worker's end; return its exit code, negative for a signal."""
-        return int(self._ask({"reap": pid})["status"])
+    def reap(self, pid: int) -> tuple[int, float]:
+        """Wait for a worker's end; return its exit code, negative for a signal, and its CPU seconds."""
+        ended = self._ask({"reap": pid})
+        return int(ended["status"]), float(ended["cpu"])
 
     def __enter__(self) -> Zygote:
         return self
@@ -101,12 +103,15 @@ def _serve() -> None:
             if not pid:
                 _be_worker(command["run"])
             alive.add(pid)
-            answer = {"pid": pid}
+            answer: dict[str, float] = {"pid": pid}
         else:
             pid = command["reap"]
-            _, status = os.waitpid(pid, 0)
+            _, status, used = os.wait4(pid, 0)
             alive.discard(pid)
-            answer = {"status": os.waitstatus_to_exitcode(status)}
+            answer = {
+                "status": os.waitstatus_to_exitcode(status),
+                "cpu": used.ru_utime + used.ru_stime,
+            }
         print(json.dumps(answer), flush=True)
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
