@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smartbatch.errors import StoreError
 from smartbatch.jobs import collecting
 from smartbatch.jobs.ghosts import watched
 from smartbatch.jobs.listing import newer_than_intent
@@ -26,6 +27,8 @@ def chase(work: Work, shard: ShardRow) -> ShardRow:
             return work.later(fresh, work.limits.longest_pause, tries=0)
         if shard.file_id is not None and shard.fenced_at is None:
             work.api.delete_file(shard.file_id, work.limits.call_timeout)
+    except StoreError:
+        raise
     except Exception as error:
         return work.stumbled(shard, work.api.classify(error))
     collecting.clear(work, shard)

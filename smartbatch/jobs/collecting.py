@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -18,7 +17,8 @@ from typing import BinaryIO
 from attrs import define, field, frozen
 
 from smartbatch.core.crosscheck import Crosscheck
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.jobs.files import write_whole
 from smartbatch.jobs.lines import raw_lines
 from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
@@ -60,6 +60,8 @@ def fetch(work: Work, shard: ShardRow) -> ShardRow:
             return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
         for number, output in enumerate(batch.outputs):
             _download(work, shard, batch, number, output)
+    except StoreError:
+        raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
         return _not_fetched(work, shard, work.api.classify(error))
     return _fetched(work, shard, outputs=list(batch.outputs), state=batch.state.value)
@@ -295,18 +297,8 @@ def _tell(work: Work, shard: ShardRow, kind: str, count: int, text: str, money: 
 
 def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
     path = _path(work, shard, number)
-    partial = work.partial(path)
-    with closing(_received(work, batch, output)) as pieces, open(partial, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with closing(_received(work, batch, output)) as pieces:
+        write_whole(path, work.partial(path), pieces)
 
 
 def _received(work: Work, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:

@@ -8,11 +8,12 @@ The order is the protocol's. What will be sent is on disk before the first byte 
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs import ghosts, quota
+from smartbatch.jobs.files import write_whole
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.planning import most_key
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
@@ -232,24 +233,23 @@ def _spool(work: Work, shard: ShardRow) -> Path:
 
     Raises:
         InvalidRequest: never for requests that were accepted; their lines were encoded once already.
+        StoreError: the disk is full.
     """
     path = work.spooled(shard, "in")
     if path.exists():
         return path
+    write_whole(path, work.partial(path), _lines(work, shard))
+    return path
+
+
+def _lines(work: Work, shard: ShardRow) -> Iterator[bytes]:
     shared = decode_params(work.job.params)
-    partial = work.partial(path)
     position = -1
-    with open(partial, "wb") as file:
-        while page := work.store.payloads(shard.id, after=position, limit=1000):
-            for item in page:
-                request = decode_request(item.payload, shared, id=None)
-                line = work.api.encode(request, model=work.model, wire_id=wire_id(shard.nonce, item.position))
-                file.write(line)
-                file.write(b"\n")
-            position = page[-1].position
-        file.flush()
-        os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
+    while page := work.store.payloads(shard.id, after=position, limit=1000):
+        for item in page:
+            request = decode_request(item.payload, shared, id=None)
+            wire = wire_id(shard.nonce, item.position)
+            yield work.api.encode(request, model=work.model, wire_id=wire) + b"\n"
+        position = page[-1].position
     if position < 0:
         raise InvalidRequest("a shard without requests cannot be sent")
-    partial.replace(path)
-    return path

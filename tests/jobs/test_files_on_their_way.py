@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs.remote import Remote
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
-from smartbatch.jobs import collecting
+from smartbatch.errors import JobTimeout
+from smartbatch.jobs import collecting, files
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.work import Work
 
@@ -60,3 +63,28 @@ def test_each_owner_of_a_job_writes_into_files_of_its_own(
     first.stop()
     client_of(remote, store=store, seed_of_dice=2).job(job.id).wait(LONG)
     assert [name.partition(".")[2] for name in written] == ["in.1.part", "out0.2.part"]
+
+
+@pytest.mark.parametrize("what", ["in", "out0"])
+def test_a_full_disk_is_told_and_waited_out(
+    what: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In words that say what to do; when there is room the job goes on by itself, and sends nothing twice."""
+    full = [True]
+    opened = builtins.open
+
+    def no_room(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if full[0] and f".{what}." in str(path) and mode == "wb":
+            return opened("/dev/full", "wb", buffering=0)
+        return opened(path, mode, *rest, **options)
+
+    monkeypatch.setattr(files, "open", no_room, raising=False)
+    remote = Remote(clock)
+    job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
+    with pytest.raises(JobTimeout, match=r"cannot be written \(No space left on device\).* make room"):
+        job.wait(1000.0)
+    assert not list(tmp_path.glob("*.spool/*.part"))
+    full[0] = False
+    assert job.wait(LONG).completed == 2
+    assert remote.api is not None
+    assert len(remote.api.made) == 1
