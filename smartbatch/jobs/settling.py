@@ -134,8 +134,8 @@ class _Sorting:
         what = "had no result in" if self._complete else "was not run in"
         return encode_error(
             ProviderError(
-                f"the request {what} {tries} batches (the last one: {self._word}); submit it again, or send it "
-                "in real time",
+                f"the request {what} {tries} batches (the last one: {self._word}); submit it again, or "
+                "send it in real time",
                 kind=ErrorKind.SERVER_ERROR,
             )
         )

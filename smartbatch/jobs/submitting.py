@@ -160,7 +160,8 @@ def _create_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRo
         )
     reason = f"its create was refused ({error.kind.value})"
     back = work.move(shard, ShardState.READY, reason, tries=shard.tries)
-    if quota.is_quota(error.code):
+    if quota.is_quota(error.code) or error.kind is ErrorKind.RATE_LIMIT:
+        # what is refused to one shard is refused to all: they wait together, and do not each try on
         if quota.refused(work, back, error, error.message):
             return _give_up(
                 work, back, "more than the quota of enqueued tokens; it goes again in smaller parts"
