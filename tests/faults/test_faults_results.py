@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 
 from smartbatch.core.tokens import estimate
 from smartbatch.errors import ProviderError
+from smartbatch.jobs import collecting
+from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.wire import parse_wire_id
+from smartbatch.jobs.work import Work
 from tests.faults.world import DAY, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 
 pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
@@ -70,6 +74,30 @@ def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: s
         assert fetched[1] - fetched[0] >= MINUTE
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_again(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that takes the job over clears them under the eyes of one that was frozen."""
+    with world(provider, tmp_path) as w:
+        usual, cleared = collecting.take_in, []
+
+        def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Any:
+            if not cleared:
+                cleared.extend(paths)
+                for path in paths:
+                    path.unlink()
+            return usual(work, shard, paths)
+
+        monkeypatch.setattr(collecting, "take_in", take_in)
+        prompts = texts(4)
+        job = w.process().submit_batch(prompts)
+        with warnings.catch_warnings(record=True) as warned:
+            assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert cleared
+        assert not warned  # nothing went wrong that a person had to know
+        assert not w.incidents(job)
 
 
 @pytest.mark.parametrize("percent", [1, 30, 100])

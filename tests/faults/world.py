@@ -29,7 +29,7 @@ from smartbatch.emulator.ledger_batches import BatchRecord
 from smartbatch.emulator.service import Service
 from smartbatch.emulator.settings import Settings
 from smartbatch.events import Event
-from smartbatch.jobs import keeper
+from smartbatch.jobs import desk, keeper
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.wire import parse_wire_id
@@ -311,17 +311,17 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
             that is all that costs real time.
         settings: the emulator's.
     """
-    names = ("LEASE", "RENEW_EVERY", "LOOK_EVERY")
-    usual = {name: getattr(keeper, name) for name in names}
-    for name in names:
-        setattr(keeper, name, usual[name] * rare)
+    spans = ((keeper, "LEASE"), (keeper, "RENEW_EVERY"), (keeper, "LOOK_EVERY"), (desk, "OWN"))
+    usual = [(module, name, getattr(module, name)) for module, name in spans]
+    for module, name, seconds in usual:
+        setattr(module, name, seconds * rare)
     made = World(provider, folder, **settings)
     try:
         yield made
     finally:
         made.close()
-        for name in names:
-            setattr(keeper, name, usual[name])
+        for module, name, seconds in usual:
+            setattr(module, name, seconds)
 
 
 def texts(count: int, mark: str = "question") -> list[str]:

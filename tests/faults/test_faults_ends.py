@@ -1,0 +1,402 @@
+"""How batches may end, late, half done, refused or not at all: rows C14 to C18, C20, C21 and C24.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`. The
+thousand races of C17 are run in the simulation, which has the same engine and the same emulated provider.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from smartbatch.emulator.anthropic_requests import error_body
+from smartbatch.emulator.ledger_batches import BatchRecord
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.job import Job
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from tests.simulation import world as simulation
+from tests.simulation.scenario import Plan, Scenario
+
+SLOW = {"batch_poll_interval": 30 * MINUTE}
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_fallback = pytest.mark.parametrize("fallback", ["batch", "individual"])
+
+
+def first(*faults: str) -> Any:
+    """Return a hook: the first batch meets these faults, the others none."""
+    return lambda index, label: faults if index == 0 else ()
+
+
+@each_fallback
+@each_provider
+def test_c14_of_a_batch_that_expires_half_done_that_half_is_kept(
+    provider: str, fallback: Any, tmp_path: Path
+) -> None:
+    with world(
+        provider, tmp_path, rare=240, batch_turnaround=24 * HOUR, batch_fault_for=first("expire_part")
+    ) as w:
+        prompts = texts(10)
+        client = w.process(batch_timeout=30 * DAY, **SLOW)
+        job = client.submit_batch(prompts, fallback=fallback)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.creates[0].state == "expired"
+        if fallback == "batch":  # the rest goes in a batch with a nonce of its own
+            assert [record.total for record in w.creates] == [10, 5]
+            assert len({_nonce(record) for record in w.creates}) == 2
+        else:
+            assert len(w.creates) == 1
+            assert len(w.requests("ask")) == 5
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def _nonce(record: BatchRecord) -> str:
+    assert record.custom_id is not None
+    return record.custom_id[:22]
+
+
+@each_provider
+def test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(
+        provider, tmp_path, rare=240, batch_turnaround=24 * HOUR, batch_faults={"expire_all": 1.0}
+    ) as w:
+        job = w.process(**SLOW).submit_batch(texts(4))
+        results = w.results(job)
+        assert [record.total for record in w.creates] == [4, 4, 4]  # and no loop
+        assert all(isinstance(result.error, ProviderError) for result in results)
+        assert all("submit it again, or send it in real time" in str(result.error) for result in results)
+        assert not w.emu.ledger.billed_by_prompt
+        assert job.status().cost == 0
+        w.pass_time(2 * DAY)
+        assert len(w.creates) == 3
+
+
+@each_provider
+def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
+        prompts = texts(4)
+        job = w.process(**SLOW).submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [record.total for record in w.creates] == [4, 4]
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY) as w:
+        prompts = texts(6)
+        job = w.process(batch_poll_interval=HOUR).submit_batch(prompts)
+        w.pass_time(23 * HOUR)
+        assert job.status().note is None
+        w.pass_time(25 * HOUR)
+        note = job.status().note
+        assert note is not None
+        assert "more than 24 hours" in note  # the alarm, and what can be done about it
+        assert "fallback='individual'" in note
+        assert len(w.creates) == 1
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+        assert not w.requests("ask")
+
+
+@each_provider
+def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
+    provider: str, tmp_path: Path
+) -> None:
+    """It is cancelled at the job's time-out, which takes ten minutes, with half of it done."""
+    settings = {"batch_turnaround": 4 * HOUR, "batch_cancel_seconds": 10 * MINUTE}
+    with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
+        prompts = texts(10)
+        client = w.process(batch_timeout=3 * HOUR, **SLOW)
+        job = client.submit_batch(prompts, fallback="individual")
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        [record] = w.creates
+        assert record.state == "cancelled"
+        assert record.ended_at is not None
+        assert 3 * HOUR <= record.ended_at <= 4 * HOUR
+        asked = [seen.at for seen in w.requests("ask")]
+        assert 0 < len(asked) < 10
+        assert min(asked) >= record.ended_at  # never both at a time
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
+    provider: str, tmp_path: Path
+) -> None:
+    """Ten batches that end around the time-out; a cancel takes ten minutes, and some end all the same."""
+    settings = {"batch_turnaround": HOUR, "batch_turnaround_sigma": 0.2, "batch_cancel_seconds": 10 * MINUTE}
+    with world(provider, tmp_path, batch_faults={"cancel_completes": 0.3}, **settings) as w:
+        prompts = texts(80)
+        client = w.process(
+            batch_timeout=HOUR, batch_max_requests=2 if provider != "anthropic" else 20, **SLOW
+        )
+        job = client.submit_batch(prompts, fallback="individual")
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        cancelled = [record for record in w.creates if record.cancelled_at is not None]
+        assert cancelled
+        ends = _ends_by_prompt(w, prompts)
+        for prompt, at in _asked(w, prompts):
+            assert at >= ends[prompt]
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def _ends_by_prompt(w: World, prompts: list[str]) -> dict[str, float]:
+    """Return when the batch of each prompt ended."""
+    sent = [seen.body.decode() for what in ("upload", "create") for seen in w.requests(what)]
+    ends = {}
+    for record in w.creates:
+        body = next(body for body in sent if f'"{record.custom_id}"' in body)
+        assert record.ended_at is not None
+        ends.update({prompt: record.ended_at for prompt in prompts if f'"{prompt}"' in body})
+    return ends
+
+
+def _asked(w: World, prompts: list[str]) -> list[tuple[str, float]]:
+    bodies = [(seen.body.decode(), seen.at) for seen in w.requests("ask")]
+    return [(prompt, at) for prompt in prompts for body, at in bodies if f'"{prompt}"' in body]
+
+
+def test_c17_a_thousand_races_of_end_and_cancel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the simulation, whose judge holds every item that was paid for against its result.
+
+    Batches take 400 seconds in the median and are cancelled between 130 and 250; a cancel takes 20, and
+    three of ten that are cancelled are completed all the same.
+    """
+    usual = simulation.scenario
+
+    def racing(plan: Plan) -> Scenario:
+        calm = dict.fromkeys(
+            ("lost", "dropped", "late", "lags", "lines", "calls", "freezes", "strangers"), 0.0
+        )
+        what = evolve(usual(plan), items=6, turnaround=400.0, ends=0.15, workers=1, cancel_at=None, **calm)
+        return evolve(what, enqueued_tokens=None)
+
+    monkeypatch.setattr(simulation, "scenario", racing)
+    policy = (("fallback", "individual"), ("timeout", 130.0), ("max_requests", 3))
+    races: Counter[str | None] = Counter()
+    seed = 0
+    while races.total() < 1000:
+        for flavour in ("openai", "gemini", "anthropic"):
+            plan = Plan(seed=seed, flavour=flavour, policy=policy)
+            races += _raced(plan, tmp_path / f"{flavour} {seed}")
+        seed += 1
+    assert races["completed"] >= 100  # they were done although they were cancelled
+    assert races["cancelled"] >= 500
+
+
+def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
+    """Run a plan and return how the batches it cancelled ended; the judge raises its violation."""
+    folder.mkdir()
+    run = simulation.World(plan, folder)
+    try:
+        run.run()
+        return Counter(each.state for each in run.ledger.batches if each.cancelled_at is not None)
+    finally:
+        run.close()
+
+
+@each_provider
+def test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, batch_turnaround=2 * HOUR, batch_cancel_seconds=5 * MINUTE) as w:
+        prompts = texts(20)
+        job = w.process().submit_batch(prompts, fallback="individual")
+        w.pass_time(50 * MINUTE)
+        job.cancel()
+        results = w.results(job)
+        [record] = w.creates
+        assert record.state == "cancelled"
+        done = set(record.lines)
+        assert 0 < len(done) < 20
+        right = w.right(prompts)
+        assert {at for at, result in enumerate(results) if result.text == right[at]} == done
+        assert job.status().cancelled == 20 - len(done)
+        assert not w.requests("ask")
+
+
+@each_fallback
+@each_provider
+def test_c18_a_batch_refused_at_validation_is_made_anew_once(
+    provider: str, fallback: Any, tmp_path: Path
+) -> None:
+    settings = {"batch_validating": 4 * MINUTE, "batch_turnaround": HOUR}
+    with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}, **settings) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts, fallback=fallback)
+        results = w.results(job)
+        w.pass_time(DAY)
+        assert len(w.creates) <= 2  # where a batch cannot fail as a whole its lines do, once
+        if fallback == "individual" and provider != "anthropic":
+            assert [result.text for result in results] == w.right(prompts)
+        else:
+            assert all(isinstance(result.error, ProviderError) for result in results)
+            assert not w.emu.ledger.billed_by_prompt
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@pytest.mark.parametrize("refusal", ["late", "early"])
+@each_provider
+def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
+    provider: str, refusal: Any, tmp_path: Path
+) -> None:
+    """Eight batches where three find room. What is learned from the first refusal spares the others."""
+    prompts = [f"{number} " + "word " * 20 for number in range(80)]
+    settings = {"batch_validating": MINUTE, "batch_turnaround": 20 * MINUTE, "batch_enqueued_tokens": 1000}
+    with world(provider, tmp_path, rare=60, batch_enqueued_refusal=refusal, **settings) as w:
+        job = w.process(batch_max_requests=10, batch_poll_interval=MINUTE).submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        refused = [record for record in w.creates if record.fate == "refused" or record.state == "failed"]
+        assert 1 <= len(refused) <= 2 * 8  # they wait together, and longer each time
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: str, tmp_path: Path) -> None:
+    outage = 3 * DAY if provider == "openai" else DAY / 2
+    settings = {"batch_results_outage": outage, "batch_retention": 29 * DAY}
+    with world(provider, tmp_path, rare=600, batch_faults={"results_unavailable": 1.0}, **settings) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(11 * HOUR)
+        status = job.status()
+        assert not status.done
+        assert status.note is not None
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        tries = w.requests("download")
+        assert len(tries) <= outage / (5 * MINUTE) + 10  # the pauses grow, to ten minutes
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp_path: Path) -> None:
+    """Long before anybody asks for them: the user comes when the provider has deleted them."""
+    with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_retention=DAY) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(3 * DAY)
+        fetched = [seen.at for seen in w.requests("download")]
+        assert max(fetched) <= HOUR + 2 * MINUTE
+        assert [result.text for result in job.results(wait=False)] == w.right(prompts)
+
+
+@each_provider
+def test_c21_that_results_may_be_deleted_before_they_come_is_told_at_half_of_their_time(
+    provider: str, tmp_path: Path
+) -> None:
+    keeps = {"openai": 29 * DAY, "anthropic": 29 * DAY, "gemini": 2 * DAY}[provider]
+    outage = {"batch_results_outage": 0.5 * keeps + 2 * HOUR, "batch_retention": keeps}
+    with world(provider, tmp_path, rare=240, batch_faults={"results_unavailable": 1.0}, **outage) as w:
+        prompts = texts(5)
+        away = w.process()
+        job = away.submit_batch(prompts)
+        w.pass_time(MINUTE)
+        w.stop(away)
+        w.pass_time(0.5 * keeps - 2 * HOUR)
+        job = w.process().job(job.id)
+        w.pass_time(HOUR)
+        assert not w.incidents(job)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.incidents(job) == {"results_at_risk": 1}
+
+
+@each_provider
+def test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_and_cost_nothing_more(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, batch_turnaround=HOUR, batch_retention=20 * DAY) as w:
+        away = w.process()
+        job = away.submit_batch(texts(5))
+        w.pass_time(MINUTE)
+        w.stop(away)
+        w.pass_time(35 * DAY)
+        found = w.process().job(job.id)
+        results = w.results(found)
+        for result in results:
+            assert isinstance(result.error, ProviderError)
+            assert "no longer keeps" in str(result.error)
+        assert w.incidents(found) == {"results_gone": 1}
+        assert len(w.creates) == 1  # paid for once, and not again without the user's word
+        assert not w.requests("ask")
+
+
+@each_provider
+def test_c24_without_credit_no_item_is_burnt_and_the_job_goes_on_when_there_is_some(
+    provider: str, tmp_path: Path
+) -> None:
+    """Four times in a row, more often than an item may be tried."""
+    rounds = 4
+    no_money = {"batch_fault_for": lambda index, label: ("no_money_lines",) if index < rounds else ()}
+    with world(provider, tmp_path, rare=240, batch_turnaround=MINUTE, **no_money) as w:
+        prompts = texts(6)
+        job = w.process().submit_batch(prompts)
+        for number in range(1, rounds + 1):
+            _until_held(w, job)
+            assert len(w.creates) == number
+            status = job.status()
+            assert (status.completed, status.failed, status.cancelled) == (0, 0, 0)
+            assert status.note is not None
+            assert "no credit" in status.note
+            w.pass_time(DAY)
+            assert len(w.creates) == number  # nothing is sent while it is held
+            job.resume()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def _until_held(w: World, job: Job) -> None:
+    for _ in range(20):
+        w.pass_time(MINUTE)
+        if job.status().state == "held":
+            return
+    raise AssertionError(f"the job is not held: {job.status()}")
+
+
+@each_provider
+def test_c24_lines_that_were_answered_before_the_credit_was_used_up_are_kept(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path) as w:
+        spent = in_batch(0, "item_error", {3, 4, 5})
+        w.emu.configure(batch_line_fault_for=spent)
+        w.rewrite_results(lambda lines: [_without_credit(provider, line) for line in lines])
+        prompts = texts(6)
+        job = w.process().submit_batch(prompts)
+        _until_held(w, job)
+        assert job.status().completed == 3
+        w.service.alter = lambda seen, reply: reply
+        job.resume()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [record.total for record in w.creates] == [6, 3]
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def _without_credit(provider: str, raw: bytes) -> bytes:
+    """Return a line, one with an error of the service as one that was refused for lack of credit."""
+    line = json.loads(raw)
+    match provider:
+        case "openai" if line["response"]["status_code"] == 500:
+            error = {
+                "message": "You exceeded your current quota.",
+                "type": "insufficient_quota",
+                "code": "insufficient_quota",
+            }
+            line["response"].update(status_code=429, body={"error": error})
+        case "anthropic" if line["result"]["type"] == "errored":
+            line["result"]["error"] = json.loads(
+                error_body(429, "You have reached your spend limit.", "enforced_spend_limit_reached")
+            )
+        case "gemini" if "error" in line:
+            line["error"] = {"code": 8, "message": "Your prepayment credits are depleted."}
+    return json.dumps(line).encode()
