@@ -19,6 +19,7 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
 
     Raises:
         StoreError: the disk is full, or the folder cannot be written.
+        FileNotFoundError: ``partial`` was deleted meanwhile, by whoever took the job over and has ended it.
         Exception: whatever ``pieces`` raise.
     """
     file = _File(path, partial)
@@ -68,7 +69,9 @@ class _File:
         with contextlib.suppress(OSError):
             self._partial.unlink(missing_ok=True)
 
-    def _told(self, error: OSError) -> StoreError:
+    def _told(self, error: OSError) -> Exception:
+        if isinstance(error, FileNotFoundError):
+            return error
         return StoreError(
             f"the folder {self._path.parent} cannot be written ({error.strerror}): files on their way to and "
             "from the provider lie there; make room for it, and the job goes on by itself"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +88,16 @@ def test_a_full_disk_is_told_and_waited_out(
     assert job.wait(LONG).completed == 2
     assert remote.api is not None
     assert len(remote.api.made) == 1
+
+
+def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None:
+    """Its writer has lost the job; the next write to the store tells it so."""
+    path, partial = tmp_path / "shard.out0", tmp_path / "shard.out0.1.part"
+
+    def pieces() -> Iterator[bytes]:
+        yield b"a"
+        partial.unlink()
+
+    with pytest.raises(FileNotFoundError):
+        files.write_whole(path, partial, pieces())
+    assert not path.exists()
