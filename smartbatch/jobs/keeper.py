@@ -95,6 +95,7 @@ class Keeper:
         self._mine = threading.local()
         self._threads = self._resting = self._working = 0
         self._look_at = self._renew_at = -math.inf
+        self._ahead = clock.wall() - clock.now()
         self._halted = self._stopping = self._watching = False
         self._trouble: str | None = None
 
@@ -235,6 +236,10 @@ class Keeper:
     def _look(self) -> None:
         """Claim what nobody alive owns; notice what others asked of the own jobs."""
         self._notice()
+        if self._woke():
+            with self._monitor:
+                self._look_at = self._clock.now() + 2 * RENEW_EVERY
+            return
         claims = 0
         for row in self._store.claimable(limit=100_000):
             if self._halted:
@@ -251,6 +256,14 @@ class Keeper:
                 self.poke()
                 break
         self._trouble = None
+
+    def _woke(self) -> bool:
+        """Whether the wall clock ran ahead since the last look: it was set, or the machine slept.
+
+        Then leases are over whose owners are alive, and had no time to renew them.
+        """
+        before, self._ahead = self._ahead, self._clock.wall() - self._clock.now()
+        return self._ahead - before > RENEW_EVERY
 
     def _take_in(self, held: _Held) -> bool:
         with self._monitor:

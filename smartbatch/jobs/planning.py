@@ -73,7 +73,10 @@ def most_key(work: Work) -> str:
 
 
 def _refuse(work: Work, ixs: tuple[int, ...]) -> None:
-    """End items no batch can take alone: by themselves in a shard that fails, so that nothing else does."""
+    """End items no batch can take alone, or ask them in real time where the job allows that.
+
+    By themselves in a shard that is never sent, so that nothing else ends with them.
+    """
     limit = quota.known_limit(work)
     tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
     error = InvalidRequest(
@@ -82,5 +85,12 @@ def _refuse(work: Work, ixs: tuple[int, ...]) -> None:
     )
     nonce = new_nonce(work.rng)
     shard = work.store.plan(work.grip, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, work.wall))
+    if work.falls_back:
+        reason = "too big for a batch; asked in real time"
+        buried = work.store.bury(
+            work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
+        )
+        work.told(shard, buried, reason)
+        return
     work.store.fail_shard(work.grip, shard, encode_error(error), note="too big for a batch", at=work.wall)
     report(work.store, work.job, work.tell, work.clock)

@@ -103,8 +103,8 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
     if intended is None:
         return work.later(shard, _turn(work), note="waits until another create of this account is settled")
     work.told(shard, intended)
-    if work.clock.now() - began > work.limits.send_within:
-        # this process was frozen: another may have taken the job over, and nothing was sent yet
+    if max(work.clock.now() - began, work.wall - now) > work.limits.send_within:
+        # the process was frozen, or the machine slept: another may own the job, and nothing was sent yet
         return work.move(intended, ShardState.READY, "its intent was too old to be sent")
     creation = Creation(
         mark=shard.nonce,

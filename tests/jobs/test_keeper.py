@@ -184,6 +184,27 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
     assert taken == [None] * len(taken)
 
 
+def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) -> None:
+    """A machine that slept for hours wakes with all leases over: the owners are given time to renew them."""
+    job_id = scene.accept("a")
+    owner, rival = scene.keeper(), scene.keeper(scene.another_store(), seed=2)
+    owner.start()
+    scene.until(lambda: len(scene.steps) >= 1)
+    rival.start()
+    scene.in_step(lambda: scene.clock.sleep(3 * LOOK_EVERY))
+    with scene.clock.held():
+        scene.clock._wall_offset += 8 * 3600.0
+        rival.poke()
+    scene.in_step(lambda: scene.clock.sleep(5 * LOOK_EVERY))
+    assert owner.owns(job_id)
+    assert not rival.owns(job_id)
+    row = scene.store.job(job_id)
+    assert row is not None
+    assert row.epoch == 1
+    owner.stop(1.0)
+    rival.stop(1.0)
+
+
 def test_jobs_are_tended_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
     """Up to four at a time; a job is never in two hands."""
     ids = [scene.accept(f"{number}") for number in range(10)]
