@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs import collecting, quota, submitting
+from smartbatch.jobs import collecting, quota, submitting, timing
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.work import HOUR, Work, report
@@ -37,7 +37,7 @@ def poll(work: Work, shard: ShardRow) -> ShardRow:
         return _ended(work, shard, batch)
     late = work.wall - (shard.submitted_at or work.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
-    told = _told(batch)
+    told = _told(shard, batch)
     moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=told)
     if told != shard.remote:
         report(work.store, work.job, work.tell, work.clock, running=_running(work))
@@ -54,7 +54,9 @@ def cancel(work: Work, shard: ShardRow, reason: str) -> ShardRow:
         if found.status == 404 and _is_unknown(work, shard.batch_id):
             return _vanished(work, shard)
         return work.stumbled(shard, found)
-    return work.later(shard, min(work.limits.poll_interval, 1.0), tries=0, cancelled=True, note=reason)
+    remote = {**shard.remote, timing.CANCELLED_AT: work.wall}
+    pause = min(work.limits.poll_interval, 1.0)
+    return work.later(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 
 def _is_unknown(work: Work, batch_id: str) -> bool:
@@ -77,10 +79,8 @@ def _ended(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(work, shard, batch)
     quota.admitted(work)
-    now = work.wall
-    if batch.state is RemoteState.COMPLETED and shard.submitted_at is not None:
-        work.store.observe_turnaround(work.job.model, shard.size, now - shard.submitted_at, now)
-    return work.move(shard, ShardState.ENDED, batch.word, ended_at=now, remote=_told(batch))
+    timing.learn(work, shard, batch)
+    return work.move(shard, ShardState.ENDED, batch.word, ended_at=work.wall, remote=_told(shard, batch))
 
 
 def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
@@ -134,8 +134,9 @@ def _vanished(work: Work, shard: ShardRow) -> ShardRow:
     )
 
 
-def _told(batch: RemoteBatch) -> dict[str, object]:
-    return {
+def _told(shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
+    known = {key: shard.remote[key] for key in (timing.CANCELLED_AT,) if key in shard.remote}
+    return known | {
         "word": batch.word,
         "state": batch.state.value,
         "completed": batch.completed,
