@@ -82,6 +82,8 @@ class CallFinished(Event):
     """The :class:`~smartbatch.errors.ErrorKind` value of a failed call."""
     maybe_billed: bool = False
     """True when the answer was lost on its way, so the call may have been billed all the same."""
+    route: Route | None = None
+    """``None`` for a call that sends no prompts, but runs a function of the user's."""
 
 
 @frozen
@@ -270,3 +272,18 @@ class RouteScored(Event):
     batch_cost: float | None
     met: bool | None
     """Whether the deadline was met; ``None`` without one."""
+
+
+@frozen
+class ForecastMoved(Event):
+    """What is forecast of calls or batches changed by more than a quarter."""
+
+    model: str
+    route: Route
+    """:attr:`~smartbatch.Route.INDIVIDUAL` also stands for calls that several requests share."""
+    before: float
+    """Seconds that half of them stay within; ``after`` likewise."""
+    after: float
+    observations: int
+    """How many the new forecast rests on."""
+    reason: str

@@ -154,6 +154,42 @@ class Calibration:
         self._mean_output += weight * (usage.output_tokens - self._mean_output)
         self._remember(usage.output_tokens)
 
+    def state(self) -> dict[str, Any]:
+        """Return what was learned as plain values, for :meth:`restore`."""
+        return {
+            "seen": self._seen,
+            "estimated": self._estimated,
+            "billed": self._billed,
+            "mean": self._mean_output,
+            "outputs": list(self._latest.copy()),
+        }
+
+    def restore(self, state: Any) -> bool:
+        """Go on from what another process learned, where that is more than what was learned here.
+
+        Args:
+            state: what :meth:`state` returned; what has not its form is left alone.
+
+        Returns:
+            whether it was taken over.
+        """
+        if not isinstance(state, dict):
+            return False
+        seen, outputs = state.get("seen"), state.get("outputs")
+        figures = [state.get(name) for name in ("estimated", "billed", "mean")]
+        if not isinstance(seen, int) or not isinstance(outputs, list) or seen <= self._seen:
+            return False
+        if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
+            return False
+        latest = [int(tokens) for tokens in outputs[-self.REMEMBERED :]]
+        if not latest:
+            return False
+        estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
+        self._sorted, self._latest = sorted(latest), deque(latest)
+        self._estimated, self._billed, self._mean_output = estimated, billed, mean
+        self._seen = seen
+        return True
+
     def _remember(self, tokens: int) -> None:
         self._latest.append(tokens)
         insort(self._sorted, tokens)

@@ -20,7 +20,7 @@ from smartbatch.clock import Clock
 from smartbatch.core.accumulator import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted, Event
-from smartbatch.models import Answer, Result, Usage
+from smartbatch.models import Answer, Result, Route, Usage
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.collector import Collector
 from smartbatch.runtime.queue import RequestQueue
@@ -280,7 +280,17 @@ class BatchDispatcher:
             cost,
             None if error is None else error.kind.value,
             error is not None and error.maybe_billed,
+            _route(flight),
         )
+
+
+def _route(flight: Flight) -> Route | None:
+    """Return the route a call takes; ``None`` for a function of the user's."""
+    if any(ticket.request.call is not None for ticket in flight.batch.items):
+        return None
+    if len(flight.batch) == 1:
+        return Route.INDIVIDUAL
+    return Route.SHARED if flight.permit.lane.health is None else Route.PACKED
 
 
 def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:

@@ -358,6 +358,10 @@ class Store(ABC):
         """Remember how long a batch took, for forecasts."""
 
     @abstractmethod
+    def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
+        """As :meth:`observe_turnaround`, of several, each with its size, seconds and time."""
+
+    @abstractmethod
     def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
         """Return size, seconds and time of the latest batches of ``model``, newest first."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from smartbatch.jobs.records import Grip, IncidentRow
@@ -58,9 +58,12 @@ class Notes(Book):
         return known & asked
 
     def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:
+        self.observe_turnarounds(model, [(size, seconds, at)])
+
+    def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
         with self._db.writing() as tx:
-            row = tx.row(sql.NEW_TURNAROUND, model, size, seconds, at)
-            if row is not None and row[0] % TRIM_EVERY == 0:
+            rows = [tx.row(sql.NEW_TURNAROUND, model, size, seconds, at) for size, seconds, at in seen]
+            if any(row is not None and row[0] % TRIM_EVERY == 0 for row in rows):
                 tx.change(sql.TRIM_TURNAROUNDS, model, model, TURNAROUNDS_KEPT)
 
     def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
