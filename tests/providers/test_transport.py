@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import socket
 import threading
 import tracemalloc
@@ -422,27 +423,32 @@ def test_a_forked_child_uses_nothing_of_its_parent(serve, connect):
         release.wait(20)
         exchange.send(http(json.dumps(chat("held")).encode()))
 
-    server = serve(says(chat("kept")), held, says(chat("child")), says(chat("parent")))
+    server = serve(says(chat("kept")), held, says(chat("idle")), says(chat("child")), says(chat("parent")))
     provider = connect(server)
     assert ask(provider).text == "kept"
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(ask, provider)  # on the kept connection
         assert server.arrived.acquire(timeout=10)
         assert server.arrived.acquire(timeout=10)
-        with provider._transport._lock:  # what a thread of the parent may hold at the fork
-            child = os.fork()
-        if child == 0:
+        assert ask(provider).text == "idle"  # on a second one, which a child could take
+        provider._transport._lock.acquire()  # what a thread of the parent may hold at the fork
+        child = os.fork()
+        if child:
+            provider._transport._lock.release()
+        else:
+            signal.alarm(10)
             status = 1
             try:
                 provider.open(2)
                 status = 0 if ask(provider).text == "child" else 2
             finally:
                 os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         release.set()
+        assert status == 0
         assert running.result(timeout=10).text == "held"
     assert ask(provider).text == "parent"
-    assert server.connections == 2  # the parent's one, used three times, and the child's
+    assert server.connections == 3  # the parent's two, and the child's own
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn
 
 from smartbatch.clock import RealClock
@@ -15,7 +16,7 @@ from smartbatch.models import Result
 from tests.simulation.disk import Disk, SimStore
 from tests.simulation.violation import Violation
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "tell_all"]
 
 
 class Reader(Watcher):
@@ -28,14 +29,28 @@ class Reader(Watcher):
     def __init__(self, job_id: str, total: int, store: SimStore, disk: Disk) -> None:
         super().__init__(job_id, _Desk(store, self, disk))
         self.given: list[Result | None] = [None] * total
+        _readers.add(self)
         self.futures(total)
 
     def look(self) -> None:
         """End the futures of what is new."""
         self._look()
 
+    def close(self) -> None:
+        """Its process is dead."""
+        _readers.discard(self)
+
     def _start_locked(self) -> None:
         """No thread: whoever runs the world looks."""
+
+
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def tell_all() -> None:
+    """Let every reader look at once: for the planted bug that tells of results before their commit."""
+    for reader in list(_readers):
+        reader.look()
 
 
 class _Future:

@@ -90,6 +90,8 @@ class Process:
     def die(self) -> None:
         """End without a word: the kernel closes files and frees locks, nobody says goodbye."""
         self.plain.abandon()
+        if self.reader is not None:
+            self.reader.close()
 
     def keep(self) -> None:
         """Renew what is held, as the keeper does every five seconds beside everything else."""

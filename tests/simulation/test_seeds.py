@@ -1,0 +1,46 @@
+"""Whole jobs in virtual time, with everything that may happen: 2,000 of them, judged by the provider's books.
+
+A run that fails prints the line that finds it again: ``seed=… flavour=… crash=…``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.simulation.programme import Sum, seeded
+from tests.simulation.scenario import FLAVOURS, Plan
+from tests.simulation.simulate import simulate
+from tests.simulation.world import Outcome
+
+Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
+SEEDS = 400
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, flavour: str) -> None:
+    """Crashes, freezes, lost, dropped and late creates, lags, broken results; see the judge's invariants."""
+    total = Sum.of(run(seeded(range(SEEDS), flavour)))
+    assert total.problems == []
+    assert total.runs == SEEDS
+    # it was no walk in the park
+    assert total.crashes > 5 * SEEDS
+    assert total.freezes > SEEDS / 10
+    assert min(total.fates[fate] for fate in ("lost", "dropped", "late")) > SEEDS / 50
+    assert (total.fates["fenced"] > 0) == FLAVOURS[flavour].files
+
+
+def test_no_strangers_batch_is_taken_for_ours(run: Run) -> None:
+    """In a workspace shared with others only a line of the results proves whose a batch is."""
+    outcomes = list(run(seeded(range(SEEDS, SEEDS + 60), "anthropic-shared", 0.02)))
+    assert [outcome.problem for outcome in outcomes if outcome.problem] == []
+    assert sum(outcome.adopted_strangers for outcome in outcomes) == 0
+
+
+def test_a_run_replays_in_every_event(run: Run) -> None:
+    """100 runs, done again here, equal those of another process in every event and its time."""
+    plans = list(seeded(range(100)))
+    elsewhere = {outcome.plan: outcome.trace for outcome in run(plans)}
+    assert len(set(elsewhere.values())) == 100
+    assert {plan: simulate(plan).trace for plan in plans} == elsewhere
