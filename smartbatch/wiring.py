@@ -22,7 +22,7 @@ from smartbatch.core.packing_health import PackingHealth
 from smartbatch.core.retry import RetryBudget
 from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ConfigError
-from smartbatch.models import Embedding
+from smartbatch.models import Embedding, Kind
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.lane import Lane, Standing
@@ -46,6 +46,8 @@ class Lanes:
 
     Args:
         opened: told of each new lane, so that the engine serves it.
+        calibration: returns what is known of a model's tokens, by its name with the provider and the kind of
+            request; lanes go on teaching it.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Lanes:
         classifiers: Classifiers,
         middleware: Sequence[Middleware],
         opened: Callable[[Lane], None],
+        calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration(),
     ) -> None:
         self._config = config
+        self._calibration = calibration
         self._clock = clock
         self._classifiers = classifiers
         self._middleware = tuple(middleware)
@@ -97,6 +101,7 @@ class Lanes:
         self, provider: Provider, model: str, embedding: Embedding | None, *, packed: bool = False
     ) -> Lane:
         config, abilities = self._config, provider.capabilities
+        label, kind = f"{provider.name}:{model}", Kind.GENERATE if embedding is None else Kind.EMBED
         health = self._health.get((provider.name, model)) or self._new_health(provider, model)
         self._health[provider.name, model] = health
         most, max_tokens = min(abilities.max_shared, config.max_batch_size), math.inf
@@ -109,7 +114,7 @@ class Lanes:
         return Lane(
             provider=provider,
             model=model,
-            label=f"{provider.name}:{model}",
+            label=label,
             accumulator=BatchAccumulator(
                 Window(
                     seconds=config.batch_window,
@@ -123,7 +128,7 @@ class Lanes:
             retry_budget=health.retry_budget,
             quota=shared_quota(provider.scope, model),
             rates=health.rates,
-            calibration=Calibration(),
+            calibration=Calibration() if packed else self._calibration(label, kind),
             call=build_call(
                 provider,
                 model,

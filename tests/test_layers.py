@@ -72,6 +72,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     | {"advisor", "batch_jobs", "by_job", "core", "intake", "jobs", "lists", "plans", "runtime"},
     "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
     "plans": NOUNS | {"core", "lists"},  # what a list would take
+    "experience": NOUNS | {"clock", "core", "jobs", "observe"},  # what was seen, kept in the store
     "advisor": NOUNS  # what a client knows when it chooses a route
     | {"clock", "config", "core", "experience", "prices", "providers", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own

@@ -10,7 +10,7 @@ import json
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from smartbatch.models import Message, Request, Usage
@@ -103,8 +103,7 @@ class Calibration:
         self._estimated = 0.0
         self._billed = 0.0
         self._mean_output = 0.0
-        self._latest: deque[int] = deque()
-        self._sorted: list[int] = []
+        self._outputs = _Outputs(())
 
     @property
     def observed(self) -> int:
@@ -126,11 +125,11 @@ class Calibration:
     def output(self, max_tokens: int | None) -> int:
         """Return the output tokens to reserve: 95 % of answers stay below; never above ``max_tokens``."""
         if self._seen >= self.SETTLED:
-            expected = self._sorted[int(self.QUANTILE * (len(self._sorted) - 1))]
+            expected = self._outputs.quantile(self.QUANTILE)
         elif max_tokens is not None:
             expected = max_tokens
         else:
-            expected = max(OUTPUT_TOKENS, self._sorted[-1] if self._sorted else 0)
+            expected = max(OUTPUT_TOKENS, self._outputs.quantile(1.0))
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def mean_output(self, max_tokens: int | None) -> float:
@@ -152,7 +151,7 @@ class Calibration:
         self._estimated += weight * (request_estimate - self._estimated)
         self._billed += weight * (usage.input_tokens - self._billed)
         self._mean_output += weight * (usage.output_tokens - self._mean_output)
-        self._remember(usage.output_tokens)
+        self._outputs.add(usage.output_tokens, self.REMEMBERED)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
@@ -161,7 +160,7 @@ class Calibration:
             "estimated": self._estimated,
             "billed": self._billed,
             "mean": self._mean_output,
-            "outputs": list(self._latest.copy()),
+            "outputs": list(self._outputs.latest.copy()),
         }
 
     def restore(self, state: Any) -> bool:
@@ -185,13 +184,27 @@ class Calibration:
         if not latest:
             return False
         estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
-        self._sorted, self._latest = sorted(latest), deque(latest)
+        self._outputs = _Outputs(latest)  # at once: another thread may be observing
         self._estimated, self._billed, self._mean_output = estimated, billed, mean
         self._seen = seen
         return True
 
-    def _remember(self, tokens: int) -> None:
-        self._latest.append(tokens)
+
+class _Outputs:
+    """The latest numbers of output tokens, in order of arrival and of size."""
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.latest = deque(tokens)
+        self._sorted = sorted(self.latest)
+
+    def add(self, tokens: int, most: int) -> None:
+        """Take one in, and let the oldest go where there are more than ``most``."""
+        self.latest.append(tokens)
         insort(self._sorted, tokens)
-        if len(self._latest) > self.REMEMBERED:
-            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+        if len(self.latest) > most:
+            place = bisect_left(self._sorted, self.latest.popleft())
+            del self._sorted[min(place, most)]  # a client that stops and one that starts may both be adding
+
+    def quantile(self, q: float) -> int:
+        """Return the number that a share ``q`` stays within; 0 where there is none."""
+        return self._sorted[int(q * (len(self._sorted) - 1))] if self._sorted else 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-__all__ = ["LATEST", "Observed", "Running", "remaining"]
+__all__ = ["LATEST", "PROMISE", "Observed", "Running", "remaining"]
 
 LATEST = 86_400.0
 """Seconds after which OpenAI and Anthropic let a batch expire; Gemini aims at it and gives up after twice as
@@ -23,7 +23,7 @@ _FADE = 1.0
 """Days after which an observation counts half: load at providers changes from day to day."""
 _SIGMA = 0.35
 """Width of the times one batch stands for, as a logarithm: a third more or less."""
-_PROMISE = (
+PROMISE = (
     (300.0, 0.1),
     (900.0, 0.125),
     (1800.0, 0.125),
@@ -109,7 +109,7 @@ def _left(batch: Running, observed: Sequence[Observed]) -> float | None:
 
 def _unfinished(elapsed: float, size: int, observed: Sequence[Observed]) -> float:
     """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
-    times = [(math.log(seconds), weight) for seconds, weight in _PROMISE]
+    times = [(math.log(seconds), weight) for seconds, weight in PROMISE]
     times += [(math.log(one.seconds), _weight(one, size)) for one in observed if one.seconds > 0]
 
     def surviving(log: float) -> float:
