@@ -1,0 +1,196 @@
+"""How well forecasts hold, and how soon they notice that the world changed; seeded, on one core.
+
+    python -m benchmarks.forecast
+
+*Covered* is the share of the times after the first 200 that stay within the quantile forecast just before
+each; beside the mean over all runs, the worst and best run of 1,000. *Noticed* is how many times of the new
+regime pass until a sudden change is told, after 200 of the old one, and in how many of 100 runs within 20.
+*False* is how many times of an unchanged world there are for each change told.
+
+Sizes are spread evenly over 1..1000 on a logarithmic scale; seconds then grow as the square root of the size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from statistics import mean, median
+from time import process_time
+
+from attrs import frozen
+
+from smartbatch.core.forecast import Forecaster, Seen
+from smartbatch.core.prior import Prior
+
+World = Callable[[Random, int], float]
+"""Draws the seconds of the n-th thing of size 1."""
+
+PRIOR = Prior.of(2.0, 10.0)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+LEARNED = 200
+GROWTH = 0.5
+
+
+def lognormal(sigma: float, drift: float = 0.0) -> World:
+    """Times around 3 seconds; the median grows by a factor of ``exp(drift)`` a thousand."""
+    return lambda dice, n: 3 * math.exp(dice.gauss(0, sigma) + drift * n / 1000)
+
+
+def pareto(alpha: float) -> World:
+    """Heavy tails; with an ``alpha`` of 1.2 there is a mean, but no variance."""
+    return lambda dice, _: dice.paretovariate(alpha)
+
+
+def bimodal(share: float, factor: float) -> World:
+    """Most times are around a second, some ``factor`` times as long."""
+    return lambda dice, _: (factor if dice.random() < share else 1.0) * math.exp(dice.gauss(0, 0.2))
+
+
+DOUBLES = math.log(2.0)
+WORLDS: dict[str, World] = {
+    "lognormal 0.3": lognormal(0.3),
+    "lognormal 0.5": lognormal(0.5),
+    "lognormal 0.7": lognormal(0.7),
+    "lognormal 1.0": lognormal(1.0),
+    "lognormal 1.5": lognormal(1.5),
+    "Pareto 1.2": pareto(1.2),
+    "Pareto 3": pareto(3.0),
+    "one in 5 takes 10 x": bimodal(0.2, 10.0),
+    "one in 20 takes 10 x": bimodal(0.05, 10.0),
+}
+DRIFTING: dict[str, World] = {
+    "0.5, doubles in 1,000": lognormal(0.5, DOUBLES),
+    "0.5, halves in 1,000": lognormal(0.5, -DOUBLES),
+}
+
+
+@frozen
+class Held:
+    """How forecasts held in one run.
+
+    Attributes:
+        covered: the share within each quantile.
+        alarms: sudden changes that were told.
+    """
+
+    covered: dict[float, float]
+    alarms: int
+
+
+class Run:
+    """One forecaster that sees things one after the other, a second apart."""
+
+    def __init__(self, world: World, seed: int, *, sized: bool = False) -> None:
+        self._world = world
+        self._dice = Random(seed)
+        self._sized = sized
+        self._at = 1.8e9
+        self._n = 0
+        self.forecaster = Forecaster(PRIOR)
+
+    def draw(self, factor: float = 1.0) -> Seen:
+        """Return the next thing."""
+        size = int(math.exp(self._dice.uniform(0, math.log(1000)))) if self._sized else 1
+        seconds = factor * self._world(self._dice, self._n) * size**GROWTH
+        self._n += 1
+        self._at += 1
+        return Seen(size, seconds, self._at)
+
+    def learn(self, count: int) -> None:
+        """See ``count`` things."""
+        for _ in range(count):
+            self.forecaster.observe(self.draw())
+
+    def hold(self, count: int) -> Held:
+        """See ``count`` more, and compare each with what was forecast of it."""
+        within = dict.fromkeys(QUANTILES, 0)
+        alarms = 0
+        for _ in range(count):
+            seen = self.draw()
+            for q in QUANTILES:
+                within[q] += seen.seconds <= self.forecaster.quantile(q, seen.size, seen.at)
+            moved = self.forecaster.observe(seen)
+            alarms += moved is not None and moved.sudden
+        return Held({q: number / count for q, number in within.items()}, alarms)
+
+    def notice(self, factor: float, most: int = 80) -> int:
+        """See times that are longer by ``factor`` from now on; return after how many that is told."""
+        for count in range(1, most):
+            moved = self.forecaster.observe(self.draw(factor))
+            if moved is not None and moved.sudden and (moved.after > moved.before) == (factor > 1):
+                return count
+        return most
+
+
+def held(world: World, runs: int, count: int, *, sized: bool = False) -> list[Held]:
+    """Return how forecasts held in each run, after :data:`LEARNED` observations."""
+    results = []
+    for seed in range(runs):
+        run = Run(world, seed, sized=sized)
+        run.learn(LEARNED)
+        results.append(run.hold(count))
+    return results
+
+
+def noticed(world: World, factor: float, runs: int, *, sized: bool = False) -> list[int]:
+    """Return after how many times each run noticed a change, in order."""
+    counts = []
+    for seed in range(runs):
+        run = Run(world, seed, sized=sized)
+        run.learn(LEARNED)
+        counts.append(run.notice(factor))
+    return sorted(counts)
+
+
+def report_held(runs: int = 12, count: int = 1000) -> None:
+    """Print how forecasts hold."""
+    print(f"{'times':<24}{'sizes':<8}{'p50':>8}{'p90':>8}{'p95':>8}{'p99':>8}{'p95 of a run':>18}   false")
+    for name, world in {**WORLDS, **DRIFTING}.items():
+        for sized in (False, True):
+            all_held = held(world, runs, count, sized=sized)
+            shares = [mean(one.covered[q] for one in all_held) for q in QUANTILES]
+            each = [one.covered[0.95] for one in all_held]
+            alarms = sum(one.alarms for one in all_held)
+            print(
+                f"{name:<24}{'1..1000' if sized else '1':<8}"
+                + "".join(f"{share:8.1%}" for share in shares)
+                + f"{f'{min(each):.1%}..{max(each):.1%}':>18}   "
+                + (f"1 in {runs * count // alarms:,}" if alarms else f"none in {runs * count:,}")
+            )
+
+
+def report_noticed(runs: int = 100) -> None:
+    """Print how soon changes are noticed."""
+    print(f"\n{'times':<24}{'change':>8}{'median':>8}{'90 %':>8}{'within 20':>12}")
+    for name, world in WORLDS.items():
+        for factor in (2.0, 0.5, 4.0, 0.25):
+            counts = noticed(world, factor, runs)
+            soon = sum(count <= 20 for count in counts) / runs
+            ninth = counts[int(0.9 * runs)]
+            print(f"{name:<24}{factor:>7g}x{median(counts):>8g}{ninth:>8}{soon:>12.0%}")
+
+
+def report_cost(count: int = 5000) -> None:
+    """Print what learning and asking take, in CPU time."""
+    run = Run(lognormal(0.7), 1, sized=True)
+    things = [run.draw() for _ in range(count)]
+    began = process_time()
+    for seen in things:
+        run.forecaster.observe(seen)
+    learning = (process_time() - began) / count
+    began = process_time()
+    for seen in things:
+        run.forecaster.quantile(0.95, seen.size, things[-1].at)
+    asking = (process_time() - began) / count
+    print(f"\nan observation {learning * 1e6:.0f} µs, a quantile {asking * 1e6:.1f} µs")
+
+
+def main() -> None:
+    report_held()
+    report_noticed()
+    report_cost()
+
+
+if __name__ == "__main__":
+    main()

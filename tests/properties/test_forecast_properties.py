@@ -1,0 +1,78 @@
+"""Whatever was seen: quantiles rise, chances are their inverse, everything is finite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smartbatch.core.forecast import Forecaster, Seen
+from smartbatch.core.prior import Prior
+from smartbatch.core.surprise import Levels
+
+NOW = 1.8e9
+LEVELS = (0.001, 0.01, 0.2, 0.5, 0.8, 0.95, 0.99, 0.9999)
+
+sights = st.lists(
+    st.builds(
+        Seen,
+        size=st.integers(0, 100_000),
+        seconds=st.floats(0, 1e7),
+        at=st.floats(NOW - 1e6, NOW + 1e6),
+        ended=st.booleans(),
+    ),
+    max_size=60,
+)
+priors = st.builds(
+    lambda median, factor, growth: Prior.of(median, median * factor, growth=growth),
+    st.floats(0.01, 1e5),
+    st.floats(1.01, 100),
+    st.floats(0, 1),
+)
+
+
+@settings(max_examples=60)
+@given(priors, sights, st.integers(1, 50_000))
+def test_forecasts_are_a_distribution_whatever_was_seen(prior: Prior, seen: list[Seen], size: int) -> None:
+    """Clocks that go back and sizes of 0 included."""
+    forecaster = Forecaster(prior, remember=40)
+    for one in seen:
+        moved = forecaster.observe(one)
+        assert moved is None or (moved.before > 0 and moved.after > 0 and moved.seen > 0)
+    times = [forecaster.quantile(q, size, NOW) for q in LEVELS]
+    assert times == sorted(times)
+    assert all(0 < seconds < math.inf for seconds in times)
+    assert 0 < forecaster.expected(size, NOW) < math.inf
+    for q, seconds in zip(LEVELS, times, strict=True):
+        chance = forecaster.chance(seconds, size, NOW)
+        assert chance >= q - 1e-6
+        if 0 < chance < 1:
+            assert forecaster.quantile(chance, size, NOW) == pytest.approx(seconds, rel=1e-3)
+    assert forecaster.observations == min(40, len(seen))
+
+
+@settings(max_examples=40)
+@given(priors, sights)
+def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Seen]) -> None:
+    """So it needs no other state in the store."""
+    first = Forecaster(prior)
+    for one in seen:
+        first.observe(one)
+    second = Forecaster(prior)
+    for one in first.seen:
+        second.observe(one)
+    assert [second.quantile(q, 7, NOW) for q in LEVELS] == [first.quantile(q, 7, NOW) for q in LEVELS]
+
+
+@given(st.lists(st.floats(0, 1), max_size=300), st.floats(0.0001, 0.9999), st.floats(0.0001, 0.9999))
+def test_corrected_levels_keep_their_order_and_can_be_undone(
+    saw: list[float], one: float, other: float
+) -> None:
+    levels = Levels()
+    for level in saw:
+        levels.saw(level)
+    low, high = sorted((one, other))
+    assert levels.corrected(low) <= levels.corrected(high)
+    assert levels.original(levels.corrected(low)) == pytest.approx(low, abs=1e-9)
