@@ -344,7 +344,7 @@ class BatchingClient(ListCalls):
         lane = engine.lane_of(provider, model, request.embedding)
         if stream is None:
             lane = lane.home_of(request, self._clock.now())
-        estimates, reserve = intake.demand(lane, request)
+        estimates, reserve = intake.demand(lane, request, priced=purse is not None)
         return engine.submit(
             request,
             intake.id_of(request),
@@ -357,6 +357,7 @@ class BatchingClient(ListCalls):
             stream=stream,
             raw=raw,
             alone=alone,
+            purse=purse,
         )
 
     def _settled(

@@ -135,13 +135,13 @@ class Intake:
             return None
         return fingerprint(request, self._model, self._provider.scope)
 
-    def demand(self, lane: Lane, request: Request) -> tuple[tuple[int, int], float]:
+    def demand(self, lane: Lane, request: Request, *, priced: bool = False) -> tuple[tuple[int, int], float]:
         """Return estimated input tokens, input and output together, and the most the request can cost in USD.
 
-        Without a budget nothing depends on the cost, so it is not computed.
+        Without a budget of the client, and unless ``priced``, nothing depends on the cost: it is not computed.
         """
         estimated = tokens.estimate_request(request)
-        whole, reserve = lane.demand(request, estimated, priced=self._config.budget is not None)
+        whole, reserve = lane.demand(request, estimated, priced=priced or self._config.budget is not None)
         return (estimated, whole), reserve
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:

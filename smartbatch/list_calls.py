@@ -65,6 +65,7 @@ class ListCalls(BatchJobs):
     """
 
     _advisor: Any = None
+    _budget: Budget
 
     # -- for users -------------------------------------------------------------------------------------------
 
@@ -320,7 +321,10 @@ class ListCalls(BatchJobs):
         )
 
     def _purse(self, budget: Any) -> Budget | None:
-        return None if budget is None else Budget(self._wishes({"budget": budget}).budget)
+        """Return what a list may spend, within the client's own budget."""
+        if budget is None:
+            return None
+        return Budget(self._wishes({"budget": budget}).budget, self._budget)
 
     def _stream(
         self,

@@ -13,10 +13,11 @@ _NANO = 1_000_000_000
 class SpendReservation:
     """Money held back for one call; settled or released once."""
 
-    __slots__ = ("_nano", "_open")
+    __slots__ = ("_nano", "_open", "_outer")
 
-    def __init__(self, nano: int) -> None:
+    def __init__(self, nano: int, outer: SpendReservation | None = None) -> None:
         self._nano = nano
+        self._outer = outer
         self._open = True
 
     @property
@@ -26,22 +27,26 @@ class SpendReservation:
 
 
 class Budget:
-    """Spending of one client.
+    """Spending of one client, or of one list within it.
 
     Held at every step: spent + reserved <= limit, as long as no call costs more than it reserved.
     Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more than it
     reserved is booked in full, and the excess shows in :attr:`overrun`.
 
+    A budget within another one spends from both, and what either has no room for does not go.
+
     Args:
         limit: USD; ``None`` keeps the account without a limit.
+        outer: the budget it is within.
 
     Raises:
         ValueError: for a negative or non-finite limit.
     """
 
-    __slots__ = ("_limit", "_overrun", "_reserved", "_spent")
+    __slots__ = ("_limit", "_outer", "_overrun", "_reserved", "_spent")
 
-    def __init__(self, limit: float | None = None) -> None:
+    def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
+        self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
         self._spent = self._reserved = self._overrun = 0
 
@@ -67,15 +72,23 @@ class Budget:
 
     def fits(self, cost: float) -> bool:
         """Say whether a call of at most ``cost`` USD may go now."""
-        return self._limit is None or self._spent + self._reserved + _up(cost) <= self._limit
+        if self._limit is not None and self._spent + self._reserved + _up(cost) > self._limit:
+            return False
+        return self._outer is None or self._outer.fits(cost)
 
     def look(self, now: float, cost: float) -> float:
         """Answer as a gate: ``now``, or infinity when it has to wait for a call under way to cost less."""
-        return now if self._limit is None or self.fits(cost) else math.inf
+        return now if self.fits(cost) else math.inf
 
     def hopeless(self, cost: float) -> bool:
         """Say whether ``cost`` USD would not fit even if all calls under way turned out free."""
-        return self._limit is not None and self._spent + _up(cost) > self._limit
+        return self.short(cost) is not None
+
+    def short(self, cost: float) -> Budget | None:
+        """Return the budget, of this one and those it is within, for which ``cost`` USD are hopeless."""
+        if self._limit is not None and self._spent + _up(cost) > self._limit:
+            return self
+        return None if self._outer is None else self._outer.short(cost)
 
     def reserve(self, cost: float) -> SpendReservation:
         """Hold back ``cost`` USD, after :meth:`fits` or :meth:`look` agreed, in the same critical section.
@@ -86,18 +99,26 @@ class Budget:
         nano = _up(cost)
         if self._limit is not None and self._spent + self._reserved + nano > self._limit:
             raise RuntimeError("reserved more than the budget has left; ask fits() first")
+        outer = None if self._outer is None else self._outer.reserve(cost)
         self._reserved += nano
-        return SpendReservation(nano)
+        return SpendReservation(nano, outer)
 
     def settle(self, reservation: SpendReservation, actual: float) -> None:
         """Book what the call really cost, in USD, and free the rest."""
         nano = round(_checked(actual, "actual cost") * _NANO)
-        self.release(reservation)
+        self._close(reservation)
+        if self._outer is not None and reservation._outer is not None:
+            self._outer.settle(reservation._outer, actual)
         self._spent += nano
         self._overrun += max(0, nano - reservation._nano)
 
     def release(self, reservation: SpendReservation) -> None:
         """Free all of it: the call cost nothing."""
+        self._close(reservation)
+        if self._outer is not None and reservation._outer is not None:
+            self._outer.release(reservation._outer)
+
+    def _close(self, reservation: SpendReservation) -> None:
         if not reservation._open:
             raise RuntimeError("a reservation ends once")
         reservation._open = False

@@ -161,7 +161,7 @@ class Collector:
             tokens += ticket.input_estimate
             cost += ticket.reserve
             whole = cost + _frame_cost(lane, len(tickets) + 1)
-            if tokens > lane.max_tokens or not self._gates.budget.fits(whole):
+            if tokens > lane.max_tokens or not self._gates.payer(head.purse).fits(whole):
                 passed.append(ticket)
                 break
             tickets.append(ticket)
@@ -171,11 +171,14 @@ class Collector:
 
     def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, aftermath: Aftermath) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
-        if not self._gates.affordable(head.reserve):
-            budget = self._gates.budget
+        short = self._gates.payer(head.purse).short(head.reserve)
+        if short is not None:
+            whose = (
+                "the budget" if head.purse is None or short is self._gates.budget else "this list's budget"
+            )
             error = BudgetExceeded(
-                f"the request could cost up to {head.reserve:.6g} USD, and {budget.left:.6g} USD are left of "
-                f"the budget; nothing was sent. Raise the budget or lower max_tokens",
+                f"the request could cost up to {head.reserve:.6g} USD, and {short.left:.6g} USD are left of "
+                f"{whose}; nothing was sent. Raise the budget or lower max_tokens",
             )
             self._router.fail_locked(head, error, now, aftermath)
             return True
@@ -204,7 +207,7 @@ class Collector:
         lane.pop()
         head.lane = other
         head.company = other.company(head.request)
-        priced = self._config.budget is not None
+        priced = self._config.budget is not None or head.purse is not None
         head.estimate, head.reserve = other.demand(head.request, head.input_estimate, priced=priced)
         other.put(head, head.due, now)
         self._moved = True
@@ -229,6 +232,7 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
         cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
         first=tickets[0].attempts == 0,
         retry=tickets[0].charged,
+        purse=tickets[0].purse,
     )
 
 
@@ -259,7 +263,8 @@ def _frame_cost(lane: Lane, size: int) -> float:
 
 
 def _may_travel_together(head: Ticket, other: Ticket) -> bool:
-    return not other.alone and other.group is head.group and other.company == head.company
+    together = not other.alone and other.group is head.group and other.purse is head.purse
+    return together and other.company == head.company
 
 
 def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:

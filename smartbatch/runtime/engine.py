@@ -130,6 +130,7 @@ class Engine:
         stream: ChunkBox | None = None,
         raw: bool = False,
         alone: bool = False,
+        purse: Budget | None = None,
     ) -> ResultFuture:
         """Put a checked request into the queue and return its future.
 
@@ -142,6 +143,7 @@ class Engine:
             stream: takes the answer piece by piece.
             raw: leave the result as it came; it is post-processed when it is read.
             alone: share its call with no other request.
+            purse: pays for it, within the client's budget.
 
         Raises:
             QueueFull: see :class:`~smartbatch.runtime.queue.RequestQueue`.
@@ -155,6 +157,7 @@ class Engine:
         ticket.keep = keep
         ticket.raw = raw
         ticket.alone = ticket.alone or alone
+        ticket.purse = purse
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
         future.claim = claim

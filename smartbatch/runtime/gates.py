@@ -49,6 +49,7 @@ class Demand:
         first: True for the first call of its requests.
         retry: True when it repeats a call that failed by itself, and not for the provider's state.
         output: the part of ``tokens`` that is output.
+        purse: pays for it; the client's budget when ``None``.
     """
 
     tokens: float
@@ -56,6 +57,7 @@ class Demand:
     first: bool
     retry: bool
     output: float = 0.0
+    purse: Budget | None = None
 
 
 Change: TypeAlias = "Transition | Cooldown"
@@ -106,19 +108,19 @@ class Gates:
             lane.retry_budget.called()
         self.permits_out += 1
         through = lane.breaker.take(now, now + self._call_timeout)
-        return Permit(lane, demand, reservation, through, self.budget.reserve(demand.cost))
+        return Permit(lane, demand, reservation, through, self.payer(demand.purse).reserve(demand.cost))
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
         at = lane.breaker.look(now)
         if demand.retry:
             at = max(at, lane.retry_budget.look(now))
-        if not self.budget.fits(demand.cost):
+        if not self.payer(demand.purse).fits(demand.cost):
             return math.inf
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
-    def affordable(self, cost: float) -> bool:
-        """Whether ``cost`` can still fit once what is reserved has been settled."""
-        return not self.budget.hopeless(cost)
+    def payer(self, purse: Budget | None) -> Budget:
+        """Return who pays for a request: the purse of its list, or else the client's budget."""
+        return self.budget if purse is None else purse
 
     def end(
         self,
@@ -160,12 +162,13 @@ class Gates:
                 quota.failed(reservation, now, tokens, output)
             if limits is not None and ending is not Ending.REFUSED:
                 quota.learn(limits, reservation, now)
+        payer = self.payer(demand.purse)
         if ending is Ending.SUCCESS:
-            self.budget.settle(permit.hold, demand.cost if cost is None else cost)
+            payer.settle(permit.hold, demand.cost if cost is None else cost)
             if demand.retry:
                 lane.retry_budget.succeeded()
         else:
-            self.budget.settle(permit.hold, cost or 0.0)
+            payer.settle(permit.hold, cost or 0.0)
             if demand.retry and ending is Ending.DROPPED:
                 lane.retry_budget.dropped()
         health = _HEALTH.get(ending, Outcome.IGNORED)

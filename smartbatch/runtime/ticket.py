@@ -13,6 +13,7 @@ from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.models import Priority, Request, Result, Usage
 
 if TYPE_CHECKING:
+    from smartbatch.core.budget import Budget
     from smartbatch.runtime.lane import Lane
     from smartbatch.runtime.streaming import ChunkBox
     from smartbatch.runtime.validation import Repair
@@ -219,6 +220,7 @@ class Ticket:
         "must_start",
         "original",
         "paused",
+        "purse",
         "raw",
         "repair",
         "repairs",
@@ -271,6 +273,7 @@ class Ticket:
         self.input_estimate = 0
         self.estimate = 0
         self.reserve = 0.0
+        self.purse: Budget | None = None  # pays for it, where that is not the client's budget
         self.started = 0.0
         self.last_error: SmartbatchError | None = None
 
