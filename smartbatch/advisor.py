@@ -22,7 +22,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.events import Event, RouteChosen, RouteScored
 from smartbatch.experience import Experience
 from smartbatch.models import Kind, Route, Strategy
-from smartbatch.prices import PriceBook, RateCard
+from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batches import BatchApi
 from smartbatch.runtime.quotas import shared_quota
@@ -77,7 +77,7 @@ class Advisor:
         rates = {
             "standard": self._rates("standard"),
             "batch": self._rates("batch"),
-            "flex": self._rates("flex") if self._flexes(kind) else None,
+            "flex": None,
         }
         return Sketch(self._experience.calibration(self._label, kind), rates)
 
@@ -257,13 +257,10 @@ class Advisor:
             known["requests"] = min(60 * pace, known.get("requests", math.inf))
         return known
 
-    def _rates(self, processing: str) -> RateCard | None:
+    def _rates(self, processing: Processing) -> RateCard | None:
         if not self._provider.capabilities.priced:
             return None
         return self._prices.rates(self._provider.name, self._model, self._clock.wall(), processing)
-
-    def _flexes(self, kind: Kind) -> bool:
-        return self._config.flex and kind is Kind.GENERATE and self._provider.flexes(self._model)
 
     def _must_be_priced(self) -> bool:
         return self._provider.capabilities.priced and not self._config.allow_unknown_price

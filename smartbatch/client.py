@@ -25,6 +25,7 @@ from smartbatch.events import (
     Observer,
     RequestSubmitted,
 )
+from smartbatch.experience import Experience
 from smartbatch.intake import GENERATION, Intake, Preprocess, generation, open_model, with_settings
 from smartbatch.list_calls import ListCalls
 from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route
@@ -113,6 +114,8 @@ class BatchingClient(ListCalls):
         self._second = None if config.fallback_model is None else self._open(config.fallback_model)
         self._intake = Intake(self._provider, self.model, config, self._clock, self._defaults, preprocess)
         self._desk = self._new_desk()
+        self._experience = Experience(self._clock, self._tell, store=lambda: self._desk.store)
+        self._advisor = self._new_advisor()
         self._new_process()
         trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
         for usable in filter(None, ((self._provider, self.model), self._second)):
@@ -428,7 +431,14 @@ class BatchingClient(ListCalls):
         return engine
 
     def _new_lanes(self, opened: Callable[[Lane], None]) -> Lanes:
-        return Lanes(self.config, self._clock, self._classifiers, self._middleware, opened)
+        return Lanes(
+            self.config,
+            self._clock,
+            self._classifiers,
+            self._middleware,
+            opened,
+            self._experience.calibration,
+        )
 
     def _attach(self, lane: Lane, engine: Engine) -> None:
         engine.queue.lanes.append(lane)
@@ -444,6 +454,7 @@ class BatchingClient(ListCalls):
 
     def _stop(self, timeout: float | None, reason: str) -> None:
         began = self._clock.now()
+        self._experience.save()
         self._desk.halt()
         try:
             self._stop_engine(timeout, reason)
@@ -507,6 +518,7 @@ class BatchingClient(ListCalls):
         self._starting = threading.Lock()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
         self._intake.renew()
+        self._experience.renew()
 
     def _open(
         self,
@@ -527,6 +539,7 @@ class BatchingClient(ListCalls):
     def _tell(self, event: Event) -> None:
         """Tell all observers; whatever one of them raises is logged and hurts nobody."""
         self.metrics(event)
+        self._experience(event)
         for observer in self._observers:
             try:
                 observer(event)

@@ -138,7 +138,7 @@ class Intake:
     def demand(self, lane: Lane, request: Request, *, priced: bool = False) -> tuple[tuple[int, int], float]:
         """Return estimated input tokens, input and output together, and the most the request can cost in USD.
 
-        Without a budget of the client, and unless ``priced``, nothing depends on the cost: it is not computed.
+        Without a budget of the client, unless ``priced``, nothing depends on the cost: it is not computed.
         """
         estimated = tokens.estimate_request(request)
         whole, reserve = lane.demand(request, estimated, priced=priced or self._config.budget is not None)

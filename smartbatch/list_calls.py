@@ -9,17 +9,20 @@ from typing import Any, Literal
 from attrs import evolve as changed
 from attrs import frozen
 
+from smartbatch.advisor import Advisor
 from smartbatch.batch_jobs import BatchJobs, Fallback
 from smartbatch.by_job import JobResults, sort
 from smartbatch.core.budget import Budget
 from smartbatch.core.choosing import Decision
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes, seconds_until
+from smartbatch.experience import Experience
 from smartbatch.jobs.accepting import kind_of
 from smartbatch.jobs.job import Job
 from smartbatch.lists import ResultList, Stream
 from smartbatch.models import Embedding, Kind, Priority, Prompt, Request, Result, Route, Strategy
 from smartbatch.plans import Plan
+from smartbatch.prices import PriceBook
 from smartbatch.runtime.streaming import ChunkBox
 from smartbatch.runtime.ticket import ResultFuture
 
@@ -64,7 +67,8 @@ class ListCalls(BatchJobs):
     - ``time_value``: what an hour of waiting is worth, USD.
     """
 
-    _advisor: Any = None
+    _advisor: Advisor
+    _experience: Experience
     _budget: Budget
 
     # -- for users -------------------------------------------------------------------------------------------
@@ -198,12 +202,25 @@ class ListCalls(BatchJobs):
             fallback=fallback,
         )
 
+    def _new_advisor(self) -> Advisor:
+        return Advisor(
+            self._provider,
+            self.model,
+            self.config,
+            clock=self._clock,
+            prices=PriceBook(self.config.prices),
+            experience=self._experience,
+            batches=lambda kind: self._batches(kind)[0],
+            waiting=lambda: 0 if self._engine is None else self._engine.queue.books.waiting,
+            tell=self._tell,
+        )
+
     # -- what is asked ---------------------------------------------------------------------------------------
 
     def _answered(
         self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
     ) -> Iterator[Result]:
-        if self._advisor is None or (not isinstance(prompts, Sequence) and not self._needs_all(params)):
+        if not isinstance(prompts, Sequence) and not self._needs_all(params):
             plain = {name: value for name, value in params.items() if name not in WISHES}
             purse = self._purse(params.get("budget"))
             return self._stream(self._intake.requests(prompts, plain), purse, on_error == "raise", ordered)

@@ -69,7 +69,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "batch_jobs": NOUNS  # the part of the client that is about jobs
     | {"config", "core", "job_host", "jobs", "lists", "observe", "providers"},
     "list_calls": NOUNS  # the part of the client that answers lists
-    | {"advisor", "batch_jobs", "by_job", "core", "intake", "jobs", "lists", "plans", "runtime"},
+    | {"advisor", "batch_jobs", "by_job", "core", "experience", "intake", "jobs", "lists", "plans"}
+    | {"prices", "runtime"},
     "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
     "plans": NOUNS | {"core", "lists"},  # what a list would take
     "experience": NOUNS | {"clock", "core", "jobs", "observe"},  # what was seen, kept in the store

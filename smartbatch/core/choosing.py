@@ -351,8 +351,12 @@ def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, w
         )
     near = []
     if later is not None and wishes.deadline is not None:
-        near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{_for(later)})")
-    if dearer is not None and dearer.cost is not None and wishes.budget is not None:
+        money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
+        near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
+    if dearer is None and later is not None and wishes.deadline is not None and wishes.budget is not None:
+        if later.cost is not None and later.cost.expected > wishes.budget:
+            near[0] += ", which is above the budget as well"
+    elif dearer is not None and dearer.cost is not None and wishes.budget is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
     elif later is not None and later.cost is not None and wishes.deadline is None:
         near.append(f"a budget of {later.cost.expected:.6f} USD ({later.route.value})")
@@ -363,7 +367,3 @@ def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, w
     if near:
         text += ". What would be met: " + ", or ".join(near)
     return Infeasible(text, [option for option in (later, dearer) if option is not None])
-
-
-def _for(option: Option) -> str:
-    return "" if option.cost is None else f", {option.cost.expected:.6f} USD"
