@@ -28,6 +28,8 @@ _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )
 _ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
+_UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
+_TURN = "waits until another create of this account is settled"
 FILE_PAUSE = 2.0
 """Seconds between two looks at a file the provider still processes; it takes a few."""
 
@@ -83,6 +85,8 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
         return work.later(shard, wait, note="waits for the quota of enqueued tokens")
     if work.api.abilities.files and shard.file_id is None:
         return work.move(shard, ShardState.UPLOADING)
+    if (wait := _turn(work, shard)) > 0:
+        return work.later(shard, wait, note=_TURN)
     source = None if work.api.abilities.files else _spool(work, shard)
     try:
         page = work.api.page(None, work.limits.call_timeout)
@@ -101,7 +105,7 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
         due_at=now,
     )
     if intended is None:
-        return work.later(shard, _turn(work), note="waits until another create of this account is settled")
+        return work.later(shard, max(_turn(work, shard), 1.0), note=_TURN)
     work.told(shard, intended)
     if max(work.clock.now() - began, work.wall - now) > work.limits.send_within:
         # the process was frozen, or the machine slept: another may own the job, and nothing was sent yet
@@ -137,8 +141,23 @@ def adopt(work: Work, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> 
     )
 
 
-def _turn(work: Work) -> float:
-    return min(work.limits.poll_interval, 5.0)
+def _turn(work: Work, shard: ShardRow) -> float:
+    """Return the seconds after which it may be the shard's turn, 0 when it may be now.
+
+    Where batches have no labels, one create of an account is settled before the next is sent. The store knows
+    of it, so that nobody is asked meanwhile: one whose answer is lost takes half an hour and more.
+    """
+    if work.api.abilities.labels:
+        return 0.0
+    others = [
+        other.state
+        for other in work.store.shards_in_scope(shard.scope, states=_UNSETTLED)
+        if other.id != shard.id
+    ]
+    if not others:
+        return 0.0
+    long = any(state is not ShardState.SUBMITTING for state in others)
+    return work.limits.poll_interval if long else min(work.limits.poll_interval, 5.0)
 
 
 def _list_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
