@@ -253,14 +253,19 @@ class ByJob:
 
     def _rows(self) -> Iterator[tuple[AskedRow, Found]]:
         """Yield the rows whose results are to be written, in order, each with its result."""
-        merged = heapq.merge(*(self._found(one) for one in self._jobs), key=attrgetter("index"))
         asked = self._questions.requests(skip=lambda _: False, stopped=lambda: False)
-        for index, several in groupby(merged, key=attrgetter("index")):
-            found = _best(several)
-            if self._answered(index) or (found.earlier and not found.result.ok):
+        for found in self._found_of_all():
+            if self._answered(found.index) or (found.earlier and not found.result.ok):
                 continue  # written before; or failed before, and asked again meanwhile
-            row: AskedRow = next(one.context for one in asked if one.context.index == index)
+            row: AskedRow = next(one.context for one in asked if one.context.index == found.index)
             yield row, found
+
+    def _found_of_all(self) -> Iterator[Found]:
+        """Yield one result a row, in order: of several jobs that have it the best."""
+        if len(self._jobs) == 1:  # the end of a group is seen late, so a single job has none
+            return self._found(self._jobs[0])
+        merged = heapq.merge(*(self._found(one) for one in self._jobs), key=attrgetter("index"))
+        return (_best(several) for _, several in groupby(merged, key=attrgetter("index")))
 
     def _found(self, one: RunJob) -> Iterator[Found]:
         if one.ended or self._follower is None:

@@ -162,10 +162,18 @@ class _Jobs:
     def _named_or_open(self, desk: JobDesk) -> list[Job]:
         if self._args.ids:
             return [desk.find(name) for name in self._args.ids]
-        rows = desk.store.jobs(unfinished=True, limit=_MANY)
-        if not rows:
+        found = []
+        for row in reversed(desk.store.jobs(unfinished=True, limit=_MANY)):
+            if row.policy.get("attended") and desk.is_free(row.id):
+                say(
+                    f"job {row.id}: its run in real time was interrupted, so it is left alone; smartbatch "
+                    f"jobs resume {row.id} goes on with it, and so does the same line again"
+                )
+            else:
+                found.append(desk.find(row.id))
+        if not found:
             say("no job goes on")
-        return [desk.find(row.id) for row in reversed(rows)]
+        return found
 
     def _followed(self, jobs: Sequence[Job]) -> bool:
         """Wait for the ends of jobs; False when one is held."""

@@ -12,15 +12,17 @@ ACTIONS = {
     "watch": "follow the named jobs, or all that go on, to their ends; carry them on if nobody else does",
     "results": "the results of one job so far as JSON lines, in order",
     "cancel": "cancel the named jobs and wait for their ends; what is done by then is kept",
-    "resume": "go on with the named jobs, or with all that have not ended, those that are held included",
+    "resume": "go on with the named jobs, or all that have not ended, held ones included; but with an\n"
+    "           interrupted run in real time only when it is named",
     "forget": "delete the named jobs with their results; only finished ones",
 }
 
 _HELP = """\
 Look at the jobs of a store and act on them, whatever process submitted them.
 
-A job is what submit_batch and smartbatch run --batching-strategy batch make: requests that are kept in a
-store and sent through a provider's Batch API. It is named by its id (job-…) or its key.
+A job is what submit_batch and smartbatch run make: requests that are kept in a store until all of them have
+their results. It is named by its id (job-…) or its key. Jobs of runs in real time are there while the run is
+under way, or was interrupted.
 
 """
 _EPILOG = (

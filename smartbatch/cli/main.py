@@ -20,9 +20,9 @@ line of a text, the field "prompt", else "messages" (a chat), else the only text
 Give -o and the same line again resumes: rows already answered are neither asked nor paid again, failed ones
 are tried again. Without -o the results go to standard output, in the order of the input.
 
---batching-strategy batch sends the rows through the provider's Batch API, most often at half the price. They
-are kept in a store first, so that the same line resumes after any end, with and without -o, and nothing is
-paid twice; see smartbatch jobs.
+The rows are kept in a store until they are answered, so that the same line resumes after any end, with and
+without -o; see smartbatch jobs. --batching-strategy batch sends them through the provider's Batch API, most
+often at half the price; such jobs stay in the store until they are forgotten, and nothing is paid twice.
 """
 _RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
 
@@ -98,6 +98,11 @@ def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     output.add_argument(
         "-o", "--output", metavar="OUT.jsonl", help="where the results go; resumes when there"
     )
+    output.add_argument(
+        "--store",
+        metavar="PLACE",
+        help="where rows are kept until they are answered: a file, or postgresql://… (default: your own)",
+    )
     output.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
     output.add_argument(
         "-v", "--verbose", action="store_true", help="a line for every failed row, retry and limit"
@@ -153,9 +158,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
-    group.add_argument(
-        "--store", metavar="PLACE", help="where jobs are kept: a file, or postgresql://… (default: your own)"
-    )
     group.add_argument("--poll-interval", type=float, metavar="S", help="seconds between looks at a batch")
     group.add_argument(
         "--fallback",

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     except (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError) as error:
         flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
+        if isinstance(error, StoreError):
+            flag = "; --store names another place for what a run keeps"
         say(f"smartbatch: {error.message}{flag}")
         return 2
 

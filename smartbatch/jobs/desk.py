@@ -365,14 +365,13 @@ class JobDesk:
             return None
         if keeper is not None and (trouble := keeper.trouble(row.id)) is not None:
             return trouble
+        if row.policy.get("attended") and row.id not in self._attended and self.is_free(row.id):
+            goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
+            return f"its run was interrupted: {goes_on}"
         if row.owner is not None:
             return None
         if (problem := self.serving.problem_with(row)) is not None:
             return problem
-        if row.policy.get("attended") and row.id not in self._attended:
-            return (
-                f"its run was interrupted: the same line again, or smartbatch jobs resume {row.id}, goes on"
-            )
         return None if keeper is not None else "nobody carries it on at the moment: wait for it, or resume it"
 
     # -- endings ---------------------------------------------------------------------------------------------

@@ -1,13 +1,30 @@
-"""A state folder of each test's own: where nobody names a store, runs keep theirs there."""
+"""What the tests of runs share: a state folder of each test's own, and calls that are written down."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cli.children import CALLS
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a run must meet no others, and leave nothing in the home of who runs the tests."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A fresh module of own calls, importable here and in child processes."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_calls.py").write_text(CALLS)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    monkeypatch.delitem(sys.modules, "own_calls", raising=False)
+    import own_calls  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    return own_calls

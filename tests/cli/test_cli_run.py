@@ -17,53 +17,17 @@ import termios
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
+from cli.children import Child, stored_prompts, until
 
 from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
-from smartbatch.jobs.payload import decode_params, decode_request
-from smartbatch.jobs.store import open_store
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
-
-CALLS = '''
-"""Own calls for the tests: what was asked is written down; what is told to hang waits for a byte."""
-import os
-
-asked = []
-broken = set()
-
-def ask(request, attempt):
-    asked.append(request.prompt)
-    if request.prompt in broken:
-        raise ValueError("broken on purpose")
-    return "answer to " + request.prompt
-
-def gated(request, attempt):
-    """Say that it began, then wait for a byte of leave."""
-    os.write(int(os.environ["TEST_BEGAN"]), (request.prompt + "\\n").encode())
-    os.read(int(os.environ["TEST_LEAVE"]), 1)
-    return "answer to " + request.prompt
-'''
-
-
-@pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A fresh module of own calls, importable here and in child processes."""
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "own_calls.py").write_text(CALLS)
-    monkeypatch.syspath_prepend(tmp_path / "code")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
-    monkeypatch.delitem(sys.modules, "own_calls", raising=False)
-    import own_calls  # type: ignore[import-not-found]
-
-    monkeypatch.chdir(tmp_path)
-    return own_calls
-
 
 OWN = "call:own_calls:ask"
 
@@ -75,18 +39,6 @@ def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
     return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
-
-
-def stored() -> set[str]:
-    """The prompts whose answers the one job of the store has."""
-    store = open_store()
-    try:
-        (job,) = store.jobs()
-        results = store.results(job.id)
-        shared = decode_params(job.params)
-        return {str(decode_request(row.payload, shared, id=None).prompt) for row in results}
-    finally:
-        store.close()
 
 
 def prompts(count: int) -> list[str]:
@@ -383,53 +335,6 @@ def test_asking_for_help_imports_no_client() -> None:
 # -- the process, interrupted and killed ---------------------------------------------------------------------
 
 
-class Child:
-    """A run in its own process, whose calls begin and end when the test says so."""
-
-    def __init__(self, *args: str) -> None:
-        began, began_there = os.pipe()
-        leave_there, self._leave = os.pipe()
-        env = {**os.environ, "TEST_BEGAN": str(began_there), "TEST_LEAVE": str(leave_there)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", "call:own_calls:gated", *args],
-            env=env,
-            pass_fds=(began_there, leave_there),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        os.close(began_there)
-        os.close(leave_there)
-        self._began = os.fdopen(began, "rb")
-        assert self.process.stderr is not None
-        assert self.process.stdout is not None
-        self.stderr: BinaryIO = self.process.stderr  # type: ignore[assignment]
-        self.stdout: BinaryIO = self.process.stdout  # type: ignore[assignment]
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._leave)
-        for pipe in (self._began, self.stderr, self.stdout):
-            pipe.close()
-
-    def begun(self, count: int) -> list[str]:
-        """Wait for the next ``count`` calls to begin."""
-        return [self._began.readline().decode().strip() for _ in range(count)]
-
-    def let_go(self, count: int) -> None:
-        os.write(self._leave, b"." * count)
-
-    def told(self, text: bytes) -> bytes:
-        """Read standard error up to the line with ``text``."""
-        while line := self.stderr.readline():
-            if text in line:
-                return line
-        raise AssertionError(f"never said {text!r}")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
     """Calls in flight end and are written, in order; what has not started is left for the same line again."""
@@ -447,18 +352,17 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
 
 
 def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
-    """kill -9: what was written is whole, what was stored is written, and the next run asks exactly the rest."""
+    """kill -9: what was written is whole, what was stored gets written, and the next run asks the rest."""
     expected = prompts(60)
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
-        child.begun(2)
-        while Path("out.jsonl").read_bytes().count(b"\n") < 10:
-            child.let_go(1)
-            child.begun(1)
+        child.let_go(20)
+        child.begun(22)
+        until(lambda: Path("out.jsonl").read_bytes().count(b"\n") >= 10)
         child.process.kill()
         child.process.wait()
     rows = Path("out.jsonl").read_bytes().split(b"\n")[:-1]
     assert 10 <= len(rows) < 60
-    answered = stored()
+    answered = stored_prompts()
     assert {json.loads(row)["input"]["prompt"] for row in rows} <= answered
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
         child.let_go(60)

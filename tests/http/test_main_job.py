@@ -62,7 +62,6 @@ def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> sub
         "16",
         "--timeout",
         "2",
-        "--quiet",
     ]
     environment = os.environ | {
         "XDG_STATE_HOME": str(out.parent / "state"),

@@ -1,0 +1,118 @@
+"""Runs in processes of their own, whose calls begin and end when a test says so, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from smartbatch.jobs.payload import decode_params, decode_request
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.store import open_store
+
+__all__ = ["CALLS", "Child", "stored_jobs", "stored_prompts", "until"]
+
+PATIENCE = 20.0
+"""Seconds for a thing to happen that takes a moment."""
+
+CALLS = '''
+"""Own calls for the tests: what was asked is written down; what is told to hang waits for a byte."""
+import os
+
+asked = []
+broken = set()
+
+def ask(request, attempt):
+    asked.append(request.prompt)
+    if request.prompt in broken:
+        raise ValueError("broken on purpose")
+    return "answer to " + request.prompt
+
+def gated(request, attempt):
+    """Say that it began, then wait for a byte of leave."""
+    os.write(int(os.environ["TEST_BEGAN"]), (request.prompt + "\\n").encode())
+    os.read(int(os.environ["TEST_LEAVE"]), 1)
+    return "answer to " + request.prompt
+'''
+
+
+class Child:
+    """A run in its own process, whose calls begin and end when the test says so."""
+
+    def __init__(self, *args: str, input: str = "in.txt", model: str = "call:own_calls:gated") -> None:
+        began, began_there = os.pipe()
+        leave_there, self._leave = os.pipe()
+        env = {**os.environ, "TEST_BEGAN": str(began_there), "TEST_LEAVE": str(leave_there)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "smartbatch", "run", input, "--model", model, *args],
+            env=env,
+            pass_fds=(began_there, leave_there),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        os.close(began_there)
+        os.close(leave_there)
+        self._began = os.fdopen(began, "rb")
+        assert self.process.stderr is not None
+        assert self.process.stdout is not None
+        self.stderr: BinaryIO = self.process.stderr  # type: ignore[assignment]
+        self.stdout: BinaryIO = self.process.stdout  # type: ignore[assignment]
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._leave)
+        for pipe in (self._began, self.stderr, self.stdout):
+            pipe.close()
+
+    def begun(self, count: int) -> list[str]:
+        """Wait for the next ``count`` calls to begin."""
+        return [self._began.readline().decode().strip() for _ in range(count)]
+
+    def let_go(self, count: int) -> None:
+        os.write(self._leave, b"." * count)
+
+    def told(self, text: bytes) -> bytes:
+        """Read standard error up to the line with ``text``."""
+        while line := self.stderr.readline():
+            if text in line:
+                return line
+        raise AssertionError(f"never said {text!r}")
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait until something is true that another process sees to."""
+    ends = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < ends, "it did not come about"
+        threading.Event().wait(0.01)
+
+
+def stored_jobs() -> list[JobRow]:
+    """The jobs of the store that nobody named, oldest first."""
+    store = open_store()
+    try:
+        return sorted(store.jobs(), key=lambda row: row.created_at)
+    finally:
+        store.close()
+
+
+def stored_prompts() -> set[str]:
+    """The prompts whose answers the jobs of that store have."""
+    store = open_store()
+    try:
+        return {
+            str(decode_request(row.payload, decode_params(job.params), id=None).prompt)
+            for job in store.jobs()
+            for row in store.results(job.id)
+            if row.outcome == "succeeded"
+        }
+    finally:
+        store.close()

@@ -1,0 +1,371 @@
+"""``smartbatch run`` in real time stands on the store: what it leaves there, who goes on, and who pays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.children import PATIENCE, Child, stored_jobs, stored_prompts, until
+
+from smartbatch.cli.main import main
+from smartbatch.jobs.store.opening import default_place
+from smartbatch.testing import Emulator, emulator
+
+OWN = "call:own_calls:ask"
+OPENAI = "openai:gpt-5-mini"
+
+
+def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:
+    Path(name).write_text("".join(f"{word} {i}\n" for i in range(count)))
+    return [f"{word} {i}" for i in range(count)]
+
+
+def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
+    out = [] if output is None else ["-o", output]
+    return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
+
+
+def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
+
+
+def lines_of_output() -> int:
+    return Path("out.jsonl").read_bytes().count(b"\n") if Path("out.jsonl").exists() else 0
+
+
+def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch, key: str = "sk-of-the-tests") -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
+
+
+def killed(expected: list[str], *args: str, count: int = 3) -> None:
+    """Let a run be killed when ``count`` of its rows are stored and written, and one is being asked."""
+    with Child("--concurrency", "1", "-o", "out.jsonl", *args) as child:
+        child.let_go(count)
+        child.begun(count + 1)
+        until(lambda: lines_of_output() == count)
+        child.process.kill()
+        child.process.wait()
+    assert [row["input"]["prompt"] for row in written()] == expected[:count]
+
+
+# -- what is left in the store -------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
+    """The output is its record, failed rows included; without the output everything is asked afresh."""
+    expected = prompts(20)
+    calls.broken.add("prompt 7")
+    assert run("--retries", "0") == 1
+    assert stored_jobs() == []
+    calls.broken.clear()
+    calls.asked.clear()
+    assert run() == 0
+    assert calls.asked == ["prompt 7"]
+    Path("out.jsonl").unlink()
+    calls.asked.clear()
+    assert run() == 0
+    assert sorted(calls.asked) == sorted(expected)
+    assert stored_jobs() == []
+
+
+def test_while_rows_are_asked_the_store_has_them(calls: Any) -> None:
+    """All rows are on disk before the first is asked, those with answers after the others are killed."""
+    expected = prompts(10)
+    killed(expected)
+    (job,) = stored_jobs()
+    assert (job.total, job.succeeded) == (10, 3)
+    assert stored_prompts() == set(expected[:3])
+
+
+def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
+    calls: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same line asks the failed row alone, and prints all; then the store has nothing of it any more."""
+    prompts(8)
+    calls.broken.add("prompt 2")
+    assert run("--retries", "0", "--quiet", output=None) == 1
+    first = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["index"] for row in first if row["error"]] == [2]
+    calls.broken.clear()
+    calls.asked.clear()
+    assert run("--quiet", output=None) == 0
+    again = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert calls.asked == ["prompt 2"]
+    assert [(row["index"], row["error"]) for row in again] == [(i, None) for i in range(8)]
+    assert stored_jobs() == []
+    assert run("--quiet", output=None) == 0
+    assert len(calls.asked) == 1 + 8
+
+
+def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
+    """Whoever deletes the store after a kill pays for nothing that is written."""
+    expected = prompts(10)
+    killed(expected)
+    for path in Path(default_place()).parent.glob("jobs.db*"):
+        if path.is_file():
+            path.unlink()
+    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+        child.let_go(10)
+        asked = child.begun(7)
+        assert child.process.wait() == 0
+    assert sorted(asked) == expected[3:]
+    assert [row["input"]["prompt"] for row in written()] == expected
+
+
+# -- who goes on with it -------------------------------------------------------------------------------------
+
+
+def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Another run on the store, and jobs resume without a name, leave it alone; its own line goes on."""
+    expected = prompts(10)
+    killed(expected)
+    others = prompts(5, "other.txt", "other")
+    assert run(input="other.txt", output="other.jsonl") == 0
+    assert sorted(calls.asked) == others
+    capfd.readouterr()
+    (job,) = stored_jobs()
+    assert main(["jobs", "resume"]) == 0
+    assert (
+        f"job {job.id}: its run in real time was interrupted, so it is left alone" in capfd.readouterr().err
+    )
+    assert main(["jobs", "show", job.id]) == 0
+    assert f"smartbatch jobs resume {job.id}, goes on" in capfd.readouterr().out
+    assert stored_jobs()[0].succeeded == 3
+    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+        child.let_go(10)
+        asked = child.begun(7)
+        said = child.told(b"goes on").decode()
+        assert child.process.wait() == 0
+    assert f"job {job.id}: goes on; 3 of 10 rows have their results" in said
+    assert Counter(asked) == Counter(expected[3:])
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert stored_jobs() == []
+
+
+def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
+    calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``smartbatch jobs resume ID`` asks the rest; the same line writes it, and asks nothing."""
+    expected = prompts(10)
+    killed(expected)
+    (job,) = stored_jobs()
+    began, began_there = os.pipe()
+    leave_there, leave = os.pipe()
+    monkeypatch.setenv("TEST_BEGAN", str(began_there))
+    monkeypatch.setenv("TEST_LEAVE", str(leave_there))
+    os.write(leave, b"." * 7)
+    assert main(["jobs", "resume", job.id, "--quiet"]) == 0
+    assert stored_jobs()[0].succeeded == 10
+    assert run(model="call:own_calls:gated") == 0
+    os.close(began_there)
+    with os.fdopen(began) as asked:
+        assert sorted(asked.read().splitlines()) == expected[3:]
+    os.close(leave)
+    os.close(leave_there)
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert "had ended before; its answers are taken from the store" in capfd.readouterr().err
+
+
+def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
+    """What is under way is stored and written; the note names the job, which can be dropped."""
+    prompts(50)
+    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+        child.begun(2)
+        child.process.send_signal(signal.SIGINT)
+        child.told(b"interrupted: calls under way")
+        told = child.told(b"what was not asked stays in the store").decode()
+        child.let_go(2)
+        assert child.process.wait() == 130
+    (job,) = stored_jobs()
+    assert f"smartbatch jobs cancel {job.id} drops it" in told
+    assert (job.succeeded, job.owner, len(written())) == (2, None, 2)
+    assert main(["jobs", "cancel", job.id, "--quiet"]) == 0
+    (ended,) = stored_jobs()
+    assert (ended.succeeded, ended.cancelled) == (2, 48)
+
+
+def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
+    """It waits for no call, and leaves the rest to the same line."""
+    prompts(50)
+    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+        child.begun(2)
+        child.process.send_signal(signal.SIGINT)
+        child.told(b"interrupted: calls under way")
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.wait(8) == 130  # less than the grace of the first one
+        assert b"Traceback" not in child.stderr.read()
+    assert stored_jobs()[0].succeeded == 0
+
+
+# -- when the next line says something else ------------------------------------------------------------------
+
+
+def test_another_input_for_the_output_drops_what_was_left(
+    calls: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt is mended and the line typed anew: the old rest can never be asked any more."""
+    expected = prompts(10)
+    killed(expected)
+    Path("out.jsonl").unlink()
+    better = prompts(4, word="better prompt")
+    assert run() == 0
+    assert sorted(calls.asked) == better
+    (old,) = stored_jobs()
+    assert (old.succeeded, old.cancelled) == (3, 7)
+    assert (
+        f"job {old.id}: 7 rows that were not answered are dropped from it: another" in capfd.readouterr().err
+    )
+
+
+def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is answered stays, what is not is withdrawn from real time and submitted: nothing twice."""
+    expected = prompts(30)
+    killed = threading.Event()
+
+    def fault(index: int, _body: Mapping[str, Any]) -> str | None:
+        return "hang" if index >= 6 and not killed.is_set() else None
+
+    with emulator(hang_seconds=60, fault_for=fault, batch_turnaround=0.2) as emu:
+        at_home(emu, monkeypatch)
+        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+            until(lambda: emu.ledger.received >= 7 and lines_of_output() == 6)
+            child.process.kill()
+            child.process.wait()
+        killed.set()
+        assert run("--batching-strategy", "batch", model=OPENAI) == 0
+        assert emu.ledger.paid_twice(excluding_lost=True) == []
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert [(job.total, job.succeeded) for job in stored_jobs()] == [(24, 24)]
+    assert (
+        "24 rows that were not answered are dropped from it: the rest goes by batch" in capfd.readouterr().err
+    )
+
+
+def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job belongs to the account it was submitted with; the rest of a run may change over."""
+    expected = prompts(12)
+    with emulator(hang_seconds=60, fault_for=lambda i, _: "hang" if i == 4 else None) as emu:
+        at_home(emu, monkeypatch, "sk-the-first-of-the-tests")
+        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+            until(lambda: emu.ledger.received >= 5 and lines_of_output() == 4)
+            child.process.kill()
+            child.process.wait()
+        at_home(emu, monkeypatch, "sk-the-second-of-the-tests")
+        assert run(model=OPENAI) == 0
+        assert emu.ledger.paid_twice(excluding_lost=True) == []
+    assert [row["input"]["prompt"] for row in written()] == expected
+    (old,) = stored_jobs() or [None]
+    assert old is None
+
+
+def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
+    """Two samples of the same questions are two samples, whoever is first."""
+    expected = prompts(4)
+    with Child("--concurrency", "2") as first:
+        first.begun(2)
+        with Child("--concurrency", "2") as second:
+            assert sorted(second.begun(2)) == expected[:2]
+            second.let_go(4)
+            second.begun(2)
+            assert second.process.wait() == 0
+        first.let_go(4)
+        assert first.process.wait() == 0
+    assert stored_jobs() == []
+
+
+# -- as without a store --------------------------------------------------------------------------------------
+
+
+def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
+    monkeypatch: pytest.MonkeyPatch, calls: Any
+) -> None:
+    """They wait for nobody: the run ends, says so in every line, and the next one goes on."""
+    prompts(40)
+    with emulator(latency=0) as emu:
+        at_home(emu, monkeypatch)
+        options = ["--max-tokens", "100", "--budget"]
+        assert run(*options, "0.0003", model=OPENAI) == 1
+        kinds = Counter(row["error"] and row["error"]["kind"] for row in written())
+        assert set(kinds) == {None, "budget_exceeded"}
+        assert len(emu.ledger.calls) == kinds[None] > 0
+        assert run(*options, "5", model=OPENAI) == 0
+        assert len(emu.ledger.calls) == 40
+
+
+def test_an_empty_account_fails_the_rows_and_holds_nothing(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run ends with what the provider said; with money, the same line asks the rows."""
+    prompts(3)
+    empty = threading.Event()
+    empty.set()
+
+    def fault(_index: int, _body: Mapping[str, Any]) -> str | None:
+        return "no_money" if empty.is_set() else None
+
+    with emulator(fault_for=fault) as emu:
+        at_home(emu, monkeypatch)
+        assert run(model=OPENAI) == 1
+        assert {row["error"]["kind"] for row in written()} == {"no_money"}
+        empty.clear()
+        assert run(model=OPENAI) == 0
+    assert [row["error"] for row in written()] == [None] * 3
+
+
+def test_equal_rows_share_their_calls(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in any list: of equal questions that wait at the same time one is asked."""
+    Path("in.txt").write_text("the same question\n" * 200)
+    with emulator(latency=0.3) as emu:
+        at_home(emu, monkeypatch)
+        assert run(model=OPENAI) == 0
+        assert len(emu.ledger.calls) < 10
+    assert len(written()) == 200
+
+
+def test_the_time_limit_of_requests_holds(calls: Any) -> None:
+    """``request_timeout`` ends a row that waits too long, as it does without a store."""
+    prompts(3)
+    Path("settings.toml").write_text("request_timeout = 0.5\n")
+    with Child("--concurrency", "1", "-o", "out.jsonl", "--config", "settings.toml") as child:
+        child.begun(1)
+        until(lambda: lines_of_output() or child.process.poll() is not None)
+        child.let_go(3)
+        assert child.process.wait() == 1
+    assert "timeout" in {row["error"] and row["error"]["kind"] for row in written()}
+
+
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A home that cannot be written: what, why, and the option that names another place."""
+    prompts(3)
+    Path("no-folder").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path("no-folder").resolve()))
+    assert run() == 2
+    told = capfd.readouterr().err
+    assert "no-folder/smartbatch/jobs.db cannot be used" in told
+    assert "--store names another place" in told
+    assert "Traceback" not in told
+    assert calls.asked == []
+    assert not Path("out.jsonl").exists()
+    assert run("--store", "here.db") == 0
+
+
+def test_a_run_needs_no_home_of_its_own_for_help(tmp_path: Path) -> None:
+    """Nothing is made before there is something to keep."""
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "untouched")}
+    subprocess.run([sys.executable, "-m", "smartbatch", "jobs"], env=env, check=True, timeout=PATIENCE)
+    assert not (tmp_path / "untouched").exists()
