@@ -251,9 +251,12 @@ class Loop:
             return
         ups = self._ups()
         opened, self._opened_before = len(ups) > self._opened_before, len(ups)
-        seen = self._looks()
+        try:
+            seen, waits = self._looks(), self._only_waits()
+        except sqlite3.OperationalError:  # locked by another worker, which waits for our signal to wake
+            return
         moved, self._seen = seen != self._seen, seen
-        idle = not moved and not self._only_waits()
+        idle = not moved and not waits
         if moved:
             self._idle_lives = []
         if not opened or (idle and slot.cpu < A_STEP and self._slowness < SLOWEST):
@@ -295,7 +298,7 @@ def _helper(orders: Orders) -> Orders:
 
 
 def _opened(store: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{store}?mode=ro", uri=True)
+    return sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=0.3)
 
 
 def settle_of(provider: str, *, freeze: float = 0.0) -> float:

@@ -26,26 +26,26 @@ _CALL_FAULTS = {"reset": 0.01, "reset_before": 0.01, "500": 0.01}
 
 
 @contextmanager
-def unlucky(seed: int, *, turnaround: float = 0.1) -> Iterator[str]:
-    """Serve all three APIs; a third of the creates gets no answer. Yield the address.
+def unlucky(seed: int, *, turnaround: float = 0.1, sigma: float = 0.5, share: float = 1.0) -> Iterator[str]:
+    """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the address.
 
-    Batches take about ``turnaround`` seconds. Of the creates without an answer some were made, some were not,
-    and some will be, up to :data:`LATEST` seconds later.
+    Batches take about ``turnaround`` seconds, lognormally spread by ``sigma``. Of the creates without an
+    answer some were made, some were not, and some will be, up to :data:`LATEST` seconds later.
     """
     options = {
         "seed": seed,
         "latency": 0,
         "batch-turnaround": turnaround,
-        "batch-turnaround-sigma": 0.5,
+        "batch-turnaround-sigma": sigma,
         "batch-late-seconds": LATEST,
         "batch-list-lag": LIST_LAG,
         "batch-get-lag": 0.3,
-        "batch-faults": _rates(_BATCH_FAULTS),
-        "faults": _rates(_CALL_FAULTS),
+        "batch-faults": _rates(_BATCH_FAULTS, share),
+        "faults": _rates(_CALL_FAULTS, share),
     }
     with emulator(*(f"--{name}={value}" for name, value in options.items())) as url:
         yield url.removesuffix("/v1")
 
 
-def _rates(faults: dict[str, float]) -> str:
-    return ",".join(f"{name}={rate}" for name, rate in faults.items())
+def _rates(faults: dict[str, float], share: float) -> str:
+    return ",".join(f"{name}={share * rate:.4f}" for name, rate in faults.items())

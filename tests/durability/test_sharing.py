@@ -23,7 +23,10 @@ def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
     postgres_address: str, tmp_path: Path
 ) -> None:
     plan = Shared(freeze=FREEZE, lease=LEASE, settle=settle_of("anthropic", freeze=FREEZE), seed=SEED)
-    with unlucky(SEED, turnaround=2.0) as url, Zygote(tmp_path / "workers.log") as zygote:
+    with (
+        unlucky(SEED, turnaround=3.0, sigma=0.1, share=0.4) as url,
+        Zygote(tmp_path / "workers.log") as zygote,
+    ):
         run = Sharing(plan, postgres_address, url, zygote, tmp_path).run()
     assert run.faults == []
     assert run.of_the_dead > 0, "the killed process owned nothing"
