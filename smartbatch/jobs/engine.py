@@ -117,6 +117,9 @@ class JobEngine:
             prices=self._prices,
             tell=self._tell,
         )
+        if reconcile.answered(work):
+            self._store.unhold(job.id)
+            return Tended(work.wall)
         if job.state is JobState.ACTIVE and not job.cancel_requested and plan(work):
             return Tended(work.wall, self._has_direct(job))
         return self._step(work)

@@ -19,11 +19,28 @@ from smartbatch.jobs.submitting import adopt
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import RemoteBatch
 
-__all__ = ["READINGS", "doubt", "fenced", "look", "prove", "tell_unreadable"]
+__all__ = ["READINGS", "answered", "doubt", "fenced", "look", "prove", "tell_unreadable"]
 
 READINGS = 4
 """How often the results of a batch that could be ours are read before they count as unreadable: a first
 reading may be cut, or find them not there yet."""
+
+
+HELD = (
+    "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or until you "
+    "looked at the provider's list and resume it"
+)
+SOUGHT = (
+    "nobody knows yet whether its batch was created: it is looked for, and nothing is sent again meanwhile"
+)
+
+
+def answered(work: Work) -> bool:
+    """Whether a job waits for a person because of creates whose outcome is known by now."""
+    if work.job.state is not JobState.HELD or work.job.note != HELD:
+        return False
+    states = (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
+    return not any(shard.remote.get("held") for shard in work.store.shards(work.job.id, states=states))
 
 
 def doubt(work: Work, shard: ShardRow) -> ShardRow:
@@ -61,7 +78,7 @@ def fenced(work: Work, shard: ShardRow) -> ShardRow:
     if mine:
         return _take_oldest(work, shard, mine)
     if rest > 0:
-        return work.later(shard, min(rest, _step(work, shard)), tries=shard.tries + 1)
+        return work.later(shard, min(rest, _step(work, shard)), tries=shard.tries + 1, note=SOUGHT)
     return _give_up(work, shard)
 
 
@@ -203,14 +220,9 @@ def _holds(work: Work, shard: ShardRow) -> bool:
 
 def _look_again(work: Work, shard: ShardRow) -> ShardRow:
     rest = max(0.0, _until(work, shard) - _waited(work, shard))
-    changes: dict[str, Any] = {"tries": shard.tries + 1}
+    changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SOUGHT}
     if _holds(work, shard) and not shard.remote.get("held") and _waited(work, shard) > work.limits.visibility:
-        work.store.note(
-            work.grip,
-            "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or "
-            "until you looked at the provider's list and resume it",
-            hold=True,
-        )
+        work.store.note(work.grip, HELD, hold=True)
         changes["remote"] = {**shard.remote, "held": True}
     return work.later(shard, min(rest, _step(work, shard)), **changes)
 
