@@ -36,6 +36,7 @@ __all__ = [
     "ingest",
     "no_longer_kept",
     "nonces_in",
+    "price",
     "salvage",
     "take_in",
 ]
@@ -104,10 +105,11 @@ def ingest(work: Work, shard: ShardRow) -> bool:
     paths = [_path(work, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
     if shard.remote.get("fetched") and all(path.exists() for path in paths):
         try:
-            take_in(work, shard, paths)
+            again = take_in(work, shard, paths).doubled
         except FileNotFoundError:  # whoever took the job over has read and deleted them
             work.later(shard, 0.0)
             return False
+        _tell(work, shard, "doubled_line", again, "requests had another answer when they were read before")
         return True
     fetch(work, shard)  # fetched on another machine, tidied away, or to be read a second time
     return False
@@ -137,7 +139,6 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
             "other requests. Compare some before you use them",
             shard,
         )
-    doubled = 0
     sums = Taken()
     before = work.store.job(work.job.id) or work.job
     for page in _pages(_lines(work, shard, paths, _Tally()), measures):
@@ -148,10 +149,9 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
             if read.position in items
         ]
         taken = work.store.ingest(work.grip, shard, results, at=work.wall)
-        doubled += len(taken.doubled)
+        sums.doubled += len(taken.doubled)
         sums.add(results, taken.final)
         before = report(work.store, before, work.tell, work.clock)
-    _tell(work, shard, "doubled_line", doubled, "requests had another answer when they were read before")
     mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
     _tell(work, shard, "token_mismatch", reader.suspicious, mismatched)
     return sums
@@ -162,6 +162,27 @@ def salvage(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
     for number, output in enumerate(batch.outputs):
         _download(work, shard, batch, number, output)
     return take_in(work, shard, [_path(work, shard, number) for number in range(len(batch.outputs))])
+
+
+def price(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
+    """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
+    for number, output in enumerate(batch.outputs):
+        _download(work, shard, batch, number, output)
+    paths = [_path(work, shard, number) for number in range(len(batch.outputs))]
+    reader = Reader(work, Crosscheck())
+    sums = Taken()
+    for page in _pages(_lines(work, shard, paths, _Tally()), work.store.measures(shard.id)):
+        items = work.store.items_at(shard.id, [read.position for read in page])
+        sums.add(
+            [
+                reader.result(items[read.position], read.line, read.digest)
+                for read in page
+                if read.position in items
+            ],
+            (),
+        )
+    clear(work, shard)
+    return sums
 
 
 def nonces_in(work: Work, batch: RemoteBatch) -> set[str | None]:
@@ -188,11 +209,13 @@ class Taken:
     Attributes:
         billed: requests that were run.
         used: of these, those whose result was stored now.
+        doubled: requests that had another answer already.
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
     """
 
     billed: int = 0
     used: int = 0
+    doubled: int = 0
     usd: float | None = 0.0
 
     def add(self, results: list[NewResult], final: tuple[int, ...]) -> None:
