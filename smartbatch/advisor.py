@@ -16,11 +16,13 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.choosing import Decision, Infeasible, Option, choose
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.pace import Pace, Times
+from smartbatch.core.rescue import Speed
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes
 from smartbatch.errors import ConfigError
 from smartbatch.events import Event, RouteChosen, RouteScored
 from smartbatch.experience import Experience
+from smartbatch.jobs.records import JobRow
 from smartbatch.models import Kind, Route, Strategy
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.base import Provider
@@ -173,15 +175,18 @@ class Advisor:
             )
         )
 
-    def pace(self, kind: Kind, tokens: float = 0.0) -> Pace:
-        """Return how fast requests are answered in real time now.
+    def speed(self, kind: Kind, row: JobRow) -> Speed:
+        """Return how fast requests of a job can be taken out of batches and answered in real time.
 
         Args:
-            tokens: what one of them uses, input and output.
+            kind: of its requests.
+            row: the job.
         """
-        most = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
-        route = Route.SHARED if most > 1 else Route.INDIVIDUAL
-        return self._pace(route, tokens, per_call=max(1, most))
+        texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
+        route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
+        used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
+        cancelling = self._experience.cancelling(self._provider.name).quantile(CANCELLED, 1)
+        return Speed(self._pace(route, used, per_call=max(1, texts)), cancelling)
 
     # -- offers ----------------------------------------------------------------------------------------------
 

@@ -207,6 +207,20 @@ class JobProgress(Event):
 
 
 @frozen
+class JobRescued(Event):
+    """A batch was taken back so that its requests are answered before the job's deadline."""
+
+    job_id: str
+    shard_id: str
+    model: str
+    requests: int
+    left: float
+    """Seconds to the deadline."""
+    needs: float
+    """Seconds that all that is not answered needs in real time, with the cancelling."""
+
+
+@frozen
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 

@@ -11,12 +11,15 @@ from attrs import evolve
 from smartbatch.client import BatchingClient
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.pace import Pace
+from smartbatch.core.rescue import SURE, Speed
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
+from smartbatch.experience import Experience
 from smartbatch.job_host import tell_waiters, warn_of
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
 from smartbatch.jobs.records import JobRow
-from smartbatch.models import Request, Result
+from smartbatch.models import Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.runtime import lifecycle
 from smartbatch.runtime.callbacks import CallbackThread
@@ -50,12 +53,15 @@ class StoreDesk:
             new_future=self._new_future,
             tell=logs.LogObserver(),
             report=warn_of,
+            speed=self._speed_of,
         )
+        self._experience = Experience(self._clock, host.tell, store=lambda: self.desk.store)
         self._new_process()
         self.desk = JobDesk(config, clock=self._clock, rng=None, host=host)
         lifecycle.enrol(self)
 
     def _new_process(self) -> None:
+        self._experience.renew()
         self._making = threading.Lock()
         self._client: BatchingClient | None = None
         self._callbacks: CallbackThread | None = None
@@ -80,6 +86,13 @@ class StoreDesk:
         self.desk.finish(answers=LAST_ANSWERS, steps=timeout)
         if self._callbacks is not None:
             self._callbacks.close()
+
+    def _speed_of(self, row: JobRow) -> Speed:
+        """Return how fast requests of a job are answered in real time, by what the store knows of it."""
+        self._experience.refresh()
+        call = self._experience.latency(Route.INDIVIDUAL, row.model)
+        cancelling = self._experience.cancelling(row.model.partition(":")[0]).quantile(SURE, 1)
+        return Speed(Pace(call, parallelism=self._config.parallelism), cancelling)
 
     def _ask(self, row: JobRow, request: Request, sink: Callable[[Result], None]) -> Future[Result]:
         return self._client_for(row)._ask_directly(row, request, sink)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.rescue import Speed
 from smartbatch.errors import ConfigError, SmartbatchError, StoreError, WrongProcess
 from smartbatch.events import Event
 from smartbatch.intake import Intake
@@ -60,6 +61,7 @@ class JobHost:
             new_future=self._new_job_future,
             tell=self._tell,
             report=warn_of,
+            speed=self._speed_of,
         )
         self._job_callbacks = None
         return JobDesk(self.config, clock=self._clock, rng=self._given_rng, host=host)
@@ -137,6 +139,9 @@ class JobHost:
         model: str,
         raw: bool = False,
     ) -> ResultFuture:
+        raise NotImplementedError
+
+    def _speed_of(self, row: JobRow) -> Speed:
         raise NotImplementedError
 
     def _tell(self, event: Event) -> None:

@@ -14,11 +14,13 @@ from smartbatch.batch_jobs import BatchJobs, Fallback
 from smartbatch.by_job import JobResults, sort
 from smartbatch.core.budget import Budget
 from smartbatch.core.choosing import Decision
+from smartbatch.core.rescue import Speed
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes, seconds_until
 from smartbatch.experience import Experience
 from smartbatch.jobs.accepting import kind_of
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import JobRow
 from smartbatch.lists import ResultList, Stream
 from smartbatch.models import Embedding, Kind, Priority, Prompt, Request, Result, Route, Strategy
 from smartbatch.plans import Plan
@@ -214,6 +216,11 @@ class ListCalls(BatchJobs):
             waiting=lambda: 0 if self._engine is None else self._engine.queue.books.waiting,
             tell=self._tell,
         )
+
+    def _speed_of(self, row: JobRow) -> Speed:
+        """Return how fast requests of a job are answered in real time, for its rescue."""
+        self._experience.refresh()
+        return self._advisor.speed(Kind(row.kind), row)
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

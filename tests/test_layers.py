@@ -75,9 +75,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     "plans": NOUNS | {"core", "lists"},  # what a list would take
     "experience": NOUNS | {"clock", "core", "jobs", "observe"},  # what was seen, kept in the store
     "advisor": NOUNS  # what a client knows when it chooses a route
-    | {"clock", "config", "core", "experience", "prices", "providers", "runtime"},
+    | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
-    | {"client", "clock", "config", "job_host", "jobs", "observe", "runtime"},
+    | {"client", "clock", "config", "core", "experience", "job_host", "jobs", "observe", "runtime"},
     "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "lists", "observe"},
     # on top
     "cli": NOUNS

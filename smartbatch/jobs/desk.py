@@ -259,6 +259,7 @@ class JobDesk:
             rng=self._rng,
             tell=self.told,
             prices=PriceBook(config.prices),
+            speed=self._host.speed,
             limits=EngineLimits(
                 poll_interval=config.batch_poll_interval,
                 timeout=config.batch_timeout,

@@ -14,9 +14,10 @@ from random import Random
 from attrs import frozen
 
 from smartbatch.clock import Clock
+from smartbatch.core.rescue import Speed, assumed
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import Event
-from smartbatch.jobs import chasing, collecting, polling, reconcile, settling, submitting, tidying
+from smartbatch.jobs import chasing, collecting, polling, reconcile, rescuing, settling, submitting, tidying
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.planning import plan
 from smartbatch.jobs.records import Grip, ItemState, JobRow, JobState, ShardRow, ShardState
@@ -70,6 +71,8 @@ class JobEngine:
         tell: takes events.
         prices: for the cost of results.
         limits: how to wait, and how much goes into a batch.
+        speed: says how fast requests of a job are answered in real time; what is assumed before any was, by
+            default.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class JobEngine:
         tell: Callable[[Event], None],
         prices: PriceBook,
         limits: EngineLimits,
+        speed: Callable[[JobRow], Speed] = assumed,
     ) -> None:
         self._store = store
         self._api_of = api_of
@@ -90,6 +94,7 @@ class JobEngine:
         self._tell = tell
         self._prices = prices
         self._limits = limits
+        self._speed = speed
 
     def tend(self, grip: Grip) -> Tended:
         """Do the most urgent step of a job that is due, if one is.
@@ -116,6 +121,7 @@ class JobEngine:
             limits=self._limits,
             prices=self._prices,
             tell=self._tell,
+            speed=self._speed,
         )
         if reconcile.answered(work):
             self._store.unhold(job.id)
@@ -126,13 +132,16 @@ class JobEngine:
 
     def _step(self, work: Work) -> Tended:
         shards = [shard for shard in work.store.shards(work.job.id) if _alive(shard)]
+        look = rescuing.in_time(work, shards)
+        if look <= work.wall:
+            return Tended(work.wall, self._has_direct(work.job))
         waiting = [shard for shard in shards if not self._waits(work, shard)]
         due = min(waiting, key=lambda shard: shard.due_at, default=None)
         direct = self._has_direct(work.job)
         if due is None:
             finished = not shards and work.job.state is JobState.DONE
-            return Tended(None, direct, finished)
-        at = self._due_at(work, due)
+            return Tended(None if look == math.inf else look, direct, finished)
+        at = min(self._due_at(work, due), look)
         if at > work.wall:
             return Tended(at, direct)
         self._do(work, due)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from smartbatch.core.rescue import Speed, assumed
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.direct import Ask
@@ -31,6 +32,7 @@ class Host:
         new_future: makes a future whose callbacks run where they hold up nobody.
         tell: takes events.
         report: told of what went wrong: the job's id, where it is about one, and the error.
+        speed: says how fast requests of a job are answered in real time.
     """
 
     own: tuple[Provider, ...]
@@ -41,6 +43,7 @@ class Host:
     new_future: Callable[[], Any]
     tell: Callable[[Event], None]
     report: Callable[[str | None, BaseException], None]
+    speed: Callable[[JobRow], Speed] = assumed
 
 
 class Tended(Protocol):

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from smartbatch.clock import Clock
 from smartbatch.core.pauses import pause
+from smartbatch.core.rescue import Speed, assumed
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import Grip, IncidentRow, JobRow, JobState, ShardRow, ShardState
@@ -68,6 +69,7 @@ class Work:
 
     Attributes:
         job: as it was at the beginning of the step.
+        speed: says how fast requests of a job are answered in real time.
         model: the job's model without the provider's prefix.
     """
 
@@ -80,6 +82,7 @@ class Work:
     limits: EngineLimits
     prices: PriceBook = field(repr=False)
     tell: Callable[[Event], None] = field(repr=False)
+    speed: Callable[[JobRow], Speed] = field(default=assumed, repr=False)
 
     @property
     def model(self) -> str:

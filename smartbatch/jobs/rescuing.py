@@ -1,0 +1,97 @@
+"""A job with a deadline: what is still in batches when it gets late is taken back and asked in real time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from smartbatch.core.rescue import MARGIN, Held, Rescue, rescue
+from smartbatch.events import JobRescued
+from smartbatch.jobs import polling
+from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.work import Work
+
+__all__ = ["in_time"]
+
+_S = ShardState
+_UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
+_GONE = frozenset({_S.SETTLED, _S.DEAD})
+_UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
+
+
+def in_time(work: Work, shards: Sequence[ShardRow]) -> float:
+    """Take back what has to be, and return the Unix seconds at which to look again; infinity for never.
+
+    One batch is cancelled a step; ``work.wall`` is returned while there are more.
+    """
+    deadline = work.policy("deadline", None)
+    if deadline is None or work.job.state is not JobState.ACTIVE or work.job.cancel_requested:
+        return math.inf
+    held = [shard for shard in shards if shard.state not in _GONE]
+    if not held:
+        return math.inf
+    found = _found(work, deadline, held)
+    if found.late:
+        _tell_risk(work, held)
+    for at in found.back:
+        _take_back(work, held[at], deadline, found)
+        if held[at].state not in _UNSENT:
+            return work.wall
+    return work.wall if found.back else work.wall + found.wait
+
+
+def _found(work: Work, deadline: float, held: Sequence[ShardRow]) -> Rescue:
+    backlog = work.job.total - work.job.finished - sum(shard.size for shard in held)
+    margin = max(1.0, MARGIN * (deadline - work.job.created_at))
+    return rescue(
+        deadline - work.wall,
+        margin,
+        max(0, backlog),
+        [_held(shard) for shard in held],
+        work.speed(work.job),
+    )
+
+
+def _held(shard: ShardRow) -> Held:
+    done = shard.remote.get("completed")
+    left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
+    movable = shard.state in _UNSENT or (shard.state is _S.SUBMITTED and not shard.cancelled)
+    return Held(max(0, left), shard.state not in _UNSENT, stuck=not movable)
+
+
+def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> None:
+    left = max(0.0, deadline - work.wall)
+    reason = (
+        f"taken back for the deadline: {left:.0f} s are left, and what is not answered needs up to "
+        f"{found.needs:.0f} s in real time"
+    )
+    if shard.state in _UNSENT:
+        dead = work.store.bury(
+            work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
+        )
+        work.told(shard, dead, reason)
+    else:
+        polling.cancel(work, shard, reason)
+    work.tell(
+        JobRescued(
+            at=work.clock.now(),
+            job_id=work.job.id,
+            shard_id=shard.id,
+            model=work.job.model,
+            requests=shard.size,
+            left=left,
+            needs=found.needs,
+        )
+    )
+
+
+def _tell_risk(work: Work, held: Sequence[ShardRow]) -> None:
+    """Say once of each shard that holds up a deadline and cannot be taken back."""
+    for shard in held:
+        if shard.state in _UNKNOWN:
+            work.incident(
+                "deadline_at_risk",
+                "whether this batch exists is not known yet, so its requests are not sent again, and the "
+                "deadline may be missed; nothing has to be done",
+                shard,
+            )
