@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ from jobs.remote import Api, Remote
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
+from smartbatch.jobs import desk
+from smartbatch.jobs.engine import EngineLimits
 from smartbatch.jobs.job import Job
 from smartbatch.providers.batches import BatchPage, Creation, RemoteBatch
 
 ClientOf = Callable[..., BatchingClient]
-HOUR = 3600.0
+MINUTE = 60.0
+WATCH = 10 * MINUTE
+"""In place of the 26 hours after which every batch that could exist has ended."""
 
 
 class Lost:
@@ -50,12 +55,16 @@ def start(
 ) -> Callable[[float | None], tuple[Job, Lost]]:
     """Submit a job of three batches, of which the second is lost for ``lag`` seconds, or for ever."""
 
+    monkeypatch.setattr(desk, "EngineLimits", partial(EngineLimits, ghost_watch=WATCH))
+
     def begin(lag: float | None) -> tuple[Job, Lost]:
         remote = Remote(clock)
         assert remote.api is not None
         lost = Lost(remote.api, clock, monkeypatch, lag)
-        settings = {"batch_on_unknown": "hold", "batch_max_requests": 1, "store": str(tmp_path / "jobs.db")}
-        return client_of(remote, **settings).submit_batch(["a", "b", "c"]), lost
+        settings = {"batch_on_unknown": "hold", "batch_settle": MINUTE, "batch_max_requests": 1}
+        return client_of(remote, store=str(tmp_path / "jobs.db"), **settings).submit_batch(
+            ["a", "b", "c"]
+        ), lost
 
     return begin
 
@@ -65,9 +74,9 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
 ) -> None:
     job, lost = start(None)
     with pytest.raises(JobTimeout, match="nobody knows yet whether its batch was created"):
-        job.wait(60.0)
+        job.wait(MINUTE)
     with pytest.raises(JobTimeout, match="by its policy the job waits 26 hours"):
-        job.wait(20 * HOUR)
+        job.wait(8 * MINUTE)
     assert job.status().state == "held"
     assert len(lost.sizes) <= 3
 
@@ -76,24 +85,24 @@ def test_a_batch_that_is_found_late_answers_the_question(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
     """Nobody has to resume a job that knows again what became of its creates."""
-    job, lost = start(HOUR)
-    assert job.wait(3 * HOUR).completed == 3
+    job, lost = start(4 * MINUTE)
+    assert job.wait(8 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1]
 
 
-def test_after_26_hours_it_is_certain_and_goes_again(
+def test_after_the_watch_it_is_certain_and_goes_again(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
     job, lost = start(None)
-    assert job.wait(30 * HOUR).completed == 3
-    assert job.status().elapsed > 26 * HOUR
+    assert job.wait(60 * MINUTE).completed == 3
+    assert job.status().elapsed > WATCH
     assert lost.sizes == [1, 1, 1, 1]
 
 
 def test_a_person_who_resumes_it_is_believed(start: Callable[[float | None], tuple[Job, Lost]]) -> None:
     job, lost = start(None)
     with pytest.raises(JobTimeout):
-        job.wait(HOUR)
+        job.wait(4 * MINUTE)
     job.resume()
-    assert job.wait(3 * HOUR).completed == 3
+    assert job.wait(20 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1, 1]
