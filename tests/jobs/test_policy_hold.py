@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs.remote import Api, Remote
 
 from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
+from smartbatch.core.tokens import estimate_request
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs import desk
 from smartbatch.jobs.engine import EngineLimits
 from smartbatch.jobs.job import Job
+from smartbatch.models import Request
 from smartbatch.providers.batches import BatchPage, Creation, RemoteBatch
 
 ClientOf = Callable[..., BatchingClient]
@@ -53,15 +56,20 @@ class Lost:
 def start(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[float | None], tuple[Job, Lost]]:
-    """Submit a job of three batches, of which the second is lost for ``lag`` seconds, or for ever."""
+    """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
     monkeypatch.setattr(desk, "EngineLimits", partial(EngineLimits, ghost_watch=WATCH))
 
     def begin(lag: float | None) -> tuple[Job, Lost]:
-        remote = Remote(clock)
+        remote = Remote(clock, turnaround=3 * MINUTE)
         assert remote.api is not None
         lost = Lost(remote.api, clock, monkeypatch, lag)
-        settings = {"batch_on_unknown": "hold", "batch_settle": MINUTE, "batch_max_requests": 1}
+        settings: dict[str, Any] = {
+            "batch_on_unknown": "hold",
+            "batch_settle": MINUTE,
+            "batch_max_requests": 1,
+        }
+        settings["batch_enqueued_tokens"] = 2 * estimate_request(Request("a"))
         return client_of(remote, store=str(tmp_path / "jobs.db"), **settings).submit_batch(
             ["a", "b", "c"]
         ), lost
@@ -78,7 +86,7 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
     with pytest.raises(JobTimeout, match="by its policy the job waits 26 hours"):
         job.wait(8 * MINUTE)
     assert job.status().state == "held"
-    assert len(lost.sizes) <= 3
+    assert lost.sizes == [1, 1]
 
 
 def test_a_batch_that_is_found_late_answers_the_question(
