@@ -50,6 +50,8 @@ QUARTER = math.log(1.25)
 SURE, SURE_OF_FIRST = 4.0, 2.0
 """Standard errors that a change of the median must be apart to be no accident, if it was not sudden: two of
 the median that was told before and of the new one, and the same again where only the latter has any."""
+LAST = 1 - 1e-9
+"""The highest quantile that is looked up for what was given up; beyond, there is nothing to be learned."""
 SHORTEST = 1e-6
 """Seconds; what is shorter counts as this."""
 _NORMAL = 0.7979
@@ -186,7 +188,8 @@ class Forecaster:
         shift = fit.shift(seen.size)
         log = math.log(max(SHORTEST, seen.seconds))
         if not seen.ended:
-            log = max(log, fit.curve.log((1 + fit.curve.level(log - shift)) / 2) + shift)
+            level = (1 + fit.curve.level(log - shift)) / 2
+            log = max(log, fit.curve.log(min(LAST, level)) + shift)
         changed = self._judge(fit, fit.curve.middle(log - shift))
         self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at))
         self._fresh += 1
