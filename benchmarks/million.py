@@ -65,8 +65,9 @@ class Life:
 
     @property
     def carried_on(self) -> float:
-        """Seconds from the start of the process to the first thing it did for the job: the process comes up,
-        takes the job over and moves it, by a batch sent or polled, or by results no one had stored before."""
+        """Seconds from the start of the process to the first thing it did for the job: it is up, has taken
+        the job over and moved a batch of it on, or stored results no one had stored before; else accepted
+        it."""
         for line in self.told:
             moved = line["what"] == "shard" or (line["what"] == "stored" and line["count"] > self.stored)
             if moved or line["what"] == "accepted":
@@ -204,7 +205,11 @@ def show_undisturbed(orders: Orders, found: Undisturbed) -> bool:
 
 def show_killed(orders: Orders, lives: list[Life], ledger: Told) -> bool:
     print("| killed | s until the next process carries on | results it found | peak MB |\n|---|---|---|---|")
-    names = ("while it stored the rows", "while it sent batches", "in the middle of the results")
+    names = (
+        "while it stored the rows: until all are stored anew",
+        "while it sent batches",
+        "in the middle of the results",
+    )
     for name, life in zip(names, lives[1:], strict=True):
         print(f"| {name} | {life.carried_on:.1f} | {life.stored:,} | {life.peak:.0f} |", flush=True)
     ended = lives[-1].told[-1]
