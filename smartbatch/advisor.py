@@ -204,10 +204,11 @@ class Advisor:
         if wishes.strategy is Strategy.THRESHOLD:
             workers = min(individual.parallelism, config.max_parallel_individual)
             individual = evolve(individual, parallelism=workers)
-        offers.append(Offer(Route.INDIVIDUAL, individual, standard))
-        if config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size:
+        packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
+        if packs:  # whoever turned packing on wants it, whatever is forecast
             pace = self._pace(Route.PACKED, tokens, per_call=config.max_batch_size)
             offers.append(Offer(Route.PACKED, pace, standard))
+        offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
         flex = sketch.cost("flex")
         if flex is not None:
             share = 1.0 if standard is None else flex.expected / (standard.expected or 1.0)

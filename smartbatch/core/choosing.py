@@ -164,7 +164,7 @@ def _options(
         yield _real_time(_individual(offers), n)
         return
     if strategy is Strategy.AUTO or batch is None:
-        yield from (_real_time(offer, n) for offer in offers)
+        yield from (_real_time(offer, n) for offer in offers if offer.open)
     if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= wishes.at_once):
         return
     if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= wishes.threshold):

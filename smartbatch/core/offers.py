@@ -58,12 +58,14 @@ class Offer:
         pace: how fast it is.
         cost: of the whole list; ``None`` where the price is unknown.
         share: its price as a share of the standard one, which ranks routes whose price is unknown.
+        open: False for one that is only compared with.
     """
 
     route: Route
     pace: Pace
     cost: Cost | None
     share: float = 1.0
+    open: bool = True
 
 
 @frozen

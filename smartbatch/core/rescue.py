@@ -24,6 +24,9 @@ back too late the deadline."""
 MARGIN = 0.02
 """Share of a deadline, counted from the moment it was set, that is kept free for what no forecast knows."""
 
+MOMENT = 0.5
+"""Seconds that are no reason to wait: as Unix time, shorter ones could round to nothing."""
+
 
 @frozen
 class Speed:
@@ -94,7 +97,7 @@ def rescue(left: float, margin: float, backlog: int, shards: Sequence[Held], spe
     late = left < needs
     if not movable:
         return Rescue((), float("inf"), needs, late)
-    if free > 0:
+    if free > MOMENT:
         return Rescue((), free, needs, late)
     busy = backlog + sum(shard.left for shard in shards if shard.stuck)
     enough = speed.cancelling + margin
@@ -104,5 +107,5 @@ def rescue(left: float, margin: float, backlog: int, shards: Sequence[Held], spe
             break
         back.append(at)
         busy += shards[at].left
-    wait = max(1.0, margin / 2) if len(back) < len(movable) else float("inf")
+    wait = max(MOMENT, margin / 2) if len(back) < len(movable) else float("inf")
     return Rescue(tuple(back), wait, needs, late)
