@@ -108,6 +108,13 @@ class _Topic:
                 self.pending = self.pending[1::2]
                 self.stride *= 2
 
+    def sample(self) -> list[Seen]:
+        """Return what is to be written now, and begin anew."""
+        taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
+        self.pending, self.stride, self.passed = [], 1, 0
+        self.own.extend(taken)
+        return taken
+
 
 @define(eq=False)
 class _Tokens:
@@ -317,10 +324,7 @@ class Experience:
 
     def _write(self, store: Store) -> None:
         with self._lock:
-            written = [(topic, topic.pending[-SAMPLE:]) for topic in self._topics.values() if topic.pending]
-            for topic, sample in written:
-                topic.pending, topic.stride = [], 1
-                topic.own.extend(sample)
+            written = [(topic, topic.sample()) for topic in self._topics.values()]
             tokens = list(self._tokens.values())
         for topic, sample in written:
             for name, ended in ((topic.name, True), (topic.late, False)):

@@ -209,6 +209,9 @@ class Forecaster:
         """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
         fit = self._fitted(now)
         older, latest = list(self._kept)[:-count], list(self._kept)[-count:]
+        if not older:  # they have changed a little all the time
+            self._watch.calm()
+            return None
         weights = self._weights(now)[: len(older)]
         whole = sum(weights)
         usual = sum(weight * fit.log(kept) for kept, weight in zip(older, weights, strict=True)) / whole

@@ -229,6 +229,14 @@ class TestAChange:
         assert moved.before == pytest.approx(2.0)
         assert "assumed before anything was seen" in moved.why
 
+    def test_what_grows_little_by_little_all_the_time_is_followed(self) -> None:
+        """Each is longer than all before, so each is a surprise, but no change is sudden."""
+        forecaster = Forecaster(PRIOR)
+        for n in range(1200):
+            forecaster.observe(Seen(1, 1 + n / 1000, NOW + n))
+        assert 1.9 < forecaster.quantile(0.5, 1, NOW + 1200) < 2.25
+        assert 2.15 < forecaster.quantile(0.95, 1, NOW + 1200) < 2.4
+
     def test_twice_a_little_is_no_change(self) -> None:
         """A call of exactly a second that then takes 1.1 is noticed by nobody."""
         forecaster = Forecaster(Prior.of(1.0, 1.2))
