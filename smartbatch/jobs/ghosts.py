@@ -13,7 +13,7 @@ from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import RemoteBatch
 
-__all__ = ["notice", "watched"]
+__all__ = ["labelled", "notice", "watched"]
 
 
 def watched(work: Work, shard: ShardRow) -> bool:
@@ -36,7 +36,7 @@ def notice(work: Work, batches: Iterable[RemoteBatch]) -> None:
     claimed: set[str] | None = None
     for shard in dead:
         if work.api.abilities.labels:
-            found = next((batch for batch in batches if _labelled(batch, shard)), None)
+            found = next((batch for batch in batches if labelled(batch, shard)), None)
         else:
             if claimed is None:
                 claimed = work.store.claimed_batches(work.job.scope, [batch.id for batch in batches])
@@ -45,7 +45,8 @@ def notice(work: Work, batches: Iterable[RemoteBatch]) -> None:
             work.later(shard, 0.0, candidate=found.id)
 
 
-def _labelled(batch: RemoteBatch, shard: ShardRow) -> bool:
+def labelled(batch: RemoteBatch, shard: ShardRow) -> bool:
+    """Whether its label is the shard's, or where a server keeps no labels, its input: each is used once."""
     if batch.mark is not None:
         return batch.mark == shard.nonce
     return shard.file_id is not None and batch.file_id == shard.file_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.jobs import collecting, quota, submitting, timing
+from smartbatch.jobs import collecting, quota, submitting, timing, twins
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.work import HOUR, Work, report
@@ -33,11 +33,12 @@ def poll(work: Work, shard: ShardRow) -> ShardRow:
         return work.stumbled(shard, work.api.classify(error))
     if batch is None:
         return _vanished(work, shard)
+    audited = twins.audit(work, shard, batch)
     if batch.state.ended:
-        return _ended(work, shard, batch)
+        return _ended(work, shard, batch, audited)
     late = work.wall - (shard.submitted_at or work.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
-    told = _told(shard, batch)
+    told = _told(shard, batch) | audited
     moved = work.later(shard, work.limits.poll_interval, tries=0, note=note, remote=told)
     if told != shard.remote:
         report(work.store, work.job, work.tell, work.clock, running=_running(work))
@@ -75,12 +76,13 @@ def _reason_to_cancel(work: Work, shard: ShardRow) -> str | None:
     return None
 
 
-def _ended(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+def _ended(work: Work, shard: ShardRow, batch: RemoteBatch, audited: dict[str, object]) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(work, shard, batch)
     quota.admitted(work)
     timing.learn(work, shard, batch)
-    return work.move(shard, ShardState.ENDED, batch.word, ended_at=work.wall, remote=_told(shard, batch))
+    told = _told(shard, batch) | audited
+    return work.move(shard, ShardState.ENDED, batch.word, ended_at=work.wall, remote=told)
 
 
 def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:

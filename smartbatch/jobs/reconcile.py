@@ -12,9 +12,13 @@ import math
 from typing import Any
 
 from smartbatch.core.pauses import pause
+from smartbatch.errors import StoreError
+from smartbatch.jobs import twins
 from smartbatch.jobs.collecting import nonces_in
+from smartbatch.jobs.ghosts import labelled
 from smartbatch.jobs.listing import newer_than_intent
 from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.store.base import LostGrip
 from smartbatch.jobs.submitting import adopt
 from smartbatch.jobs.work import Work
 from smartbatch.providers.batches import RemoteBatch
@@ -58,7 +62,7 @@ def look(work: Work, shard: ShardRow) -> ShardRow:
         return work.stumbled(shard, work.api.classify(error))
     if not work.api.abilities.labels:
         return _look_unlabelled(work, shard, newer)
-    mine = [batch for batch in newer if _is(batch, shard)]
+    mine = [batch for batch in newer if labelled(batch, shard)]
     if mine:
         return _take_oldest(work, shard, mine)
     if _waited(work, shard) < _until(work, shard):
@@ -72,7 +76,7 @@ def fenced(work: Work, shard: ShardRow) -> ShardRow:
     settled = (shard.uncertain_since or since) + work.policy("settle", work.limits.settle)
     rest = max(since + work.limits.visibility, settled) - work.wall
     try:
-        mine = [batch for batch in newer_than_intent(work, shard) if _is(batch, shard)]
+        mine = [batch for batch in newer_than_intent(work, shard) if labelled(batch, shard)]
     except Exception as error:
         return work.stumbled(shard, work.api.classify(error))
     if mine:
@@ -144,30 +148,15 @@ def _look_unlabelled(work: Work, shard: ShardRow, newer: list[RemoteBatch]) -> S
     return _look_again(work, shard)
 
 
-def _is(batch: RemoteBatch, shard: ShardRow) -> bool:
-    """Its label is ours, or where a server keeps no labels, its input is: both are used once only."""
-    if batch.mark is not None:
-        return batch.mark == shard.nonce
-    return shard.file_id is not None and batch.file_id == shard.file_id
-
-
 def _take_oldest(work: Work, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
     """Adopt one; the others, made by something that repeats requests, are cancelled first."""
     oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
-    for batch in mine:
-        if batch.id == oldest.id:
-            continue
-        if not batch.state.ended:
-            try:
-                work.api.cancel(batch.id, work.limits.call_timeout)
-            except Exception as error:
-                return work.stumbled(shard, work.api.classify(error))
-        work.incident(
-            "double_submission",
-            f"batch {batch.id} was created a second time for the same requests and cancelled; something "
-            "between here and the provider repeats requests",
-            shard,
-        )
+    try:
+        twins.stop(work, shard, [batch for batch in mine if batch.id != oldest.id])
+    except (LostGrip, StoreError):
+        raise
+    except Exception as error:
+        return work.stumbled(shard, work.api.classify(error))
     return adopt(work, shard, oldest, "found in the list")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
-from smartbatch.jobs import collecting
+from smartbatch.jobs import collecting, twins
 from smartbatch.jobs.payload import decode_error, encode_error
 from smartbatch.jobs.records import NewResult, ShardRow
 from smartbatch.jobs.store.base import Unsettled
@@ -56,7 +56,7 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
         finals=sorted_out.finals,
         at=now,
         settled_at=now,
-        tidied=work.policy("retention", None) is None,
+        tidied=work.policy("retention", None) is None and not shard.remote.get(twins.SUSPECTS),
         note=None,
     )
     work.told(shard, settled)

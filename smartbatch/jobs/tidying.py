@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from smartbatch.jobs import twins
 from smartbatch.jobs.records import JobState, ShardRow
 from smartbatch.jobs.work import Work
 
@@ -10,6 +11,8 @@ __all__ = ["tidy"]
 
 def tidy(work: Work, shard: ShardRow) -> ShardRow:
     """``SETTLED``, not tidied: delete input, outputs and what else the provider keeps of the batch."""
+    if shard.remote.get(twins.SUSPECTS):
+        return twins.examine(work, shard)
     retention = work.policy("retention", None)
     if retention is None:
         return work.later(shard, 0.0, tidied=True)

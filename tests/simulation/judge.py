@@ -65,6 +65,7 @@ class Judge:
         prompts: of the job's items.
         identity: what the provider calls the work on a line, which its answer repeats.
         state: the job's, as it was at the last look.
+        unnamed: answers that were paid for in vain, and no incident says so.
     """
 
     disk: sqlite3.Connection
@@ -72,6 +73,7 @@ class Judge:
     prompts: Sequence[str]
     identity: Callable[..., str]
     state: JobState = JobState.ACTIVE
+    unnamed: int = 0
     delivered: Deliveries = field(factory=Deliveries)
     _changes: int = -1
 
@@ -131,12 +133,15 @@ class Judge:
         incidents = store.incidents(job.id)
         if not repeats and any(incident.kind == "double_submission" for incident in incidents):
             raise Violation("I2 a shard was run twice, although all the assumptions held")
-        self._paid(texts, incidents)
+        self._paid(texts, incidents, repeats=repeats)
         self._true(incidents)
         return Counter(incident.kind for incident in incidents)
 
-    def _paid(self, texts: dict[int, str | None], incidents: Sequence[IncidentRow]) -> None:
-        """I2 and I7: everything that was paid for is a result, or an incident says why it is not."""
+    def _paid(self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool) -> None:
+        """I2 and I7: everything that was paid for is a result, or an incident says why it is not.
+
+        Where something repeats creates, which is outside of what is promised, what nobody says is counted.
+        """
         blamed: dict[str | None, set[str]] = defaultdict(set)
         for incident in incidents:
             blamed[incident.shard_id].add(incident.kind)
@@ -156,7 +161,10 @@ class Judge:
                     named = bool(retaken)
                     mine = taken == f"call-{each.index}"
                 used += mine
-                if not mine and not named:
+                if mine or named:
+                    continue
+                self.unnamed += 1
+                if not repeats:
                     raise Violation(f"I2 item {ix} was paid for ({_what(each)}) and nobody says so")
             if texts[ix] is not None and used != 1:
                 raise Violation(f"I2 the answer of item {ix} was never paid for")

@@ -107,7 +107,7 @@ class Sum:
 
     Attributes:
         problems: the lines that find a failed run again.
-        double: items that were paid for more than once, all of them named by incidents.
+        double: items that were paid for more than once; ``unnamed`` those that no incident names.
     """
 
     runs: int = 0
@@ -115,6 +115,8 @@ class Sum:
     crashes: int = 0
     freezes: int = 0
     double: int = 0
+    unnamed: int = 0
+    repeated: int = 0
     strangers: int = 0
     hours: float = 0.0
     incidents: Counter[str] = field(factory=Counter)
@@ -129,6 +131,8 @@ class Sum:
         self.crashes += len(outcome.crashed)
         self.freezes += outcome.frozen
         self.double += outcome.double
+        self.unnamed += outcome.unnamed
+        self.repeated += outcome.incidents["double_submission"] > 0
         self.strangers += outcome.adopted_strangers
         self.hours += outcome.seconds / 3600
         self.incidents += outcome.incidents

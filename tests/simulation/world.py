@@ -53,7 +53,9 @@ class Outcome:
         crashed: names of those that crashed; ``frozen`` how many stood still.
         incidents: what the store told, by kind.
         fates: what became of the creates, by the ledger.
+        cancelled: batches that ended so.
         double: items that were paid for more than once.
+        unnamed: answers that were paid for in vain, and no incident says so.
         adopted_strangers: batches of strangers that became a shard's.
         seconds: virtual.
     """
@@ -66,7 +68,9 @@ class Outcome:
     frozen: int
     incidents: Counter[str]
     fates: Counter[str]
+    cancelled: int
     double: int
+    unnamed: int
     adopted_strangers: int
     seconds: float
 
@@ -356,7 +360,9 @@ class World:
             frozen=self.points.frozen,
             incidents=incidents,
             fates=Counter(batch.fate for batch in records if "stranger" not in batch.label),
+            cancelled=sum(batch.state == "cancelled" for batch in records),
             double=sum(len(paid) > 1 for paid in self.ledger.billed_by_prompt.values()),
+            unnamed=self.judge.unnamed,
             adopted_strangers=adopted,
             seconds=self.clock.now(),
         )

@@ -1,0 +1,34 @@
+"""The negative control: something below the library repeats creates, as an SDK would with its retries on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from attrs import evolve
+
+from tests.simulation.programme import Sum, seeded, told
+from tests.simulation.scenario import FLAVOURS, Plan
+from tests.simulation.world import Outcome
+
+Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
+    """The first create lands and its answer is lost; the second is answered, and hides the first."""
+    outcomes = list(run(told("repeated", flavour, seed) for seed in range(12)))
+    assert [outcome.problem for outcome in outcomes if outcome.problem] == []
+    assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
+    assert sum(outcome.unnamed for outcome in outcomes) == 0
+    # with a label it is cancelled after two minutes; where it takes longer, that is in time
+    assert any(outcome.cancelled for outcome in outcomes) or not FLAVOURS[flavour].labels
+
+
+def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
+    """All but those by batches that landed after ours had ended, which nobody looked for any more."""
+    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_200))))
+    assert total.problems == []
+    assert total.double > 50
+    assert total.unnamed < total.double / 10
+    assert total.repeated > 20
