@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import collecting, quota, submitting, timing, twins
+from smartbatch.jobs.hushing import repeats
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.work import HOUR, Work, report
@@ -71,7 +72,8 @@ def _reason_to_cancel(work: Work, shard: ShardRow) -> str | None:
     if work.job.cancel_requested:
         return "the job was cancelled"
     age = work.wall - (shard.submitted_at or work.wall)
-    if work.falls_back and age >= work.policy("timeout", work.limits.timeout):
+    timed = work.falls_back and work.policy("deadline", None) is None  # a deadline has its own rescue
+    if timed and age >= work.policy("timeout", work.limits.timeout):
         return "it takes too long; what it has not run goes on in real time"
     return None
 
@@ -88,10 +90,13 @@ def _ended(work: Work, shard: ShardRow, batch: RemoteBatch, audited: dict[str, o
 def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """Refused at validation, as a whole: nothing was run, nothing billed."""
     reason = batch.reason or "the provider failed the batch as a whole"
+    error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
+    if repeats(work, shard, f"{reason} {error.message}"):
+        reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
+        error = ProviderError(reason, kind=error.kind, code=error.code)
     if quota.is_quota(batch.code):
         quota.refused(work, shard, batch.error, batch.reason)
         return _again(work, shard, reason, tried=False)
-    error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
         work.hold(error)
         return _again(work, shard, reason, tried=False)
@@ -144,7 +149,6 @@ def _told(shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
         "completed": batch.completed,
         "failed": batch.failed,
         "outputs": list(batch.outputs),
-        "reason": batch.reason,
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs import ghosts, quota
 from smartbatch.jobs.files import write_whole
+from smartbatch.jobs.hushing import hushed
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.planning import most_key
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
@@ -48,7 +49,7 @@ def upload(work: Work, shard: ShardRow) -> ShardRow:
     try:
         found = work.api.find_file(name, work.limits.call_timeout)
     except Exception as error:
-        return _upload_failed(work, shard, work.api.classify(error))
+        return _upload_failed(work, shard, hushed(work, shard, work.api.classify(error)))
     if found is None:
         return _send_file(work, shard)
     size = _spool(work, shard).stat().st_size
@@ -65,7 +66,7 @@ def _send_file(work: Work, shard: ShardRow) -> ShardRow:
     try:
         file = work.api.upload(file_name(shard.nonce), source, work.limits.transfer_timeout)
     except Exception as error:
-        return _upload_failed(work, shard, work.api.classify(error))
+        return _upload_failed(work, shard, hushed(work, shard, work.api.classify(error)))
     if not file.ready:
         return work.later(shard, FILE_PAUSE)
     return work.move(shard, ShardState.READY, file_id=file.id)
@@ -73,7 +74,7 @@ def _send_file(work: Work, shard: ShardRow) -> ShardRow:
 
 def _upload_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
     """An upload costs nothing, so whatever may pass is tried again."""
-    if error.kind in _REPEAT or error.maybe_billed:
+    if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return work.stumbled(shard, error)
     return _refused(work, shard, error)
 
@@ -91,7 +92,7 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
     try:
         page = work.api.page(None, work.limits.call_timeout)
     except Exception as error:
-        return _list_failed(work, shard, work.api.classify(error))
+        return _list_failed(work, shard, hushed(work, shard, work.api.classify(error)))
     ghosts.notice(work, page.batches)
     began = work.clock.now()
     now = work.wall
@@ -121,7 +122,7 @@ def submit(work: Work, shard: ShardRow) -> ShardRow:
     try:
         batch = work.api.create(creation, work.limits.transfer_timeout)
     except Exception as error:
-        return _create_failed(work, intended, work.api.classify(error))
+        return _create_failed(work, intended, hushed(work, intended, work.api.classify(error)))
     return adopt(work, intended, batch)
 
 
@@ -162,7 +163,7 @@ def _turn(work: Work, shard: ShardRow) -> float:
 
 def _list_failed(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Without a watermark nothing is created; a server without batches says so here already."""
-    if error.kind in _REPEAT or error.maybe_billed:
+    if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return work.stumbled(shard, error)
     return _refused(work, shard, error)
 
