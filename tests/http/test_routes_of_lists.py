@@ -1,0 +1,193 @@
+"""Lists by every route, over real HTTP and in virtual time; the emulator's ledger is the judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from smartbatch import ResultList, Route
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.events import JobFinished, JobRescued, RouteChosen, RouteScored
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+
+
+def asked(w: World, client: BatchingClient, prompts: list[str], **wishes: object) -> ResultList:
+    with w.flowing():
+        return client.generate(prompts, **wishes)  # type: ignore[arg-type]
+
+
+def routes(results: ResultList) -> Counter[Route | None]:
+    return Counter(result.route for result in results)
+
+
+def finished(w: World) -> float:
+    """Seconds the only job took; the test's own thread does not hold the clock, so it may look late."""
+    (event,) = (event for event in w.events if isinstance(event, JobFinished))
+    return event.seconds
+
+
+def told(w: World, kind: type) -> list[object]:
+    return [event for event in w.events if isinstance(event, kind)]
+
+
+@each_provider
+def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, tmp_path: Path) -> None:
+    prompts = texts(40)
+    with world(provider, tmp_path, rare=60, batch_turnaround=20 * MINUTE) as w:
+        results = asked(w, w.process(), prompts, deadline="24h", context="mine")
+        assert results.texts == w.right(prompts)
+        assert routes(results) == {Route.BATCH: 40}
+        assert {result.context for result in results} == {"mine"}
+        assert len(w.creates) == 1
+        assert not w.requests("ask")
+        (scored,) = told(w, RouteScored)
+        assert isinstance(scored, RouteScored)
+        assert scored.individual_cost is not None
+        assert scored.cost == pytest.approx(results.cost)
+        assert scored.cost < scored.individual_cost
+
+
+@each_provider
+def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path: Path) -> None:
+    prompts = texts(40)
+    with world(provider, tmp_path, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
+        results = asked(w, w.process(), prompts, strategy="batch", deadline=timedelta(hours=1))
+        assert results.texts == w.right(prompts)
+        assert finished(w) <= HOUR
+        assert routes(results)[Route.INDIVIDUAL] >= 35
+        assert len(told(w, JobRescued)) == 1
+        assert len(w.creates) == 1
+        assert w.emu.ledger.paid_twice() == []
+
+
+@each_provider
+def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -> None:
+    prompts = texts(60)
+    slow = {"batch_turnaround": 2 * HOUR, "batch_cancel_seconds": 5.0}
+    with world(provider, tmp_path, rare=60, **slow) as w:
+        results = asked(w, w.process(), prompts, strategy="batch", deadline="80min")
+        assert results.texts == w.right(prompts)
+        assert finished(w) <= 80 * MINUTE
+        assert routes(results)[Route.BATCH] > 0
+        assert routes(results)[Route.INDIVIDUAL] > 0
+        assert w.emu.ledger.paid_twice() == []
+
+
+def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_path: Path) -> None:
+    prompts = texts(30)
+    with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
+        first = w.process()
+        job = first.submit_batch(prompts, deadline="1h")
+        w.pass_time(5 * MINUTE)
+        w.stop(first)
+        second = w.process()
+        results = w.results(second.job(job.id))
+        assert [result.text for result in results] == w.right(prompts)
+        assert finished(w) <= HOUR
+        assert w.emu.ledger.paid_twice() == []
+
+
+@each_provider
+def test_a_hybrid_asks_the_first_few_at_once_and_the_rest_by_batch(provider: str, tmp_path: Path) -> None:
+    prompts = texts(50)
+    with world(provider, tmp_path, rare=60, batch_turnaround=30 * MINUTE) as w:
+        results = asked(w, w.process(), prompts, strategy="hybrid")
+        assert results.texts == w.right(prompts)
+        (chosen,) = told(w, RouteChosen)
+        assert isinstance(chosen, RouteChosen)
+        assert chosen.route is Route.HYBRID
+        assert 3 <= chosen.first <= 5
+        assert [result.route for result in results] == [
+            Route.INDIVIDUAL if place < chosen.first else Route.BATCH for place in range(50)
+        ]
+
+
+def test_few_prompts_and_small_lists_in_a_notebook_never_wait_for_a_batch(tmp_path: Path) -> None:
+    with world("openai", tmp_path, batch_turnaround=30 * MINUTE) as w:
+        client = w.process()
+        for count in (1, 3, 9, 15):
+            results = asked(w, client, texts(count, f"list of {count}"))
+            assert routes(results) == {Route.INDIVIDUAL: count}
+        assert not w.creates
+
+
+@pytest.mark.parametrize(
+    ("count", "route"), [(3, Route.INDIVIDUAL), (9, Route.INDIVIDUAL), (10, Route.BATCH), (25, Route.BATCH)]
+)
+def test_the_threshold_strategy_goes_by_the_count_alone(count: int, route: Route, tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        results = asked(w, w.process(), texts(count), strategy="threshold")
+        assert routes(results) == {route: count}
+
+
+def test_requests_of_a_hurried_purpose_go_individually_whatever_the_list_does(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process(prefer_individual_for={"rag_query"})
+        results = asked(w, client, texts(20), purpose="rag_query", deadline="20h")
+        assert routes(results) == {Route.INDIVIDUAL: 20}
+        assert not w.creates
+
+
+def test_identical_prompts_of_a_batch_are_paid_once(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        results = asked(w, w.process(), ["same"] * 12 + texts(12), strategy="batch")
+        assert results.texts == w.right(["same"] * 12 + texts(12))
+        assert sum(result.deduplicated for result in results) == 11
+        assert w.creates[0].total == 13
+
+
+def test_answers_that_came_by_batch_are_found_in_the_cache(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process(cache=str(tmp_path / "cache.db"))
+        prompts = texts(12)
+        asked(w, client, prompts, strategy="batch")
+        again = asked(w, client, [*prompts, "one more"], strategy="batch")
+        assert routes(again) == {Route.CACHED: 12, Route.BATCH: 1}
+        assert again.texts == w.right([*prompts, "one more"])
+
+
+def test_a_loop_that_is_left_early_cancels_its_batch(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
+        client = w.process()
+        results = client.map(texts(20), strategy="hybrid")
+        with w.flowing():
+            next(results)
+        results.close()  # type: ignore[attr-defined]
+        (job,) = client.jobs()
+        status = w.wait(job)
+        assert status.cancelled >= 15
+
+
+def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with world("openai", tmp_path) as w:
+        client = w.process()
+        with pytest.raises(ConfigError, match=r"no route meets a deadline of 1 s .* a deadline of \d+ s"):
+            client.generate(texts(500), deadline=1)
+        with pytest.raises(ConfigError, match=r"a budget of 1e-06 USD .* a budget of 0\.\d+ USD"):
+            client.generate(texts(500), budget="0.000001 USD")
+        with pytest.raises(InvalidRequest):
+            client.generate(["good", 7], deadline="2h")  # type: ignore[list-item]
+        assert not w.service.seen
+
+
+def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
+    prompts = texts(30)
+    with world("openai", tmp_path, rare=60, batch_turnaround=10 * MINUTE) as w:
+        client = w.process(max_tokens=40)
+        asked(w, client, texts(25, "to learn from"))
+        seen = len(w.service.seen)
+        plan = client.plan(prompts, deadline="12h")
+        assert len(w.service.seen) == seen
+        assert plan.route is Route.BATCH
+        assert plan.cost_low is not None
+        assert plan.cost_high is not None
+        with w.flowing():
+            results = plan.run()
+        assert routes(results) == {Route.BATCH: 30}
+        assert plan.cost_low <= results.cost <= plan.cost_high
