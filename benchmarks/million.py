@@ -185,6 +185,7 @@ def show_undisturbed(orders: Orders, found: Undisturbed) -> bool:
             "seconds: to the accepted job, to the last batch sent, in all",
             " ".join(f"{life.since(line):.1f}" for line in (accepted, sent[-1], ended)),
         ),
+        ("client's CPU a request, the check of its answer included", f"{ended['cpu'] / count * 1e6:.0f} µs"),
         (
             "client's memory: at its start, at its peak",
             f"{life.told[0]['memory']:.0f} MB, {life.peak:.0f} MB",

@@ -3,8 +3,8 @@
     python -m benchmarks.million_client ORDERS
 
 It is a user's script: submit the rows under a key, read the results in order as they come, end. Started again
-after a death it does the same. Each line it prints is an object: what happened, the Unix time, and the
-memory of the process in MB, now and at its peak.
+after a death it does the same. Each line it prints is an object: what happened, the Unix time, the
+process's CPU seconds, and its memory in MB, now and at its peak.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def counted(told: Operations) -> None:
 
 def tell(what: str, **more: Any) -> None:
     now, peak = memory()
-    line = {"what": what, "at": time.time(), "memory": round(now, 1), "peak": round(peak, 1), **more}
+    figures = {"at": time.time(), "cpu": time.process_time(), "memory": round(now, 1), "peak": round(peak, 1)}
+    line = {"what": what, **figures, **more}
     with _TELLING:  # several threads have something to tell
         print(json.dumps(line), flush=True)
 
