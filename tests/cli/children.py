@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -56,7 +57,7 @@ class Child:
         )
         os.close(began_there)
         os.close(leave_there)
-        self._began = os.fdopen(began, "rb")
+        self._began, self._seen = began, b""
         assert self.process.stderr is not None
         assert self.process.stdout is not None
         self.stderr: BinaryIO = self.process.stderr  # type: ignore[assignment]
@@ -68,13 +69,20 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._leave)
-        for pipe in (self._began, self.stderr, self.stdout):
+        for fd in (self._leave, self._began):
+            os.close(fd)
+        for pipe in (self.stderr, self.stdout):
             pipe.close()
 
     def begun(self, count: int) -> list[str]:
         """Wait for the next ``count`` calls to begin."""
-        return [self._began.readline().decode().strip() for _ in range(count)]
+        while self._seen.count(b"\n") < count:
+            ready, _, _ = select.select([self._began], [], [], PATIENCE)
+            data = os.read(self._began, 1 << 16) if ready else b""
+            assert data, f"of {count} calls only these began: {self._seen!r}"
+            self._seen += data
+        *lines, self._seen = self._seen.split(b"\n", count)
+        return [line.decode() for line in lines]
 
     def let_go(self, count: int) -> None:
         os.write(self._leave, b"." * count)
