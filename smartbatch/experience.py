@@ -368,6 +368,11 @@ class _View:
         with self.experience._lock:
             return self.topic.forecaster.chance(seconds, size, self.now)
 
+    def doubt(self) -> float:
+        """Return how little is known of the mean: the standard deviation of its logarithm."""
+        with self.experience._lock:
+            return self.topic.forecaster.doubt(self.now)
+
     @property
     def observations(self) -> int:
         """How many the forecasts rest on."""

@@ -279,6 +279,15 @@ class Forecaster:
         fit = self._fitted(now)
         return self._levels.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
 
+    def doubt(self, now: float) -> float:
+        """Return how little is known of the mean: the standard deviation of its logarithm.
+
+        Before anything was seen, all things together may be as slow as one of them; each observation counts
+        as one of independent draws then.
+        """
+        fit = self._fitted(now)
+        return fit.deviation / math.sqrt(1 + fit.learned)
+
     # -- fitting ---------------------------------------------------------------------------------------------
 
     def _fitted(self, now: float) -> _Fit:
@@ -361,6 +370,10 @@ class At:
     def chance(self, seconds: float, size: int) -> float:
         """As :meth:`Forecaster.chance`."""
         return self.forecaster.chance(seconds, size, self.now)
+
+    def doubt(self) -> float:
+        """As :meth:`Forecaster.doubt`."""
+        return self.forecaster.doubt(self.now)
 
 
 def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:

@@ -11,6 +11,13 @@ from attrs import frozen
 
 __all__ = ["Pace", "Times"]
 
+_FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
+"""Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
+_WIDEST = 2.0
+"""The widest logarithms that are told apart; wider ones have no mean that many calls would reach."""
+_HIGHEST = 1 - 1e-9
+_NORMAL = NormalDist()
+
 
 class Times(Protocol):
     """How long one thing takes: a call, a batch. All times are seconds."""
@@ -23,6 +30,9 @@ class Times(Protocol):
 
     def chance(self, seconds: float, size: int) -> float:
         """Return the share that is done within ``seconds``; the inverse of :meth:`quantile`."""
+
+    def doubt(self) -> float:
+        """Return how little is known of the mean: the standard deviation of its logarithm."""
 
 
 @frozen
@@ -64,25 +74,57 @@ class Pace:
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered.
 
-        Workers share the calls of all rounds but the last about evenly, so those add up to a normal
-        distribution; the last round takes as long as the slowest of its calls.
+        Calls begin as workers become free. Until the last one begins, all workers are busy, so that time is
+        a sum, taken as lognormal; then it takes until the slowest of those under way is done. That the mean
+        of a call is not quite known adds up over a list instead of evening out, so it is in the sum. Where
+        both parts are off their medians by independent amounts, the whole is off by the root of their
+        squares.
         """
         if requests <= 0:
             return 0.0
-        calls = self.calls(self.ahead + requests)
         size = min(self.per_call, requests)
-        last = min(calls, self.parallelism)
-        slowest = self.call.quantile(q ** (1 / last), size)
-        before = calls - last
-        working = slowest
-        if before:
-            spread = self._deviation(size) * math.sqrt(before) / self.parallelism
-            working += before / self.parallelism * self.call.expected(size) + _z(q) * spread
-        return max(working, self._limited(calls, requests) + self.call.quantile(q, size), 0.0)
+        calls = self.calls(self.ahead + requests)
+        if calls <= self.parallelism:
+            working = self.call.quantile(q ** (1 / calls), size)
+        else:
+            middle, sigma, width = self._before_last(calls, size)
+            slow = self.call.quantile(_end(0.5, calls, self.parallelism, width), size)
+            slowest = self.call.quantile(_end(q, calls, self.parallelism, width), size)
+            off = math.hypot(middle * math.expm1(_z(q) * sigma), slowest - slow)
+            working = max(0.0, middle + slow + math.copysign(off, q - 0.5))
+        return max(working, self._limited(calls, requests) + self.call.quantile(q, size))
 
     def expected(self, requests: int) -> float:
-        """Return the mean of what :meth:`finish` says, by five points of it."""
-        return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
+        """Return the mean of what :meth:`finish` says; that of the slowest call by five points."""
+        if requests <= 0:
+            return 0.0
+        size = min(self.per_call, requests)
+        calls = self.calls(self.ahead + requests)
+        if calls <= self.parallelism:
+            working = sum(part * self.call.quantile(q ** (1 / calls), size) for q, part in _FIVE)
+        else:
+            middle, sigma, width = self._before_last(calls, size)
+            levels = [(_end(q, calls, self.parallelism, width), part) for q, part in _FIVE]
+            working = middle * math.exp(sigma * sigma / 2)
+            working += sum(part * self.call.quantile(level, size) for level, part in levels)
+        return max(working, self._limited(calls, requests) + self.call.expected(size))
+
+    def _before_last(self, calls: int, size: int) -> tuple[float, float, float]:
+        """Return the time until the last of ``calls`` begins, median and deviation of its logarithm; and how
+        wide the logarithms of one call's times are.
+
+        All calls together take ``calls`` means. From them goes what is left to do when the last one begins:
+        that one, and of each other under way what is left of it, as long on average as
+        ``(1 + variance / mean ** 2) / 2`` means.
+        """
+        each, doubt = self.call.expected(size), self.call.doubt()
+        middle, high = self.call.quantile(0.5, size), self.call.quantile(0.95, size)
+        width = round(20 * math.log(high / middle) / _z(0.95)) / 20 if middle > 0 else 0.0
+        width = min(_WIDEST, width)
+        spread = math.expm1(width * width)
+        begun = calls - 1 - (self.parallelism - 1) * min(calls / self.parallelism, (1 + spread) / 2)
+        sigma = math.sqrt(doubt * doubt + math.log1p(spread / calls))
+        return begun / self.parallelism * each * math.exp(-sigma * sigma / 2), sigma, width
 
     def _limited(self, calls: int, requests: int) -> float:
         """Return when the limits let the last call begin."""
@@ -91,10 +133,31 @@ class Pace:
         by_tokens = max(0.0, tokens - tokens / max(1, calls) - self.free_tokens) * 60 / self.tpm
         return max(by_calls, by_tokens)
 
-    def _deviation(self, size: int) -> float:
-        return max(0.0, self.call.quantile(0.84, size) - self.call.quantile(0.16, size)) / 2
-
 
 @lru_cache(maxsize=64)
 def _z(q: float) -> float:
-    return NormalDist().inv_cdf(q)
+    return _NORMAL.inv_cdf(q)
+
+
+def _end(q: float, calls: int, workers: int, width: float) -> float:
+    """Return the level of a call's times by which a share ``q`` of lists ends, after its last call began.
+
+    Nothing takes longer than the slowest of all calls; of many, what is left of those under way says more.
+    """
+    return float(min(q ** (1 / calls), _left(q, workers, width)))
+
+
+@lru_cache(maxsize=4096)
+def _left(q: float, workers: int, width: float) -> float:
+    """Return the level that a share ``q`` of what is under way stays within when the last call begins.
+
+    That call is as long as any. Of the others under way the rest is left, of which a share of
+    ``(mean beyond x) / mean`` is longer than ``x``. Solved for lognormal times of this width.
+    """
+    low, high = -8.0, 8.0
+    for _ in range(30):
+        z = (low + high) / 2
+        longer = _NORMAL.cdf(width - z) - math.exp(width * z - width * width / 2) * _NORMAL.cdf(-z)
+        within = _NORMAL.cdf(z) * (1 - min(1.0, max(0.0, longer))) ** (workers - 1)
+        low, high = (low, z) if within > q else (z, high)
+    return min(_HIGHEST, max(1 - _HIGHEST, _NORMAL.cdf(high)))
