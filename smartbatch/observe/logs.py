@@ -20,11 +20,15 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    ForecastMoved,
     JobAccepted,
     JobFinished,
     JobIncident,
+    JobRescued,
     PackingChanged,
     RequestFinished,
+    RouteChosen,
+    RouteScored,
     ShardChanged,
 )
 
@@ -163,9 +167,13 @@ def level_of(event: Event) -> str:
             return "warning"
         case JobIncident():
             return "warning"
+        case RouteScored(met=False):
+            return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged():
             return "info"
-        case JobAccepted() | JobFinished() | ShardChanged():
+        case JobAccepted() | JobFinished() | JobRescued() | ShardChanged():
+            return "info"
+        case RouteChosen() | RouteScored() | ForecastMoved():
             return "info"
     return "debug"
 

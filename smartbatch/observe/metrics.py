@@ -23,14 +23,18 @@ from smartbatch.events import (
     JobAccepted,
     JobFinished,
     JobIncident,
+    JobRescued,
     ParameterDropped,
     RequestFinished,
     RequestSubmitted,
     RetryScheduled,
+    RouteChosen,
+    RouteScored,
     ShardChanged,
     snake_case,
 )
 from smartbatch.models import Priority, Route, Usage
+from smartbatch.observe.decisions import DecisionTally
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.snapshot import MetricsSnapshot
 
@@ -90,6 +94,7 @@ class _Tally:
     queue_time: Histogram = field(factory=Histogram)
     batch_time: Histogram = field(factory=Histogram)
     response_time: Histogram = field(factory=Histogram)
+    decisions: DecisionTally = field(factory=DecisionTally)
     estimated: bool = False
     """True when tokens of at least one call are an estimate."""
     cooldown_seconds: float = 0.0
@@ -149,6 +154,9 @@ class BatchMetrics:
             ShardChanged: self._shard_changed,
             JobIncident: self._job_incident,
             JobFinished: self._job_finished,
+            JobRescued: lambda event: self._tally.decisions.rescued(event),
+            RouteChosen: lambda event: self._tally.decisions.took(event),
+            RouteScored: lambda event: self._tally.decisions.scored(event),
         }
         self._clear()
         _living.add(self)
@@ -341,6 +349,7 @@ def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: in
         request_failures=tally.request_failures,
         breaker_changes=tally.breaker_changes,
         shard_changes=tally.shard_changes,
+        decisions=tally.decisions.figure(),
         jobs_cost=tally.jobs_cost,
         jobs_saved=tally.jobs_saved,
         cooldown_seconds=tally.cooldown_seconds,

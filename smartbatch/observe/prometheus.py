@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import ConfigError
+from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.snapshot import MetricsSnapshot
@@ -96,11 +97,29 @@ def _families(s: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("cost_usd", "USD of calls whose price is known.", "", {"": s.cost})
     for name, help_text in _LEVELS.items():
         yield _gauge(name, help_text, "", {"": getattr(s, name)})
+    yield from _decisions(s.decisions)
     yield _times("queue_seconds", "Submission to the start of the call that answered.", s.queue_time)
     yield _times("call_seconds", "Time of one call.", s.batch_time)
     yield _times("response_seconds", "Submission to the end.", s.response_time)
 
 
+def _decisions(d: DecisionFigures) -> Iterator[Metric]:
+    yield _counter("routes", "Lists and jobs, by the route that was chosen.", "route", d.chosen)
+    deadlines = {"met": d.deadlines_met, "missed": d.deadlines_missed}
+    yield _counter("deadlines", "Lists with a deadline, by whether it was met.", "outcome", deadlines)
+    within = {"p50": d.within_p50, "p95": d.within_p95, "all": d.scored}
+    yield _counter("forecasts", "Lists that ended, by what was forecast.", "within", within)
+    yield _counter("batches_rescued", "Batches taken back for a deadline.", "", {"": d.rescued})
+    for name, help_text in _SAVED.items():  # may fall, so they are no counters
+        yield _gauge(f"routes_{name}", help_text, "", {"": getattr(d, name)})
+
+
+_SAVED = {
+    "saved_usd": "USD less than always individually, by the forecast.",
+    "extra_usd": "USD more than always by batch, by the forecast.",
+    "saved_seconds": "Seconds sooner than always by batch, by the forecast.",
+    "lost_seconds": "Seconds later than always individually, by the forecast.",
+}
 _TOTALS = {
     "deduplicated": "Requests that joined an identical one in flight.",
     "local": "Requests answered without a call.",

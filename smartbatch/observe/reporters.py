@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.logs import clean, get_logger
 from smartbatch.observe.metrics import BatchMetrics
@@ -89,6 +90,32 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
         yield "cost", f"{s.cost:.6f} USD{unknown}"
     yield from _jobs(s)
+    yield from _decisions(s.decisions)
+
+
+def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
+    if d.chosen:
+        yield "routes", _table(d.chosen)
+    if d.scored:
+        yield (
+            "choices",
+            f"{_difference(d.saved_usd, 'USD', 'less', 'more')} than always individually, "
+            f"{_difference(d.extra_usd, 'USD', 'more', 'less')} than always by batch; "
+            f"{_difference(d.saved_seconds, 's', 'sooner', 'later')} than always by batch",
+        )
+        yield (
+            "forecasts",
+            f"{d.within_p95:,} of {d.scored:,} within the 95 % forecast, {d.within_p50:,} within the half",
+        )
+    if d.deadlines_met or d.deadlines_missed:
+        yield "deadlines", f"{d.deadlines_met:,} met, {d.deadlines_missed:,} missed"
+    if d.rescued:
+        yield "rescued", f"{d.rescued:,} batches taken back for a deadline"
+
+
+def _difference(amount: float, unit: str, above: str, below: str) -> str:
+    figure = f"{abs(amount):,.6f}" if unit == "USD" else f"{abs(amount):,.1f}"
+    return f"{figure} {unit} {above if amount >= 0 else below}"
 
 
 def _jobs(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from smartbatch.models import Usage
+from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 
 _NO_TIMES = TimeStats()
@@ -62,6 +63,7 @@ class MetricsSnapshot:
         jobs_cost: USD of the finished jobs, as far as prices are known; what of it was asked in real time is
             in ``cost`` as well.
         jobs_saved: USD the finished jobs cost less than in real time.
+        decisions: what the choices of routes brought.
     """
 
     elapsed: float = 0.0
@@ -108,6 +110,7 @@ class MetricsSnapshot:
     job_incidents: int = 0
     jobs_cost: float = 0.0
     jobs_saved: float = 0.0
+    decisions: DecisionFigures = field(factory=DecisionFigures)
 
     @property
     def total(self) -> int:

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted
-from smartbatch.models import Priority, Usage
+from smartbatch.models import Priority, Route, Usage
 from smartbatch.observe.metrics import KINDS, BatchMetrics
 from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter
 
@@ -71,6 +71,8 @@ def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
         *(priority.name.lower() for priority in Priority),
         *("succeeded", "failed", "cancelled", "waiting", "in_flight", "counted", "uncounted"),
         *("input", "output", "closed", "open", "half_open", "stopped"),
+            *("met", "missed", "p50", "p95", "all"),
+            *(route.value for route in Route),
     }
     for family in reporter.registry.collect():
         for sample in family.samples:
