@@ -36,7 +36,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "dropped": {"faults": (("dropped_create",),)},
     "late": {"faults": (("late_create",),)},
     "hidden": {"faults": (("lost_create", "list_lag", "get_lag"),)},
-    "repeated": {"faults": (("lost_create",),), "repeats": 1},
+    "repeated": {"faults": (("lost_create",),), "repeats": 1, "turnaround": 1800.0},
     "expired": {"faults": (("expire_part",),), "policy": (("fallback", "individual"),)},
     "missing": {"faults": (("missing_lines", "shuffled"),)},
     "refused": {"faults": (("fail_validation",),)},

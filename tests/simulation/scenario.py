@@ -69,6 +69,7 @@ class Plan:
         faults: of the job's first batches, by name, where they are to be had for certain; names of faults of
             lines meet the first line.
         policy: choices of the job in place of those of the dice.
+        turnaround: median seconds of a batch, in place of the dice's.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Plan:
     quiet: bool = False
     faults: tuple[tuple[str, ...], ...] = ()
     policy: tuple[tuple[str, object], ...] = ()
+    turnaround: float | None = None
 
     def line(self) -> str:
         """What to print to find this run again."""
@@ -87,6 +89,7 @@ class Plan:
         more += " quiet" if self.quiet else ""
         more += "".join(f" faults={'+'.join(names) or '-'}" for names in self.faults)
         more += "".join(f" {name}={value}" for name, value in self.policy)
+        more += "" if self.turnaround is None else f" turnaround={self.turnaround:g}"
         return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}"
 
 
@@ -164,7 +167,7 @@ def scenario(plan: Plan) -> Scenario:
         resume_after=rng.uniform(0.5, 3) * HOUR,
         skew=rng.choice((0.0, 0.0, -200.0, 200.0)),
         calm_at=rng.uniform(1, 3) * HOUR,
-        turnaround=rng.choice((20.0, 120.0, 600.0)),
+        turnaround=rng.choice((20.0, 120.0, 600.0)) if plan.turnaround is None else plan.turnaround,
         enqueued_tokens=rng.uniform(60, 200) if crowd else None,
         page=rng.choice((2, 3, 100)),
         lost=0.12 * wild,

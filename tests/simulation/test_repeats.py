@@ -21,14 +21,14 @@ def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> 
     assert [outcome.problem for outcome in outcomes if outcome.problem] == []
     assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
     assert sum(outcome.unnamed for outcome in outcomes) == 0
-    # with a label it is cancelled after two minutes; where it takes longer, that is in time
-    assert any(outcome.cancelled for outcome in outcomes) or not FLAVOURS[flavour].labels
+    if FLAVOURS[flavour].labels:  # then it is cancelled after two minutes
+        assert sum(outcome.cancelled for outcome in outcomes) > 8
 
 
 def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
     """All but those by batches that landed after ours had ended, which nobody looked for any more."""
-    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_200))))
+    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
     assert total.problems == []
-    assert total.double > 50
+    assert total.double > 30
     assert total.unnamed < total.double / 10
-    assert total.repeated > 20
+    assert total.repeated > 12
