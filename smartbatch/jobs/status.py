@@ -130,7 +130,7 @@ def status_of(
         wall: Unix seconds.
     """
     open_shards = [shard for shard in shards if shard.state not in GONE]
-    notes = [job.note, *(shard.note for shard in open_shards), note]
+    notes = [job.note, note, *(shard.note for shard in open_shards)]  # those of shards may be old
     return JobStatus(
         id=job.id,
         key=job.key,
