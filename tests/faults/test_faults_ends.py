@@ -1,7 +1,7 @@
 """How batches may end, late, half done, refused or not at all: rows C14 to C18, C20, C21 and C24.
 
 Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`. The
-thousand races of C17 are run in the simulation, which has the same engine and the same emulated provider.
+races of C17 (1,000 with ``-m soak``) are run in the simulation, which has the same engine and the same emulated provider.
 """
 
 from __future__ import annotations
@@ -166,7 +166,10 @@ def _asked(w: World, prompts: list[str]) -> list[tuple[str, float]]:
     return [(prompt, at) for prompt in prompts for body, at in bodies if f'"{prompt}"' in body]
 
 
-def test_c17_a_thousand_races_of_end_and_cancel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.soak)])
+def test_c17_hundreds_of_races_of_end_and_cancel(
+    count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """In the simulation, whose judge holds every item that was paid for against its result.
 
     Batches take 400 seconds in the median and are cancelled between 130 and 250; a cancel takes 20, and
@@ -185,13 +188,13 @@ def test_c17_a_thousand_races_of_end_and_cancel(monkeypatch: pytest.MonkeyPatch,
     policy = (("fallback", "individual"), ("timeout", 130.0), ("max_requests", 3))
     races: Counter[str | None] = Counter()
     seed = 0
-    while races.total() < 1000:
+    while races.total() < count:
         for flavour in ("openai", "gemini", "anthropic"):
             plan = Plan(seed=seed, flavour=flavour, policy=policy)
             races += _raced(plan, tmp_path / f"{flavour} {seed}")
         seed += 1
-    assert races["completed"] >= 100  # they were done although they were cancelled
-    assert races["cancelled"] >= 500
+    assert races["completed"] >= count / 10  # they were done although they were cancelled
+    assert races["cancelled"] >= count / 2
 
 
 def _raced(plan: Plan, folder: Path) -> Counter[str | None]:

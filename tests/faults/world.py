@@ -250,16 +250,15 @@ class World:
         return str(line["key" if self.provider == "gemini" else "custom_id"])
 
     def edit_answers(self, edit: Callable[[int, dict[str, Any]], None]) -> None:
-        """Change the answers inside lines of results: ``edit(position, answer)``."""
+        """Change the answers inside lines of results: ``edit(position, answer)``; not those of strangers."""
 
         def change(lines: list[bytes]) -> list[bytes]:
             changed = []
             for raw in lines:
                 line = json.loads(raw)
                 answer = self.answer_of(line)
-                if answer is not None:
-                    named = parse_wire_id(self.id_of(line))
-                    assert named is not None
+                named = parse_wire_id(self.id_of(line))
+                if answer is not None and named is not None:
                     edit(named[1], answer)
                 changed.append(json.dumps(line).encode())
             return changed
@@ -269,12 +268,18 @@ class World:
     def incidents(self, job: Job) -> Counter[str]:
         return Counter(incident.kind for incident in job.incidents())
 
-    def refusal(self, status: int, text: str = "no", headers: Mapping[str, str] | None = None) -> Reply:
-        """Return a refusal in the provider's own words."""
+    def refusal(
+        self,
+        status: int,
+        text: str = "no",
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
+    ) -> Reply:
+        """Return a refusal in the provider's own words; only OpenAI's have a code."""
         match self.provider:
             case "openai":
                 body: dict[str, Any] = {
-                    "error": {"message": text, "type": "invalid_request_error", "param": None, "code": None}
+                    "error": {"message": text, "type": "invalid_request_error", "param": None, "code": code}
                 }
             case "anthropic":
                 type_ = _CLAUDE.get(status, "api_error")

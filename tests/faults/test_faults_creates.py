@@ -1,0 +1,244 @@
+"""Batches that are not seen, come late, look strange or are of another account: rows C19, C22, C23 and C25.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.emulator.api import Reply
+from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, texts, world
+
+pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+
+
+@pytest.mark.parametrize("fault", ["get_lag", "list_lag"])
+def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
+    provider: str, fault: str, tmp_path: Path
+) -> None:
+    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
+    with world(provider, tmp_path, rare=60, batch_faults={fault: 1.0}, **lag) as w:
+        client = w.process(batch_poll_interval=5.0)
+        asked = [texts(3 + number, f"job {number}") for number in range(2)]
+        jobs = [client.submit_batch(prompts) for prompts in asked]
+        for job, prompts in zip(jobs, asked, strict=True):
+            assert [result.text for result in w.results(job)] == w.right(prompts)
+            assert not w.incidents(job)
+        assert len(w.creates) == 2
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: Path) -> None:
+    """Sixty seconds of absence from list and lookup prove nothing; no create is sent again within them."""
+    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
+    faults = {"get_lag": 1.0, "list_lag": 1.0, "lost_create": 1.0}
+    with world(provider, tmp_path, batch_faults=faults, **lag) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+        assert not w.incidents(job)
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
+def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
+    provider: str, settle: float, tmp_path: Path
+) -> None:
+    """Within twenty minutes they land. After half an hour of looking nothing can come any more; after one
+    minute the deleted file keeps it out; where there are no files the double is found and told."""
+    late = {"batch_late_seconds": 20 * MINUTE, "batch_turnaround": HOUR}
+    named = {"batch_fault_for": lambda index, label: ("late_create",) if index < 3 else ()}
+    with world(provider, tmp_path, rare=240, **late, **named) as w:
+        client = w.process(batch_settle=settle, batch_poll_interval=10 * MINUTE)
+        asked = [texts(3 + number, f"job {number}") for number in range(3)]
+        jobs = [client.submit_batch(prompts) for prompts in asked]
+        for job, prompts in zip(jobs, asked, strict=True):
+            assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.pass_time(4 * HOUR)
+        fates = [record.fate for record in w.creates]
+        assert fates[:3].count("late") + fates[:3].count("fenced") == 3
+        doubled = w.emu.ledger.paid_twice(excluding_lost=False)
+        told = [incident for job in jobs for incident in job.incidents()]
+        again = len(w.creates) - 3
+        if provider != "anthropic":
+            assert again == fates.count("fenced")
+            assert not doubled
+            assert not told
+        elif settle == 30 * MINUTE:  # each was waited for and found
+            assert not again
+            assert not doubled
+        else:
+            assert again
+            assert {incident.kind for incident in told} == {"double_submission"}
+            assert len(told) == again  # every ghost was seen, and what it cost
+            assert all((incident.money or 0) > 0 for incident in told)
+
+
+def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, batch_turnaround=HOUR, batch_faults={"odd_status": 1.0}) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(10 * MINUTE)
+        [shard] = job.status().shards
+        assert shard.state == "submitted"
+        known = ("in_progress", "validating", "running", "pending", "completed", "ended")
+        assert shard.word
+        assert not shard.word.lower().endswith(known)
+        assert shard.word in str(job.status())
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+
+
+def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path) -> None:
+    def grow(found: Any) -> None:
+        if isinstance(found, list):
+            for each in found:
+                grow(each)
+        elif isinstance(found, dict):
+            for value in list(found.values()):
+                grow(value)
+            if "@type" not in found and found.keys() != {"sb", "sbn"}:
+                found["novelty"] = {"since": 2027, "list": [None, True, "x"]}
+
+    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
+        w.edit_json({"upload", "create", "get", "list", "file"}, grow)
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+        assert not w.incidents(job)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["request_counts|batchStats", "created_at|createTime", "metadata|label", "errors|request_counts|output"],
+)
+def test_c23_a_field_that_has_another_name_today_stops_nothing(
+    provider: str, name: str, tmp_path: Path
+) -> None:
+    """Those a batch is not known by; the job goes on with what is left."""
+    renamed = set(name.split("|"))
+
+    def rename(found: Any) -> None:
+        for each in found.get("data", found.get("operations", [found])):
+            for holder in (each, each.get("metadata") if provider == "gemini" else None):
+                for old in renamed & set(holder or ()):
+                    if not (provider == "gemini" and old == "metadata"):
+                        holder[f"{old}_v2"] = holder.pop(old)
+
+    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
+        w.edit_json({"create", "get", "list"}, rename)
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+
+
+def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Path) -> None:
+    """For an hour the state has another name; until it is back nothing is fetched, sent or failed."""
+    names = {"openai": "status", "anthropic": "processing_status", "gemini": "state"}
+
+    def rename(found: Any) -> None:
+        if w.clock.now() >= HOUR:
+            return
+        holder = found["metadata"] if provider == "gemini" else found
+        holder["condition"] = holder.pop(names[provider])
+        found.pop("done", None)
+
+    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
+        w.edit_json({"get"}, rename)
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(50 * MINUTE)
+        assert not job.status().done
+        assert not w.requests("download")
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+
+
+def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: str, tmp_path: Path) -> None:
+    """The process that sent the create dies before the answer; the next one has a key of another project."""
+    with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
+        first = w.process(api_key="key-of-project-one-1234567890")
+        prompts = texts(5)
+        job = first.submit_batch(prompts)
+        _die_at_the_create(w)
+        w.stop(first)
+        assert len(w.creates) == 1
+        w.service.meet = lambda seen: None
+        seen_before = len(w.service.seen)
+        other = w.process(api_key="key-of-project-two-0987654321")
+        w.pass_time(2 * DAY)
+        assert len(w.service.seen) == seen_before  # it asks nothing, so it can conclude nothing
+        found = other.job(job.id)
+        note = found.status().note
+        assert note is not None
+        assert "needs the" in note
+        assert "project-one" not in note
+        assert not found.status().done
+        w.stop(other)
+        again = w.process(api_key="key-of-project-one-1234567890")
+        assert [result.text for result in w.results(again.job(job.id))] == w.right(prompts)
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+def _die_at_the_create(w: World) -> None:
+    """Let time run until the create has arrived; its answer, and all others from then on, are lost."""
+    cut = Reply(0, b"", damage="reset_before")
+    w.service.alter = lambda seen, reply: cut if seen.what == "create" else reply
+    w.service.meet = lambda seen: cut if w.creates else None
+    w.pass_time(5.0)
+    w.service.alter = lambda seen, reply: reply
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(
+    provider: str, status: int, tmp_path: Path
+) -> None:
+    """The key is revoked while the batch runs; when it is valid again the job ends as if nothing had been."""
+    with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(10 * MINUTE)
+        w.service.meet = lambda seen: w.refusal(status, "invalid x-api-key")
+        w.pass_time(DAY)
+        status_ = job.status()
+        assert (status_.failed, status_.cancelled, status_.done) == (0, 0, False)
+        assert status_.note is not None
+        asked = [seen for seen in w.service.seen if seen.at > 20 * MINUTE]
+        assert len(asked) <= DAY / (5 * MINUTE)
+        w.service.meet = lambda seen: None
+        if status_.state == "held":
+            job.resume()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(w.creates) == 1
+
+
+@pytest.mark.parametrize("what", ["upload", "list", "create"])
+def test_c25_a_key_that_is_refused_before_the_create_holds_the_job(
+    provider: str, what: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, rare=600) as w:
+        stage = "create" if what == "upload" and provider == "anthropic" else what
+        w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key") if seen.what == stage else None
+        prompts = texts(5)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(HOUR)
+        status = job.status()
+        assert status.state == "held"
+        assert "the key is refused" in str(status.note)
+        refused = len(w.requests(stage))
+        w.pass_time(DAY)
+        assert len(w.requests(stage)) == refused  # it waits for a person
+        w.service.meet = lambda seen: None
+        job.resume()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)

@@ -1,0 +1,277 @@
+"""Keys and prompts that come back in errors, and ids that are none: rows C26 and C27.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from attrs import asdict
+
+from smartbatch.cli.main import main
+from smartbatch.emulator.api import Reply
+from smartbatch.jobs.job import Job
+from smartbatch.observe import logs
+from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, texts, world
+
+pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+
+PROMPT = "CANARY what is the diagnosis of patient 4711 born on the first of May"
+
+
+class Sinks:
+    """Everything the library writes on, at its most talkative."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._stream = io.StringIO()
+        self._caplog = caplog
+        self.texts: list[str] = []
+
+    def __enter__(self) -> Sinks:
+        logs.enable("debug", self._stream)
+        self._caplog.set_level(logging.DEBUG)
+        self._warned = warnings.catch_warnings(record=True)
+        self._warnings = self._warned.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._warned.__exit__(None, None, None)
+        logs.disable()
+
+    def of(self, w: World, job: Job) -> Iterator[str]:
+        """Yield what can be read about a job, and about everything."""
+        yield self._stream.getvalue()
+        yield self._caplog.text
+        yield from (str(warning.message) for warning in self._warnings or ())
+        for event in w.events:
+            yield repr(event)
+            yield json.dumps(asdict(event), default=repr)
+        status = job.status()
+        yield from (str(status), repr(status), repr(asdict(status)), repr(job), repr(job.incidents()))
+        for result in job.results(wait=False):
+            if result.error is not None:
+                yield from (str(result.error), repr(result.error), repr(result))
+                yield "".join(traceback.format_exception(result.error))
+
+
+def _echo(seen: Seen) -> str:
+    """Return a refusal's text with everything the request carried: its key, and its prompts."""
+    heard = [value for name, value in seen.head.headers.items() if "key" in name or name == "authorization"]
+    return f"You sent {PROMPT!r} with {KEY} ({' '.join(heard)}), which is wrong: {seen.body[:3000]!r}"
+
+
+@pytest.mark.parametrize("what", ["upload", "list", "create", "get", "download"])
+def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
+    provider: str,
+    what: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each status in turn, then for good: in no log, event, error, status, repr or output of the command."""
+    with Sinks(caplog) as sinks, world(provider, tmp_path, batch_turnaround=MINUTE) as w:
+        statuses = [500, 503, 429, 400] if what in ("upload", "list", "create") else [500, 503, 429, 400, 404]
+
+        def refuse(seen: Seen) -> Reply | None:
+            if seen.what != what or not statuses:
+                return None
+            return w.refusal(statuses.pop(0), _echo(seen))
+
+        w.service.meet = refuse
+        client = w.process(batch_settle=MINUTE)
+        job = client.submit_batch([PROMPT, f"{PROMPT} again"])
+        w.pass_time(DAY / 4)
+        w.wait(job)
+        assert statuses == [] or (what == "upload" and provider == "anthropic")
+        heard = [*sinks.of(w, job), repr(client), *_told_by_the_command(w, job, capsys)]
+        assert sum(map(len, heard)) > 1000
+        for text in heard:
+            assert KEY not in text
+            assert "CANARY" not in text
+            assert "patient" not in text
+        assert KEY.encode() not in b"".join(path.read_bytes() for path in _files(tmp_path))
+
+
+def _told_by_the_command(w: World, job: Job, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    for line in (["list"], ["show", job.id], ["show", job.id, "--json"], ["list", "--json"]):
+        assert main(["jobs", *line, "--store", w.store]) in (0, 1)
+    shown = capsys.readouterr()
+    assert job.id in shown.out
+    return [shown.out, shown.err]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_c26_lines_of_results_that_repeat_key_and_prompt_fail_without_them(
+    provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = f"Invalid value {PROMPT!r} sent with {KEY}"
+
+    def spoil(lines: list[bytes]) -> list[bytes]:
+        spoiled = []
+        for raw in lines:
+            line = json.loads(raw)
+            error = {"message": said, "type": "invalid_request_error", "code": "bad"}
+            match provider:
+                case "openai":
+                    line["response"] = {"status_code": 400, "request_id": "r", "body": {"error": error}}
+                case "anthropic":
+                    line["result"] = {"type": "errored", "error": {"type": "error", "error": error}}
+                case _:
+                    line.pop("response")
+                    line["error"] = {"code": 3, "message": said}
+            spoiled.append(json.dumps(line).encode())
+        return [*spoiled, f'{{"torn": "{said}'.encode()]
+
+    with Sinks(caplog) as sinks, world(provider, tmp_path) as w:
+        w.rewrite_results(spoil)
+        job = w.process().submit_batch([PROMPT] * 3)
+        results = w.results(job)
+        assert all(result.error is not None for result in results)
+        for text in sinks.of(w, job):
+            assert KEY not in text
+            assert "CANARY" not in text
+            assert "patient" not in text
+
+
+def test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt(
+    provider: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def say_more(found: Any) -> None:
+        if isinstance(found, list):
+            for each in found:
+                say_more(each)
+        elif isinstance(found, dict):
+            for name, value in found.items():
+                if name == "message" and isinstance(value, str):
+                    found[name] = f"{value} (line 2: {PROMPT!r}, sent with {KEY})"
+                else:
+                    say_more(value)
+
+    with Sinks(caplog) as sinks, world(provider, tmp_path, batch_faults={"fail_validation": 1.0}) as w:
+        w.edit_json({"get", "list", "create"}, say_more)
+        job = w.process().submit_batch([PROMPT] * 3)
+        results = w.results(job)
+        assert all(result.error is not None for result in results)
+        for text in sinks.of(w, job):
+            assert KEY not in text
+            assert "CANARY" not in text
+
+
+HOSTILE = (
+    "../../../etc/passwd",
+    "..",
+    "a/../../b",
+    "%2e%2e%2f%2e%2e%2f",
+    "id?alt=media&key=stolen#",
+    "id\r\nX-Injected: 1",
+    "id\x00.jsonl",
+    "\x1b[2J\x07",
+    "'; DROP TABLE job; --",
+    "http://attacker.test/collect",
+    "x" * 10_000,
+    "",
+    " ",
+    "ｉｄ",
+)
+_OURS = re.compile(r"jobs\.db(-wal|-shm)?|[0-9a-z-]+\.lock|shard-[0-9A-Za-z]{22}\.(in|part|out[0-9])")
+_PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
+
+
+@pytest.mark.parametrize("what", ["upload", "create", "get", "list"])
+def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
+    provider: str, what: str, tmp_path: Path
+) -> None:
+    """Each of fourteen in turn instead of every id an answer holds; afterwards the provider is sane again."""
+    with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
+        ids = list(HOSTILE)
+
+        def spoil(found: Any) -> None:
+            if ids:
+                _replace_ids(found, ids.pop(0))
+
+        kind = "create" if what == "upload" and provider == "anthropic" else what
+        w.edit_json({kind}, spoil)
+        prompts = texts(3)
+        job = w.process(batch_settle=MINUTE).submit_batch(prompts)
+        # a create whose answer cannot be read may have worked: it is looked for, and found under its real id
+        while ids and kind in ("upload", "get", "list") and w.clock.now() < 10 * DAY:
+            w.pass_time(10 * MINUTE)
+        ids.clear()
+        results = w.results(job)
+        assert [result.error for result in results] == [None] * 3
+        assert [result.text for result in results] == w.right(prompts)
+        for seen in w.service.seen:
+            assert _PLAIN.fullmatch(seen.path), seen.path
+            assert ".." not in unquote(seen.path)
+            assert len(seen.path) < 300
+            assert "stolen" not in seen.head.query
+        assert [path for path in _files(tmp_path) if not _OURS.fullmatch(path.name)] == []
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+        status = str(job.status())
+        assert "\x1b" not in status
+        assert "\x00" not in status
+
+
+def _replace_ids(found: Any, hostile: str) -> None:
+    """Put ``hostile`` in place of every id and name of a batch or file."""
+    names = ("id", "name", "input_file_id", "output_file_id", "error_file_id", "results_url", "responsesFile")
+    if isinstance(found, list):
+        for each in found:
+            _replace_ids(each, hostile)
+    elif isinstance(found, dict):
+        for name, value in found.items():
+            if name in names and isinstance(value, str):
+                found[name] = hostile
+            else:
+                _replace_ids(value, hostile)
+
+
+@pytest.mark.parametrize("prefix", ["", "files/", "batches/", "https://127.0.0.1/v1/"])
+def test_c27_nor_one_that_names_where_the_results_are(provider: str, prefix: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        ids = list(HOSTILE)
+        places = ("output_file_id", "results_url", "responsesFile")
+
+        def spoil(found: Any) -> None:
+            ended = (
+                "completed" in json.dumps(found) or "results_url" in found or "responsesFile" in str(found)
+            )
+            if not (ids and ended):
+                return
+            hostile = prefix + ids.pop(0)
+            for holder in (found, *_dicts(found)):
+                for name in places:
+                    if isinstance(holder.get(name), str):
+                        holder[name] = hostile
+
+        w.edit_json({"get"}, spoil)
+        prompts = texts(3)
+        job = w.process(batch_poll_interval=10.0).submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        for seen in w.service.seen:
+            assert _PLAIN.fullmatch(seen.path), seen.path
+            assert ".." not in unquote(seen.path)
+            assert "stolen" not in seen.head.query
+        assert len(w.creates) == 1
+
+
+def _dicts(found: Any) -> Iterator[dict[str, Any]]:
+    for value in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
+        if isinstance(value, dict):
+            yield value
+        yield from _dicts(value)
