@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, NoReturn
 
-from smartbatch.clock import RealClock
+from smartbatch.clock import Clock, RealClock
 from smartbatch.errors import WrongProcess
 from smartbatch.jobs.bell import Bell
 from smartbatch.jobs.payload import decode_result
@@ -75,7 +75,7 @@ class _Future:
 class _Desk:
     """What a watcher needs of the desk."""
 
-    clock = RealClock()  # for locks only: nobody waits here
+    clock: Clock = RealClock()  # for locks only: nobody waits here
 
     def __init__(self, store: SimStore, reader: Reader, disk: Disk) -> None:
         self.store = store

@@ -1,0 +1,168 @@
+"""Whole jobs in virtual time, on the real engine and store: what is lost, doubled, stuck, or paid twice.
+
+    python -m benchmarks.simulation --seeds 10000
+
+Each run is one job with a provider of one kind, the faults its seed throws, and processes that die. The
+ledger of the emulated provider judges. A run that fails prints the line that finds it again. ``--planted``
+plants 16 mistakes into the code instead, and says which check sees each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from attrs import evolve
+
+from tests.simulation.planting import BUGS, caught, planted, start
+from tests.simulation.points import step_of
+from tests.simulation.programme import (
+    RATES,
+    STORIES,
+    Sum,
+    base_plans,
+    crashed_once,
+    crashed_twice,
+    runner,
+    seeded,
+)
+from tests.simulation.scenario import FLAVOURS, Plan
+from tests.simulation.world import Outcome
+
+Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
+FIRST_SEED = 1_000_000
+"""Far from the seeds of the tests."""
+REPLAYED = 100
+CONTROLS = 1000
+"""Runs in which something repeats creates, at most."""
+WITHIN = 400
+"""Runs in which a planted bug must be seen."""
+
+
+def everything(run: Run, seeds: range) -> list[str]:
+    """Print the table of runs with all faults; return the lines of those that failed."""
+    sums: dict[tuple[str, float], Sum] = {}
+    traces: dict[Plan, str] = {}
+    total = Sum()
+    for outcome in run(seeded(seeds)):
+        plan = outcome.plan
+        sums.setdefault((plan.flavour, plan.crash_rate), Sum()).add(outcome)
+        total.add(outcome)
+        if len(traces) < REPLAYED:
+            traces[plan] = outcome.trace
+    print(f"\nSeeds {seeds.start:,} to {seeds.stop - 1:,}\n")
+    print(
+        "| provider | crashes at a point | runs | crashes | frozen | creates lost, dropped, late, fenced"
+        " | violations | strangers adopted | paid twice: named, not named |"
+    )
+    print("|" + "---|" * 9)
+    for flavour in FLAVOURS:
+        for rate in RATES:
+            print(_row(flavour, f"{rate:.0%}", sums.get((flavour, rate), Sum())), flush=True)
+    print(_row("all", "", total))
+    print(f"\nincidents: {_listed(total)}")
+    same = sum(outcome.trace == traces[outcome.plan] for outcome in run(traces))
+    print(f"replayed in every event: {same} of {len(traces)}", flush=True)
+    return total.problems + ([] if same == len(traces) else ["a replay differs"])
+
+
+def _row(provider: str, rate: str, total: Sum) -> str:
+    fates = ", ".join(f"{total.fates[fate]:,}" for fate in ("lost", "dropped", "late", "fenced"))
+    paid = f"{total.double - total.unnamed:,}, {total.unnamed:,}"
+    bad = len(total.problems)
+    cells = (provider, rate, total.runs, total.crashes, total.freezes, fates, bad, total.strangers, paid)
+    return "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |"
+
+
+def _listed(total: Sum) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in total.incidents.most_common()) or "none"
+
+
+def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
+    """Print what crashes at every point, alone and in pairs, did; return the lines of runs that failed."""
+    print("\n| crashes | provider | stories | points of a job | runs | steps of the protocol | violations |")
+    print("|" + "---|" * 7)
+    problems = []
+    for flavour in FLAVOURS:
+        for name, chosen, crashed in (("one", seeds, crashed_once), ("two", pairs, crashed_twice)):
+            bases = list(run(base_plans(chosen, [flavour])))
+            if not bases:
+                continue
+            total = Sum.of(run(plan for base in bases for plan in crashed(base)))
+            met = [len(base.points) for base in bases]
+            steps = len({step for point in total.names if (step := step_of(point))})
+            cells = (name, flavour, len(STORIES), f"{min(met)}–{max(met)}", f"{total.runs:,}", steps)
+            print("| " + " | ".join(map(str, (*cells, len(total.problems)))) + " |", flush=True)
+            problems += total.problems
+    return problems
+
+
+def repeated(run: Run, seeds: range) -> list[str]:
+    """Print what became of creates that something repeats; return the lines of runs that failed."""
+    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(seeds)))
+    print("\nNegative control: lost creates are sent again up to twice by something below the library")
+    print(
+        f"{total.runs:,} runs: {total.repeated:,} told of a double submission; answers paid in vain that no"
+        f" incident names: {total.unnamed:,}; violations {len(total.problems)}",
+        flush=True,
+    )
+    return total.problems
+
+
+def bugs() -> list[str]:
+    """Print which check sees which planted bug; return those that none sees."""
+    print("| | planted | seen by | how |\n|---|---|---|---|")
+    missed = []
+    for bug in BUGS:
+        if bug.test is None:
+            with planted(bug):
+                outcome = caught(bug, within=WITHIN)
+            seen = outcome is not None
+            where = f"simulation, run {outcome.plan.seed + 1:,}" if outcome is not None else "nobody"
+            how = str(outcome.problem) if outcome is not None else ""
+        else:
+            process = start(bug)
+            said, _ = process.communicate()
+            seen = f"FAILED {bug.test}" in said
+            where, how = (
+                (f"`{bug.test.partition('::')[0]}`" if seen else "nobody"),
+                bug.test.partition("::")[2],
+            )
+        print(f"| {bug.number} | {bug.name} | {where} | {how} |", flush=True)
+        if not seen:
+            missed.append(f"nobody sees: {bug}")
+    return missed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10_000, help="runs with all faults")
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
+    parser.add_argument("--points", type=int, default=3, help="jobs a story whose every point crashes alone")
+    parser.add_argument("--pairs", type=int, default=1, help="jobs a story whose points crash in pairs")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--planted", action="store_true", help="which check sees which planted bug")
+    options = parser.parse_args()
+    began = time.monotonic()
+    if options.planted:
+        problems = bugs()
+    else:
+        with runner(options.cores) as run:
+            first = options.first
+            problems = everything(run, range(first, first + options.seeds))
+            problems += points(
+                run, range(first, first + options.points), pairs=range(first, first + options.pairs)
+            )
+            problems += repeated(run, range(first, first + min(options.seeds, CONTROLS)))
+    print(f"\n{time.monotonic() - began:,.0f} s")
+    for problem in problems:
+        print(problem)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
