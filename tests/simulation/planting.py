@@ -38,7 +38,7 @@ _INTEND = "    intended = work.store.intend("
 _LATE = "    store_intent = lambda: work.store.intend("
 """The intent is not stored where it should be, but when this is called."""
 _SENT = "batch = work.api.create(creation, work.limits.transfer_timeout)"
-_FAILED = "return _create_failed(work, intended, work.api.classify(error))"
+_FAILED = "        return _create_failed("
 _ADOPTED = "return adopt(work, intended, batch)"
 _REPEATED = f"""try:
             {_SENT}
@@ -95,7 +95,7 @@ BUGS = (
         (
             _submit(
                 *_without_intent(),
-                (_FAILED, "return work.stumbled(shard, work.api.classify(error))"),
+                (_FAILED, f"        return work.stumbled(shard, work.api.classify(error))\n{_FAILED}"),
                 (_ADOPTED, "return adopt(work, store_intent(), batch)"),
             ),
         ),
@@ -106,7 +106,7 @@ BUGS = (
         (
             _submit(
                 *_without_intent(),
-                (_FAILED, _FAILED.replace("intended", "store_intent()")),
+                (_FAILED, f"        intended = store_intent()\n{_FAILED}"),
                 (_ADOPTED, _ADOPTED.replace("intended", "store_intent()")),
             ),
         ),
