@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.break_even import break_even
 from smartbatch.core.choosing import Decision, Infeasible, Option, choose
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.pace import Pace, Times
@@ -20,7 +21,7 @@ from smartbatch.core.rescue import Speed
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes
 from smartbatch.errors import ConfigError
-from smartbatch.events import Event, RouteChosen, RouteScored
+from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.experience import Experience
 from smartbatch.jobs.records import JobRow
 from smartbatch.models import Kind, Route, Strategy
@@ -73,6 +74,8 @@ class Advisor:
         self._waiting = waiting
         self._tell = tell
         self._numbers = itertools.count(1)
+        self._moved: ForecastMoved | None = None
+        self._threshold: tuple[int | None] | None = None
 
     def sketch(self, kind: Kind) -> Sketch:
         """Return an empty sketch, to which requests of ``kind`` are added."""
@@ -115,6 +118,8 @@ class Advisor:
             )
         offers = self._offers(sketch, load, kind, wishes)
         batch = None if api is None else self._batch(sketch, load, api)
+        if batch is not None and load.requests:
+            self._watch_threshold(load, offers, batch, wishes)
         try:
             return choose(load, offers, batch, wishes)
         except Infeasible as error:
@@ -187,6 +192,28 @@ class Advisor:
         used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
         cancelling = self._experience.cancelling(self._provider.name).quantile(CANCELLED, 1)
         return Speed(self._pace(route, used, per_call=max(1, texts)), cancelling)
+
+    def learned(self, event: Event) -> None:
+        """Note that a forecast moved, and perhaps the threshold with it."""
+        if isinstance(event, ForecastMoved):
+            self._moved = event
+
+    def _watch_threshold(
+        self, load: Load, offers: Sequence[Offer], batch: BatchOffer, wishes: Wishes
+    ) -> None:
+        """Tell when a batch pays from another number of requests on than before the forecasts moved."""
+        moved, self._moved = self._moved, None
+        known = self._threshold is not None
+        if known and moved is None:
+            return
+        before, self._threshold = self._threshold, (break_even(load, offers, batch, wishes),)
+        if before is None or moved is None or not _apart(before[0], self._threshold[0]):
+            return
+        reason = (
+            f"{moved.route.value} answers now take {moved.after:.3g} s in the middle, {moved.before:.3g} s "
+            f"before: {moved.reason}"
+        )
+        self._tell(ThresholdMoved(self._clock.now(), self._label, before[0], self._threshold[0], reason))
 
     # -- offers ----------------------------------------------------------------------------------------------
 
@@ -270,6 +297,13 @@ class Advisor:
 
     def _must_be_priced(self) -> bool:
         return self._provider.capabilities.priced and not self._config.allow_unknown_price
+
+
+def _apart(before: int | None, after: int | None) -> bool:
+    """Whether two thresholds differ by a quarter or more."""
+    if before is None or after is None:
+        return before is not after
+    return max(before, after) >= 1.25 * min(before, after)
 
 
 def _expected(option: Option) -> float | None:

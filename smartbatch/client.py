@@ -540,6 +540,7 @@ class BatchingClient(ListCalls):
         """Tell all observers; whatever one of them raises is logged and hurts nobody."""
         self.metrics(event)
         self._experience(event)
+        self._advisor.learned(event)
         for observer in self._observers:
             try:
                 observer(event)

@@ -266,6 +266,17 @@ class RouteChosen(Event):
 
 
 @frozen
+class ThresholdMoved(Event):
+    """From another number of requests on, lists like the latest one go by batch."""
+
+    model: str
+    before: int | None
+    """Requests; ``None`` for a list of any length that goes in real time. ``after`` likewise."""
+    after: int | None
+    reason: str
+
+
+@frozen
 class RouteScored(Event):
     """What a decision really took, beside its forecast and beside the two plain routes."""
 

@@ -30,6 +30,7 @@ from smartbatch.events import (
     RouteChosen,
     RouteScored,
     ShardChanged,
+    ThresholdMoved,
 )
 
 __all__ = ["LogObserver", "disable", "enable", "get_logger", "warn"]
@@ -173,7 +174,7 @@ def level_of(event: Event) -> str:
             return "info"
         case JobAccepted() | JobFinished() | JobRescued() | ShardChanged():
             return "info"
-        case RouteChosen() | RouteScored() | ForecastMoved():
+        case RouteChosen() | RouteScored() | ForecastMoved() | ThresholdMoved():
             return "info"
     return "debug"
 

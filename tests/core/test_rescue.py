@@ -1,0 +1,82 @@
+"""When batches are taken back for a deadline, and which."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.forecast import Forecaster
+from smartbatch.core.pace import Pace
+from smartbatch.core.prior import Prior
+from smartbatch.core.rescue import Held, Speed, assumed, rescue
+
+STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
+"""Calls of a second each."""
+
+
+def speed(parallelism: int = 1, cancelling: float = 60.0) -> Speed:
+    return Speed(Pace(STEADY, parallelism=parallelism), cancelling)
+
+
+def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
+    found = rescue(1000.0, 10.0, 0, [Held(100, sent=True)], speed())
+    assert found.back == ()
+    assert not found.late
+    assert 820 < found.wait < 840  # 1,000 less 100 calls, 60 of cancelling and 10 of margin
+
+
+def test_in_the_last_moment_the_batch_is_taken_back() -> None:
+    assert rescue(170.0, 10.0, 0, [Held(100, sent=True)], speed()).back == (0,)
+
+
+def test_what_was_never_sent_goes_first_for_it_costs_no_cancel() -> None:
+    shards = [Held(500, sent=True), Held(100, sent=False)]
+    assert rescue(600.0, 10.0, 0, shards, speed()).back[0] == 1
+
+
+def test_only_as_many_are_taken_back_as_real_time_can_use() -> None:
+    shards = [Held(200, sent=True) for _ in range(5)]
+    found = rescue(1080.0, 10.0, 0, shards, speed())
+    assert len(found.back) == 1
+    assert math.isfinite(found.wait)
+
+
+def test_what_has_most_left_goes_before_what_is_nearly_done() -> None:
+    shards = [Held(5, sent=True), Held(400, sent=True)]
+    assert rescue(400.0, 10.0, 0, shards, speed()).back[0] == 1
+
+
+def test_when_it_is_too_late_all_is_taken_back_and_said() -> None:
+    shards = [Held(100, sent=True) for _ in range(3)]
+    found = rescue(-5.0, 10.0, 0, shards, speed())
+    assert set(found.back) == {0, 1, 2}
+    assert found.late
+
+
+def test_what_cannot_be_taken_back_is_left_and_counted() -> None:
+    shards = [Held(100, sent=True, stuck=True)]
+    found = rescue(50.0, 10.0, 0, shards, speed())
+    assert found.back == ()
+    assert found.wait == math.inf
+    assert found.late
+
+
+def test_something_is_assumed_where_nothing_is_known() -> None:
+    assert 0 < assumed().pace.finish(4, 0.5) < 20
+
+
+@given(
+    left=st.floats(-100, 100_000),
+    backlog=st.integers(0, 1000),
+    shards=st.lists(st.builds(Held, st.integers(0, 5000), st.booleans(), st.booleans()), max_size=8),
+    parallelism=st.integers(1, 64),
+)
+def test_there_is_always_progress_and_never_a_busy_wait(
+    left: float, backlog: int, shards: list[Held], parallelism: int
+) -> None:
+    found = rescue(left, 10.0, backlog, shards, speed(parallelism))
+    assert found.back or found.wait >= 0.5
+    assert all(not shards[at].stuck for at in found.back)
+    assert len(set(found.back)) == len(found.back)
