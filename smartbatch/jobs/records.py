@@ -130,6 +130,7 @@ class NewJob:
         metadata: the user's labels.
         policy: JSON-able choices: ``fallback`` (``"individual"`` or ``"batch"``), ``on_unknown``
             (``"settle"`` or ``"hold"``), ``poll_interval``, ``timeout``, ``settle``, ``max_requests``,
+            ``deadline`` (Unix seconds or None), ``budget`` (USD or None),
             ``retention`` (seconds or None), ``exclusive`` and what else the engine wants to find again.
             ``attended`` marks the job of a command somebody sits before: only a process that was told to
             carries it on, and its requests end as they would in real time, instead of waiting for money.
@@ -182,6 +183,8 @@ class JobRow:
         epoch: of the present or last owner.
         owner: of the present owner; ``None`` when it was given back.
         finished_at: Unix seconds of the last result.
+        pledged: USD that may be spent besides ``cost``: the most that shards, and items being asked alone, can
+            still cost, and of what was lost, what it may have cost. Only counted for a job with a budget.
     """
 
     id: str
@@ -209,6 +212,7 @@ class JobRow:
     epoch: int
     owner: str | None
     digest: bytes
+    pledged: float = 0.0
 
     @property
     def finished(self) -> int:
@@ -234,6 +238,7 @@ class NewShard:
         id: unique in the store.
         nonce: see :mod:`smartbatch.jobs.wire`.
         items: positions in the job, in the shard's order.
+        most: USD it can cost, taken from the budget of a job that has one.
     """
 
     id: str
@@ -242,6 +247,7 @@ class NewShard:
     bytes: int
     tokens: int
     due_at: float
+    most: float = 0.0
 
 
 @frozen
@@ -266,6 +272,7 @@ class ShardRow:
         died_at: when it became DEAD.
         tidied: its remote files are deleted.
         results_until: when the provider will have dropped its results.
+        most: USD it is counted with besides the results that are stored, in ``JobRow.pledged``.
     """
 
     id: str
@@ -298,6 +305,7 @@ class ShardRow:
     results_until: float | None
     cost: float | None
     note: str | None
+    most: float = 0.0
 
 
 @frozen

@@ -35,11 +35,25 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 
-__all__ = ["Direct", "Ingested", "ItemAt", "LostGrip", "Measure", "Payload", "Store", "Unsettled"]
+__all__ = [
+    "Direct",
+    "Ingested",
+    "ItemAt",
+    "LostGrip",
+    "Measure",
+    "OverBudget",
+    "Payload",
+    "Store",
+    "Unsettled",
+]
 
 
 class LostGrip(SmartbatchError):
     """Another process owns the job now, or moved the shard on; nothing was written."""
+
+
+class OverBudget(SmartbatchError):
+    """The job's budget has no room for it; nothing was written."""
 
 
 @frozen
@@ -194,11 +208,27 @@ class Store(ABC):
         """Return items in ``state``, in order."""
 
     @abstractmethod
+    def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
+        """Return requests of a job by their positions in it; ask for a few hundred at a time."""
+
+    @abstractmethod
     def plan(self, grip: Grip, shard: NewShard) -> ShardRow:
-        """Put open items into a new shard, ``PLANNED``.
+        """Put open items into a new shard, ``PLANNED``, and pledge the most it can cost.
 
         Raises:
             LostGrip: also when one of the items is not open.
+            OverBudget: the job's budget has no room for it.
+        """
+
+    @abstractmethod
+    def pledge(self, grip: Grip, usd: float) -> None:
+        """Take ``usd`` from the job's budget before it may be spent, or give back what was not.
+
+        Held by this and by :meth:`plan`: what is booked and what is pledged never exceed the budget, as long
+        as nothing costs more than was pledged for it. After a crash a pledge stays, for nobody knows.
+
+        Raises:
+            OverBudget: the budget has no room for it.
         """
 
     @abstractmethod
@@ -253,7 +283,15 @@ class Store(ABC):
 
     @abstractmethod
     def bury(
-        self, grip: Grip, shard: ShardRow, *, items: ItemState, tried: bool, note: str, at: float
+        self,
+        grip: Grip,
+        shard: ShardRow,
+        *,
+        items: ItemState,
+        tried: bool,
+        note: str,
+        at: float,
+        maybe_billed: bool = False,
     ) -> ShardRow:
         """End a shard as ``DEAD`` and free its items in the same transaction.
 
@@ -261,6 +299,7 @@ class Store(ABC):
             items: ``OPEN`` or ``DIRECT``: what its items without a result become.
             tried: count it as a try of theirs.
             at: Unix seconds.
+            maybe_billed: what was pledged for it stays so: nobody can say that it was not run.
         """
 
     @abstractmethod
@@ -298,6 +337,7 @@ class Store(ABC):
             opened: items for a new shard, with one try more.
             direct: items to be asked alone, with one try more.
             finals: results for the rest.
+            changes: as in :meth:`advance`; ``most`` is 0 unless it is given: results say what it cost.
 
         Raises:
             ValueError: when an item without a result is in none of the three.
@@ -308,9 +348,13 @@ class Store(ABC):
         """Turn ``DIRECT`` items to ``ASKING`` and return them: only after that are they asked."""
 
     @abstractmethod
-    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float) -> Ingested:
+    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float, freed: float = 0.0) -> Ingested:
         """Store what came of ``ASKING`` items; ``again`` makes them ``DIRECT`` with one try more, ``unrun``
-        makes them ``DIRECT`` without."""
+        makes them ``DIRECT`` without. What those cost all the same is booked.
+
+        Args:
+            freed: USD that was pledged for them and is no more.
+        """
 
     @abstractmethod
     def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:

@@ -199,7 +199,9 @@ class Results(Shards):
             raise ValueError("an item of a settled shard goes one way only")
         with self._db.writing() as tx:
             job = self._hold(tx, grip)
-            settled = self._move(tx, job, shard, ShardState.SETTLED, {**changes, "settled_at": at})
+            settled = self._move(
+                tx, job, shard, ShardState.SETTLED, {"most": 0.0, **changes, "settled_at": at}
+            )
             for target, ixs in ((ItemState.OPEN, opened), (ItemState.DIRECT, direct)):
                 items = self._db.many([number(job, ix) for ix in ixs])
                 tx.change(sql.FREE_THESE, CODES[target], items, shard.no)
@@ -219,7 +221,7 @@ class Results(Shards):
     def fail_shard(self, grip: Grip, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
         with self._db.writing() as tx:
             job = self._hold(tx, grip)
-            failed = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at})
+            failed = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at, "most": 0.0})
             first, last = self._span(tx, shard.id)
             held = [row[0] for row in tx.rows(sql.HELD, first, last, shard.no)]
             self._end_alike(tx, job, held, "failed", body, at, cost=0.0)
@@ -258,7 +260,7 @@ class Results(Shards):
             named = {no: (decoded(user_id), body) for no, user_id, body in rows}
             return [Direct(position(no), *named[no], tries) for no, tries in taken]
 
-    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float) -> Ingested:
+    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float, freed: float = 0.0) -> Ingested:
         with self._db.writing() as tx:
             job = self._hold(tx, grip)
             items = self._states(tx, job, [result.ix for result in results])
@@ -270,6 +272,8 @@ class Results(Shards):
                 back = [number(job, r.ix) for r in results if r.outcome == word]
                 if back:
                     tx.change(sql.ASK_AGAIN, tried, self._db.many(back))
+            self._book(tx, job, [r for r in results if not r.final])
+            self._pledge(tx, job, -freed)
             return Ingested(tuple(final), tuple(doubled))
 
     def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:

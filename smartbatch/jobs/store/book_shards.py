@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -15,7 +16,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import ItemAt, LostGrip, Measure, Payload
+from smartbatch.jobs.store.base import ItemAt, LostGrip, Measure, OverBudget, Payload
 from smartbatch.jobs.store.book import Book
 from smartbatch.jobs.store.database import Row, Transaction
 from smartbatch.jobs.store.rows import (
@@ -33,6 +34,8 @@ from smartbatch.jobs.store.rows import (
 
 __all__ = ["Shards"]
 
+_TINY = 1e-9
+"""USD by which sums of floats may miss: less than a token costs."""
 _OWN_VERBS = {
     ShardState.SETTLED: "settle",
     ShardState.DEAD: "bury or fail_shard",
@@ -87,6 +90,11 @@ class Shards(Book):
         found = {row[0]: row for row in self._db.rows(sql.ITEMS_AT, self._db.many(list(asked.values())))}
         return {at: _item_at(found[no]) for at, no in asked.items()}
 
+    def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
+        job = self._number(job_id)
+        numbers = self._db.many([number(job, ix) for ix in positions])
+        return {position(no): body for no, body in self._db.rows(sql.PAYLOADS, numbers)}
+
     def _words(self, states: Collection[ShardState]) -> Any:
         return self._db.many([state.value for state in states])
 
@@ -100,15 +108,39 @@ class Shards(Book):
             found = tx.row(sql.NEXT_SHARD, job)
             assert found is not None
             no = found[0]
+            self._pledge(tx, job, shard.most)
             items = self._db.many([number(job, ix) for ix in shard.items])
             if tx.change(sql.TAKE_ITEMS, no, items) != len(shard.items):
                 raise LostGrip(f"not every item of the new shard {shard.id} is open; nothing was written")
             tx.change(sql.NEW_POSITIONS, shard.id, job, packed(shard.items))
             size = len(shard.items)
-            values = (shard.id, no, shard.nonce, size, shard.bytes, shard.tokens, shard.due_at, job)
-            made = _first(tx.rows(sql.NEW_SHARD, *values))
+            values = (shard.id, no, shard.nonce, size, shard.bytes, shard.tokens, shard.due_at)
+            made = _first(tx.rows(sql.NEW_SHARD, *values, shard.most, job))
             assert made is not None
             return made
+
+    def pledge(self, grip: Grip, usd: float) -> None:
+        with self._db.writing() as tx:
+            self._pledge(tx, self._hold(tx, grip), usd)
+
+    def _pledge(self, tx: Transaction, job: int, usd: float) -> None:
+        """Take from a job's budget, where there is room for it, or give back.
+
+        Raises:
+            OverBudget: there is none.
+        """
+        if not usd:
+            return
+        found = tx.row(sql.MONEY, job)
+        assert found is not None
+        policy, cost, pledged = found
+        budget = json.loads(policy).get("budget")
+        if usd > 0 and budget is not None and cost + pledged + usd > budget + _TINY:
+            raise OverBudget(
+                f"{usd:.6f} USD more could be spent, and {max(0.0, budget - cost - pledged):.6f} USD are left "
+                f"of the job's budget of {budget:g} USD; nothing was written"
+            )
+        tx.change(sql.PLEDGE, usd, job)
 
     def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
         if to is not shard.state:
@@ -133,13 +165,23 @@ class Shards(Book):
             return self._move(tx, job, shard, ShardState.SUBMITTING, changes)
 
     def bury(
-        self, grip: Grip, shard: ShardRow, *, items: ItemState, tried: bool, note: str, at: float
+        self,
+        grip: Grip,
+        shard: ShardRow,
+        *,
+        items: ItemState,
+        tried: bool,
+        note: str,
+        at: float,
+        maybe_billed: bool = False,
     ) -> ShardRow:
         if items not in (ItemState.OPEN, ItemState.DIRECT):
             raise ValueError("the items of a buried shard become open or direct")
         with self._db.writing() as tx:
             job = self._hold(tx, grip)
-            buried = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at})
+            most = shard.most if maybe_billed else 0.0
+            changes = {"note": note, "died_at": at, "most": most}
+            buried = self._move(tx, job, shard, ShardState.DEAD, changes)
             tx.change(sql.FREE_HELD, CODES[items], int(tried), *self._span(tx, shard.id), shard.no)
             return buried
 
@@ -165,6 +207,8 @@ class Shards(Book):
         moved = _first(tx.rows(statement, to.value, *written.values(), shard.id, job, shard.state.value))
         if moved is None:
             raise LostGrip(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
+        if (more := changes.get("most", shard.most) - shard.most) != 0:
+            tx.change(sql.PLEDGE, more, job)  # never refused: what it may have cost, it may have cost
         return moved
 
     def _span(self, tx: Transaction, shard_id: str) -> tuple[int, int]:

@@ -130,7 +130,13 @@ _FIRST = (
     "CREATE TABLE owner (id TEXT NOT NULL PRIMARY KEY, host TEXT NOT NULL, pid {int} NOT NULL, since {real})",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_MONEY = (
+    # USD that may be spent besides what is booked: the budget of a job is kept with it
+    "ALTER TABLE job ADD COLUMN pledged {real} NOT NULL DEFAULT 0",
+    "ALTER TABLE shard ADD COLUMN most {real} NOT NULL DEFAULT 0",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MONEY)
 """Step *n* leads from version *n* to *n* + 1."""
 
 

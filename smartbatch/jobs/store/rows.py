@@ -140,6 +140,7 @@ def job_row(row: Row) -> JobRow:
         epoch=row[22],
         owner=row[23],
         digest=row[24],
+        pledged=row[25],
     )
 
 
@@ -176,6 +177,7 @@ def shard_row(row: Row) -> ShardRow:
         results_until=row[27],
         cost=row[28],
         note=decoded(row[29]),
+        most=row[30],
     )
 
 
@@ -203,6 +205,7 @@ SHARD_CHANGES: dict[str, tuple[str, Any]] = {
             "results_until",
             "cost",
             "bytes",
+            "most",
         )
     },
     "foreign": ("strangers", lambda ids: bare(list(ids))),

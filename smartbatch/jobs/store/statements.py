@@ -7,7 +7,7 @@ from __future__ import annotations
 _JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata, j.policy, j.state,
     j.created_at, j.finished_at, j.total, j.succeeded, j.failed, j.cancelled, j.cost, j.realtime_cost,
     j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner,
-    j.digest, j.lease_until
+    j.digest, j.pledged, j.lease_until
     FROM job j JOIN job_params p ON p.no = j.no """
 JOB_BY_ID = _JOB + "WHERE j.id = ?"
 JOB_BY_KEY = _JOB + "WHERE j.user_key = ?"
@@ -24,6 +24,9 @@ ALL_LOOSE = "SELECT no, owner FROM loose"
 NEW_JOB = """INSERT INTO job (no, id, user_key, scope, model, kind, metadata, policy, digest, created_at,
     state, finished_at, total) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 NEW_PARAMS = "INSERT INTO job_params (no, body) VALUES (?, ?)"
+
+MONEY = "SELECT policy, cost, pledged FROM job WHERE no = ?"
+PLEDGE = "UPDATE job SET pledged = pledged + ? WHERE no = ?"
 
 CANCEL_REQUESTED = "UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> 'done'"
 UNHOLD = "UPDATE job SET state = 'active', note = NULL WHERE no = ? AND state = 'held'"
@@ -76,7 +79,7 @@ ITEMS_AT = """SELECT i.no, p.user_id, p.body, i.tokens FROM item i JOIN payload 
 SHARD_COLUMNS = """id, (SELECT j.id FROM job j WHERE j.no = shard.job), no, nonce, scope, model, state, size,
     bytes, tokens, due_at, tries, file_id, batch_id, watermark, server_time, submitted_at, uncertain_since,
     fenced_at, candidate, strangers, remote, cancelled, ended_at, settled_at, died_at, tidied, results_until,
-    cost, note"""
+    cost, note, most"""
 _SHARD = f"SELECT {SHARD_COLUMNS} FROM shard "
 SHARD_BY_ID = _SHARD + "WHERE id = ?"
 SHARD_BY_NONCE = _SHARD + "WHERE nonce = ?"
@@ -88,8 +91,8 @@ SHARD_STATE = "SELECT state, no FROM shard WHERE id = ? AND job = ?"
 
 NEXT_SHARD = "SELECT coalesce(max(no), 0) + 1 FROM shard WHERE job = ?"
 TAKE_ITEMS = "UPDATE item SET state = 3, shard = ? WHERE no IN {numbers} AND state = 0"
-NEW_SHARD = f"""INSERT INTO shard (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at)
-    SELECT ?, j.no, ?, ?, j.scope, j.model, 'planned', ?, ?, ?, ? FROM job j WHERE j.no = ?
+NEW_SHARD = f"""INSERT INTO shard (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, most)
+    SELECT ?, j.no, ?, ?, j.scope, j.model, 'planned', ?, ?, ?, ?, ? FROM job j WHERE j.no = ?
     RETURNING {SHARD_COLUMNS}"""
 NEW_POSITIONS = "INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)"
 UNRESOLVED_IN_SCOPE = """SELECT count(*) FROM shard
