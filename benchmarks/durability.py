@@ -120,7 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--cycles", type=int, default=500, help="workers killed per provider")
     parser.add_argument("--shorter", type=int, default=60, help="the same for frozen and paired rows")
-    parser.add_argument("--mutants", type=int, default=60, help="the same for mutant rows")
+    parser.add_argument("--mutants", type=int, default=100, help="the same for mutant rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
     parser.add_argument("--part", choices=("killed", "shared"), help="one only")

@@ -94,6 +94,8 @@ def scale(orders: Orders) -> None:
         visibility=orders.visibility,
         reread_pause=0.2,
         longest_pause=1.0,
+        # else the ghosts of all earlier jobs, watched every second, take the time of the present one
+        ghost_watch=max(10.0, 3 * orders.settle),
         send_within=send_within,
     )
 
