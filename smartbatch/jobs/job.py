@@ -120,8 +120,8 @@ class Job:
         """Return a future for each request, in order, as if this process had submitted them.
 
         They end when their results are stored, and raise what failed requests failed with. Cancelling one
-        leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``. Each takes some
-        2 kB of memory; :meth:`results` takes none for a request more.
+        leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``. Each takes
+        some 2 kB of memory, which :meth:`results` does without.
         """
         self._desk.carry_on(self.id)
         return self._desk.watcher_of(self.id).futures(self.total)
