@@ -604,6 +604,8 @@ class StoreMachine(RuleBasedStateMachine):
                 else:
                     job.items[result.ix].state = DIRECT
                     job.items[result.ix].tries += result.outcome == "again"
+                    if result.cost and (result.input_tokens or result.output_tokens):
+                        job.paid_for_nothing.append(result)
 
     @precondition(lambda self: self.owned(0))
     @rule(pick=picks)

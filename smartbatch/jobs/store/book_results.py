@@ -25,7 +25,7 @@ __all__ = ["Results"]
 
 _RESULT = ("no", "seq", "outcome", "digest", "cost", "body")
 _VERDICT = ("no", "word", "digest", "body")
-_FINAL = CODES[ItemState.FINAL]
+_ASKING, _FINAL = CODES[ItemState.ASKING], CODES[ItemState.FINAL]
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
 _UNSENT = (ItemState.OPEN, ItemState.DIRECT)
@@ -272,7 +272,8 @@ class Results(Shards):
                 back = [number(job, r.ix) for r in results if r.outcome == word]
                 if back:
                     tx.change(sql.ASK_AGAIN, tried, self._db.many(back))
-            self._book(tx, job, [r for r in results if not r.final])
+            asked = [r for r in results if not r.final and items[r.ix][0] == _ASKING]
+            self._book(tx, job, asked)
             self._pledge(tx, job, -freed)
             return Ingested(tuple(final), tuple(doubled))
 
