@@ -252,13 +252,27 @@ class ByJob:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[tuple[AskedRow, Found]]:
-        """Yield the rows whose results are to be written, in order, each with its result."""
-        asked = self._questions.requests(skip=lambda _: False, stopped=lambda: False)
-        for found in self._found_of_all():
+        """Yield the rows whose results are to be written, each with its result.
+
+        An output in a file gets what is asked in real time as it comes, and is put in order at the end: a row
+        that takes long holds up no other. Everything else comes in the order of the input.
+        """
+        if not (self._manner.realtime and self._manner.output is not None):
+            yield from self._to_write(self._found_of_all(), ordered=True)
+            return
+        for one in sorted(self._jobs, key=lambda one: (not one.ended, not one.realtime)):
+            yield from self._to_write(self._found(one), ordered=not self._comes_as_stored(one))
+
+    def _comes_as_stored(self, one: RunJob) -> bool:
+        realtime = self._manner.realtime and one.realtime
+        return realtime and not one.ended and self._manner.output is not None
+
+    def _to_write(self, results: Iterator[Found], *, ordered: bool) -> Iterator[tuple[AskedRow, Found]]:
+        row_at = self._questions.finder(self._answered, ordered=ordered)
+        for found in results:
             if self._answered(found.index) or (found.earlier and not found.result.ok):
                 continue  # written before; or failed before, and asked again meanwhile
-            row: AskedRow = next(one.context for one in asked if one.context.index == found.index)
-            yield row, found
+            yield row_at(found.index), found
 
     def _found_of_all(self) -> Iterator[Found]:
         """Yield one result a row, in order: of several jobs that have it the best."""
@@ -270,6 +284,8 @@ class ByJob:
     def _found(self, one: RunJob) -> Iterator[Found]:
         if one.ended or self._follower is None:
             results = one.job.results(wait=False)
+        elif self._comes_as_stored(one):
+            results = self._follower.as_stored(one.job, self._client._desk)
         else:
             # after Ctrl-C, an output gets all that is stored; who reads batches on standard output waits for
             # the order

@@ -9,8 +9,10 @@ from attrs import evolve
 
 from smartbatch.clock import Clock
 from smartbatch.errors import JobTimeout
+from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.watching import PAGE
 from smartbatch.models import Result
 
 __all__ = ["Follower", "is_stuck", "together"]
@@ -106,6 +108,35 @@ class Follower:
             self._ending()
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
+
+    def as_stored(self, job: Job, desk: JobDesk) -> Iterator[Result]:
+        """Yield the results of ``job`` in the order in which they are stored: none waits for another.
+
+        Once interrupted, what is stored by then.
+
+        Args:
+            desk: where the job is.
+        """
+        desk.carry_on(job.id)
+        last = count = 0
+        ended = False
+        while count < job.total:
+            seen, stopped = desk.bell.rings, self._stopped()
+            page = desk.store.fresh(job.id, after=last, limit=PAGE)
+            for row in page:
+                last, count = row.seq, count + 1
+                yield desk.result_of(row, job.id)
+            if self._clock.now() >= self._next:
+                self.look()
+            if page:
+                continue
+            if ended or (not stopped and is_stuck(self.statuses[job.id])):
+                return
+            if stopped:
+                ended = True
+                self._ending()
+            else:
+                desk.bell.listen(seen, STEP)
 
     def look(self) -> None:
         """Look how the jobs stand, and show it."""

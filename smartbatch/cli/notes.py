@@ -9,6 +9,7 @@ from smartbatch.events import (
     BreakerChanged,
     CooldownStarted,
     Event,
+    FlexChanged,
     PackingChanged,
     ParameterDropped,
     RetryScheduled,
@@ -53,6 +54,8 @@ def _told(event: Event) -> str | None:
             return f"{event.model}: breaker {event.before} -> {event.after}: {event.reason}"
         case PackingChanged():
             return f"{event.model}: packing turned {'on' if event.enabled else 'off'}: {event.reason}"
+        case FlexChanged():
+            return f"{event.model}: flex tier turned {'on' if event.enabled else 'off'}: {event.reason}"
         case ParameterDropped():
             return f"parameter {event.field} left out: {event.reason}"
     return None

@@ -40,6 +40,7 @@ class Questions:
         self._keys_of = Keys.of(model, params)
         self._limit = limit
         self.keys = array("Q")
+        self._changed = f"{source.name}: changed while it was being read; run the same line again"
 
     def check(self) -> array[int]:
         """Read the input once, refuse it if any row is bad, and return the rows' keys.
@@ -78,8 +79,7 @@ class Questions:
         Raises:
             InputError: the input is no longer what was checked.
         """
-        changed = f"{self._source.name}: changed while it was being read; run the same line again"
-        count = 0
+        changed, count = self._changed, 0
         for row in self._rows():
             if stopped():
                 return
@@ -97,6 +97,31 @@ class Questions:
             yield evolve(request, context=asked)
         if count != len(self.keys):
             raise InputError(changed)
+
+    def finder(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], AskedRow]:
+        """Return what finds a row by its index, once each.
+
+        The input is read as far as is asked for.
+
+        Args:
+            skip: says of a row's index that it will not be asked for.
+            ordered: rows are asked for in their order; else those that were passed over are held.
+        """
+        rows = self.requests(skip, stopped=lambda: False)
+        held: dict[int, AskedRow] = {}
+
+        def find(index: int) -> AskedRow:
+            while index not in held:
+                if ordered:
+                    held.clear()
+                request = next(rows, None)
+                if request is None:
+                    raise InputError(self._changed)
+                row: AskedRow = request.context
+                held[row.index] = row
+            return held.pop(index)
+
+        return find
 
     def _rows(self) -> Iterator[Row | BadRow]:
         return islice(self._source.rows(), self._limit)

@@ -38,6 +38,10 @@ def gated(request, attempt):
     os.write(int(os.environ["TEST_BEGAN"]), (request.prompt + "\\n").encode())
     os.read(int(os.environ["TEST_LEAVE"]), 1)
     return "answer to " + request.prompt
+
+def first_waits(request, attempt):
+    """Only the first prompt waits for a byte of leave."""
+    return gated(request, attempt) if request.prompt == "prompt 0" else "answer to " + request.prompt
 '''
 
 

@@ -375,8 +375,8 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
 def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     """``smartbatch run … | head -1`` is no error worth a traceback."""
     prompts(300)
-    with Child("--concurrency", "2") as child:
-        child.let_go(2)
+    with Child("--concurrency", "1") as child:
+        child.let_go(1)
         assert json.loads(child.stdout.readline())["index"] == 0
         child.stdout.close()
         child.let_go(300)

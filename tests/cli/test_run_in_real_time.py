@@ -62,6 +62,17 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
 # -- what is left in the store -------------------------------------------------------------------------------
 
 
+def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
+    """The others are written as they come; at the end the file is in order."""
+    expected = prompts(40)
+    with Child("--concurrency", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
+        child.begun(1)
+        until(lambda: lines_of_output() == 39)
+        child.let_go(1)
+        assert child.process.wait() == 0
+    assert [row["input"]["prompt"] for row in written()] == expected
+
+
 def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
     """The output is its record, failed rows included; without the output everything is asked afresh."""
     expected = prompts(20)
