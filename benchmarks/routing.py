@@ -1,0 +1,106 @@
+"""What choosing a route costs against knowing the future; seeded, on a virtual clock.
+
+    python -m benchmarks.routing
+
+Three comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
+:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes.
+
+- *Regret*: for each trace and each regime of the provider, what the library pays more than an oracle that
+  knows how long each batch and each call will take; over the jobs whose deadline the oracle meets. What the
+  library refuses of those counts as missed.
+- *Deadlines*: 1,000 jobs, with turnarounds of heavy tails.
+- *Without deadlines*: USD with each hour until the last answer at 5 USD.
+
+The last table is what a decision takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks import routing_policies as policies
+from benchmarks.routing_policies import Library, Outcome
+from benchmarks.routing_world import REGIMES, TRACES, Fate, Job, Regime, heavy, lognormal, pareto, traffic
+
+RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": policies.threshold}
+
+
+def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outcome]) -> tuple[float, float]:
+    """Return by how much a policy costs more than the oracle, and the share of deadlines it misses.
+
+    Both of jobs that the oracle does in time; the former of those the policy does at all.
+    """
+    feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
+    done = [at for at in feasible if mine[at].route is not None]
+    missed = sum(not mine[at].met(fates[at].job) for at in feasible)
+    cost = sum(mine[at].cost for at in done) / sum(best[at].cost for at in done)
+    return cost - 1, missed / len(feasible)
+
+
+def report_regret(jobs: dict[str, list[Job]]) -> None:
+    """Print the table of regrets."""
+    print(f"{'trace':<20}{'regime':<24}{'jobs':>6}{'feasible':>10}{'refused':>9}", end="")
+    print("".join(f"{name:>22}" for name in ("library", *RULES)))
+    for trace, listed in jobs.items():
+        for regime in REGIMES:
+            fates = [Fate.of(job, regime) for job in listed]
+            best = [policies.oracle(fate) for fate in fates]
+            mine = Library().run(fates)
+            ran = [mine, *([rule(fate) for fate in fates] for rule in RULES.values())]
+            feasible = sum(one.met(fate.job) for one, fate in zip(best, fates, strict=True))
+            refused = sum(one.route is None for one in mine)
+            print(f"{trace:<20}{regime.name:<24}{len(fates):>6}{feasible:>10}{refused:>9}", end="")
+            for outcomes in ran:
+                cost, missed = compared(fates, best, outcomes)
+                print(f"{f'{cost:+.1%}, {missed:.1%} missed':>22}", end="")
+            print(flush=True)
+
+
+def report_deadlines() -> None:
+    """Print how many deadlines are met with turnarounds of heavy tails."""
+    print(f"\n{'turnarounds':<28}{'feasible':>9}{'met':>8}{'refused':>9}{'rescued':>9}{'room':>7}{'cost':>8}")
+    for name, turnaround, usual in (
+        ("lognormal, 30 min, 1.2", lognormal(1800.0, 1.2), 1800.0),
+        ("Pareto 1.2, from 10 min", pareto(600.0, 1.2), 600 * 2 ** (1 / 1.2)),
+    ):
+        fates = [Fate.of(job, Regime(name, turnaround)) for job in heavy(name)]
+        best = [policies.oracle(fate) for fate in fates]
+        plain = [policies.alone(fate) for fate in fates]
+        mine = Library().run(fates)
+        feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
+        met = sum(mine[at].met(fates[at].job) for at in feasible)
+        refused = sum(mine[at].route is None for at in feasible)
+        room = [at for at in feasible if fates[at].job.deadline >= 4 * usual and mine[at].route is not None]
+        cost = sum(mine[at].cost for at in room) / sum(plain[at].cost for at in room)
+        print(
+            f"{name:<28}{len(feasible):>9}{met / len(feasible):>8.1%}{refused:>9}"
+            f"{sum(one.rescued for one in mine):>9}{len(room):>7}{cost:>8.1%}",
+            flush=True,
+        )
+
+
+def report_without(jobs: dict[str, list[Job]]) -> None:
+    """Print what lists without a deadline come to, their time included."""
+    print(f"\n{'trace':<20}{'regime':<24}{'oracle':>12}" + "".join(f"{n:>12}" for n in ("library", *RULES)))
+    for trace, listed in jobs.items():
+        for regime in REGIMES:
+            fates = [Fate.of(job, regime) for job in listed]
+            best = sum(policies.weight(policies.oracle(fate, deadline=False)) for fate in fates)
+            ran = [Library().run(fates, deadline=False)]
+            ran += [[rule(fate) for fate in fates] for rule in RULES.values()]
+            sums = (sum(map(policies.weight, outcomes)) for outcomes in ran)
+            print(f"{trace:<20}{regime.name:<24}{best:>8.0f} USD", end="")
+            print("".join(f"{each / best - 1:>+12.1%}" for each in sums), flush=True)
+
+
+def main() -> None:
+    jobs = traffic()
+    if not TRACES.exists():
+        print("The Azure traces are not here; the made-up ones are compared alone.\n")
+    report_regret(jobs)
+    report_deadlines()
+    report_without(jobs)
+
+
+if __name__ == "__main__":
+    main()

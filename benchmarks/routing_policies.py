@@ -1,0 +1,273 @@
+"""Who is compared: the library's own decision code, an oracle, and three rules that never learn."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Generator, Sequence
+
+from attrs import define, field, frozen
+
+from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
+from smartbatch.core.choosing import Infeasible, Option, choose
+from smartbatch.core.forecast import Forecaster, Seen
+from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.pace import Pace
+from smartbatch.core.rescue import MARGIN, SURE, Held, Speed, rescue
+from smartbatch.core.tokens import Calibration
+from smartbatch.core.wishes import Wishes
+from smartbatch.experience import BATCH, CALL, CANCEL
+from smartbatch.models import Route, Usage
+
+PARALLELISM = 4
+"""The client's default."""
+THRESHOLD = 10
+TIME_VALUE = 5.0
+"""The client's default, USD an hour."""
+LEARNED = 200
+"""Calls of a job that are learned from, spread evenly; the client would learn from all."""
+LOOKS = 0.05
+"""A job with a deadline is looked at as often as this share of what is left of it passes, or each 10 s."""
+
+
+@frozen
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        seconds: until its last answer; infinity where it was refused.
+        cost: USD.
+        route: that was chosen; ``None`` where it was refused.
+        rescued: whether any of it was taken back from a batch.
+    """
+
+    seconds: float
+    cost: float
+    route: Route | None
+    rescued: bool = False
+
+    def met(self, job: Job) -> bool:
+        """Whether it met its deadline."""
+        return self.seconds <= job.deadline
+
+
+def shards(count: int) -> list[int]:
+    """Return the sizes of the batches that so many requests become."""
+    batches = math.ceil(count / LARGEST)
+    return [count // batches + (place < count % batches) for place in range(batches)]
+
+
+# -- those who know or never learn ---------------------------------------------------------------------------
+
+
+def alone(fate: Fate) -> Outcome:
+    """Every job in real time."""
+    end = Workers(PARALLELISM, fate.regime.rpm).take(fate.calls, 0.0)
+    return Outcome(end, fate.job.cost(), Route.INDIVIDUAL)
+
+
+def by_batch(fate: Fate) -> Outcome:
+    """Every job by batch, however long it takes."""
+    job = fate.job
+    ends = [fate.batch(place, job.at) for place in range(len(shards(len(job.rows))))]
+    return Outcome(max(ends), HALF * job.cost(), Route.BATCH)
+
+
+def threshold(fate: Fate) -> Outcome:
+    """By number alone."""
+    return by_batch(fate) if len(fate.job.rows) >= THRESHOLD else alone(fate)
+
+
+def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
+    """Take what turns out best: each batch of the job whose end it knows to be in time, the rest in real time.
+
+    It knows how long each batch will take, and each call. So it never cancels any.
+    """
+    job = fate.job
+    plain, batch = alone(fate), by_batch(fate)
+    if not deadline:
+        return min(plain, batch, key=lambda each: weight(each))
+    workers = Workers(PARALLELISM, fate.regime.rpm)
+    cost, seconds, first = 0.0, 0.0, 0
+    for place, size in enumerate(shards(len(job.rows))):
+        price, took = job.cost(first, first + size), fate.batch(place, job.at)
+        if took <= job.deadline:
+            cost, seconds = cost + HALF * price, max(seconds, took)
+        else:
+            cost += price
+            seconds = max(seconds, workers.take(fate.calls[first : first + size], 0.0))
+        first += size
+    mixed = Outcome(seconds, cost, Route.BATCH if seconds else None)
+    met = [each for each in (batch, mixed, plain) if each.met(job)]
+    return min(met or [plain], key=lambda each: each.cost)
+
+
+def weight(outcome: Outcome) -> float:
+    """Return USD, the time included."""
+    return outcome.cost + TIME_VALUE * outcome.seconds / 3600
+
+
+# -- the library ---------------------------------------------------------------------------------------------
+
+
+class Knowledge:
+    """What a client has seen, by the library's own forecasts."""
+
+    def __init__(self) -> None:
+        self.calls = Forecaster(CALL)
+        self.batches = Forecaster(BATCH)
+        self.cancels = Forecaster(CANCEL)
+        self.tokens = Calibration()
+
+    def pace(self, now: float, tokens: float, rpm: float) -> Pace:
+        """Return how fast real time is."""
+        return Pace(self.calls.at(now), PARALLELISM, tokens=tokens, rpm=rpm)
+
+    def cancelling(self, now: float) -> float:
+        """Return the seconds kept for a cancel."""
+        return self.cancels.quantile(SURE, 1, now)
+
+    def decide(self, fate: Fate, wishes: Wishes) -> Option:
+        """Return the route by the library's own code.
+
+        Raises:
+            Infeasible: nothing meets the wishes.
+        """
+        job, now = fate.job, fate.job.at
+        n, given = len(job.rows), float(sum(row.given for row in job.rows))
+        made = n * self.tokens.mean_output(None)
+        price = given * INPUT + made * OUTPUT
+        cost = Cost(price, price, price)
+        pace = self.pace(now, (given + made) / n, fate.regime.rpm)
+        batch = BatchOffer(self.batches.at(now), cost.of(HALF), self.cancelling(now), LARGEST)
+        load = Load(n, given, made)
+        return choose(load, [Offer(Route.INDIVIDUAL, pace, cost)], batch, wishes).chosen
+
+
+@define
+class _Shard:
+    place: int
+    first: int
+    size: int
+    created: float
+    ends: float
+    cancelled: float | None = None
+
+
+Steps = Generator[float, None, Outcome]
+
+
+@define
+class Library:
+    """The library on a virtual clock: all jobs of a trace, which learn from each other as time goes."""
+
+    know: Knowledge = field(factory=Knowledge)
+    outcomes: dict[int, Outcome] = field(factory=dict)
+    options: dict[int, Option] = field(factory=dict)
+    _events: list[tuple[float, int, Callable[[float], None]]] = field(factory=list)
+    _numbers: itertools.count[int] = field(factory=itertools.count)
+    now: float = 0.0
+
+    def run(self, fates: Sequence[Fate], *, deadline: bool = True) -> list[Outcome]:
+        """Return what becomes of each job."""
+        for place, fate in enumerate(fates):
+            self._at(fate.job.at, self._starter(place, fate, deadline))
+        while self._events:
+            self.now, _, act = heapq.heappop(self._events)
+            act(self.now)
+        return [self.outcomes[place] for place in range(len(fates))]
+
+    def _at(self, when: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), act))
+
+    def _starter(self, place: int, fate: Fate, deadline: bool) -> Callable[[float], None]:
+        def begin(_: float) -> None:
+            self._resume(place, self._steps(place, fate, deadline))
+
+        return begin
+
+    def _resume(self, place: int, steps: Steps) -> None:
+        try:
+            when = next(steps)
+        except StopIteration as stop:
+            self.outcomes[place] = stop.value
+        else:
+            self._at(when, lambda _: self._resume(place, steps))
+
+    def _steps(self, place: int, fate: Fate, deadline: bool) -> Steps:
+        """Take one job from its decision to its end; yields when it wants to be looked at again."""
+        job = fate.job
+        wishes = Wishes(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
+        try:
+            option = self.know.decide(fate, wishes)
+        except Infeasible:
+            return Outcome(math.inf, 0.0, None)
+        self.options[place] = option
+        workers = Workers(PARALLELISM, fate.regime.rpm)
+        first = option.first if option.batches else len(job.rows)
+        self._call(fate, workers, 0, first)
+        cost = job.cost(0, first)
+        open_ = self._create(fate, first) if option.batches else []
+        late = False
+        while open_:
+            now = self.now
+            for shard in [each for each in open_ if each.ends <= now]:
+                open_.remove(shard)
+                cost += self._ended(fate, workers, shard)
+            wait = self._rescued(fate, workers, open_) if deadline else math.inf
+            late = late or any(shard.cancelled is not None for shard in open_)
+            if open_:
+                yield max(now, min(now + wait, min(shard.ends for shard in open_)))
+        if workers.left(self.now):
+            yield workers.ends[-1]
+        return Outcome(self.now - job.at, cost, option.route, late)
+
+    def _create(self, fate: Fate, first: int) -> list[_Shard]:
+        found, now = [], self.now
+        for place, size in enumerate(shards(len(fate.job.rows) - first)):
+            found.append(_Shard(place, first, size, now, now + fate.batch(place, now)))
+            first += size
+        return found
+
+    def _ended(self, fate: Fate, workers: Workers, shard: _Shard) -> float:
+        """Take in a batch that is done or cancelled; return what its requests cost."""
+        know, now = self.know, self.now
+        price = fate.job.cost(shard.first, shard.first + shard.size)
+        if shard.cancelled is None:
+            know.batches.observe(Seen(shard.size, now - shard.created, now))
+            return HALF * price
+        know.cancels.observe(Seen(shard.size, now - shard.cancelled, now))
+        know.batches.observe(Seen(shard.size, shard.cancelled - shard.created, now, ended=False))
+        self._call(fate, workers, shard.first, shard.first + shard.size)
+        return price
+
+    def _rescued(self, fate: Fate, workers: Workers, open_: Sequence[_Shard]) -> float:
+        """Take back what has to be; return the seconds until it must be looked at again."""
+        job, now = fate.job, self.now
+        left = job.at + job.deadline - now
+        tokens = 1.0
+        speed = Speed(self.know.pace(now, tokens, fate.regime.rpm), self.know.cancelling(now))
+        held = [Held(shard.size, True, stuck=shard.cancelled is not None) for shard in open_]
+        found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed)
+        for at in found.back:
+            shard = open_[at]
+            shard.cancelled, shard.ends = now, now + fate.cancel(shard.place)
+        return min(found.wait, max(10.0, LOOKS * left))
+
+    def _call(self, fate: Fate, workers: Workers, first: int, end: int) -> None:
+        """Send requests in real time, and learn from them as they are answered."""
+        before = len(workers.ends)
+        calls = fate.calls[first:end]
+        workers.take(calls, self.now)
+        ends = workers.ends[before:]
+        step = max(1, len(calls) // LEARNED)
+        for end_at, seconds, row in list(zip(ends, calls, fate.job.rows[first:end], strict=True))[::step]:
+            self._at(end_at, self._learner(seconds, Usage(row.given, row.made)))
+
+    def _learner(self, seconds: float, usage: Usage) -> Callable[[float], None]:
+        def learn(now: float) -> None:
+            self.know.calls.observe(Seen(1, seconds, now))
+            self.know.tokens.observe(usage.input_tokens, usage)
+
+        return learn

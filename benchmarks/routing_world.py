@@ -1,0 +1,256 @@
+"""What routes are compared on: jobs from real and made-up traffic, and a provider on a virtual clock.
+
+The provider's physics:
+
+- A call takes 0.4 s and 1/80 s for each token of its answer, times a lognormal factor (0.3). ``parallelism``
+  of a job's calls run at a time, and where there is a limit no more begin in a minute.
+- A batch takes a time that its regime draws, all batches of one moment about the same. It does its work at
+  its very end: one that is cancelled has done nothing, and costs nothing. So nothing is gained by a batch
+  that is cancelled, which is the hardest case for a rescue.
+- A cancel takes a lognormal time around 30 s, 95 of 100 up to 150 s.
+
+Jobs do not hinder each other. All draws belong to the job, so each policy meets the same ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+from attrs import define, field, frozen
+
+DAY = 86_400.0
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+INPUT, OUTPUT = 0.25e-6, 2.0e-6
+"""USD a token, as a small model costs."""
+HALF = 0.5
+"""What a batch costs of it, as OpenAI, Anthropic and Gemini document."""
+USERS = 8
+"""Readers of one trace, who each cut it into jobs in another way."""
+LARGEST = 5000
+"""Most requests of a batch, the default of ``batch_max_requests``."""
+
+Turnaround = Callable[[Random, float], float]
+"""Draws the seconds that a batch takes that is created at a moment."""
+
+
+@frozen
+class Regime:
+    """How the provider behaves.
+
+    Attributes:
+        name: for the tables.
+        turnaround: of batches.
+        rpm: calls that may begin in a minute.
+        usual: median of the turnaround, for the tables.
+    """
+
+    name: str
+    turnaround: Turnaround
+    rpm: float = math.inf
+
+
+def lognormal(median: float, sigma: float) -> Turnaround:
+    """Times around a median, seconds."""
+    return lambda dice, _: median * math.exp(dice.gauss(0.0, sigma))
+
+
+def pareto(shortest: float, alpha: float) -> Turnaround:
+    """Times with a heavy tail, seconds."""
+    return lambda dice, _: shortest * dice.paretovariate(alpha)
+
+
+def slows_down(before: Turnaround, after: Turnaround, at: float) -> Turnaround:
+    """One regime, then another."""
+    return lambda dice, now: before(dice, now) if now < at else after(dice, now)
+
+
+FAST, SLOW = lognormal(300.0, 0.6), lognormal(3 * 3600.0, 0.8)
+REGIMES = (
+    Regime("fast batch", FAST),
+    Regime("slow batch", SLOW),
+    Regime("batch that slows down", slows_down(FAST, SLOW, DAY / 2)),
+    Regime("limits that bind", lognormal(2700.0, 0.8), rpm=60.0),
+)
+
+
+@frozen
+class Row:
+    """One request: tokens in and out."""
+
+    given: int
+    made: int
+
+
+@frozen
+class Job:
+    """A list of requests that comes at a moment.
+
+    Attributes:
+        at: seconds.
+        rows: its requests.
+        deadline: seconds from then.
+        seed: of all that happens to it.
+    """
+
+    at: float
+    rows: tuple[Row, ...] = field(repr=False)
+    deadline: float
+    seed: int
+
+    def cost(self, first: int = 0, end: int | None = None) -> float:
+        """Return the USD of some of its requests in real time."""
+        return sum(row.given * INPUT + row.made * OUTPUT for row in self.rows[first:end])
+
+
+@define
+class Fate:
+    """What will happen to a job whatever is done with it.
+
+    Attributes:
+        calls: seconds of each request's call.
+        batches: factor on the turnaround of each of its batches, in turn.
+    """
+
+    job: Job
+    regime: Regime
+    calls: list[float]
+    _dice: Random
+
+    @classmethod
+    def of(cls, job: Job, regime: Regime) -> Fate:
+        """Draw it."""
+        dice = Random(job.seed)
+        calls = [(0.4 + row.made / 80) * math.exp(dice.gauss(0.0, 0.3)) for row in job.rows]
+        return cls(job, regime, calls, dice)
+
+    def batch(self, place: int, at: float) -> float:
+        """Return what the batch at a place in the job takes when it is created at a moment."""
+        common = self.regime.turnaround(Random(f"batch {self.job.seed}"), at)
+        return common * math.exp(Random(f"batch {self.job.seed} {place}").gauss(0.0, 0.1))
+
+    def cancel(self, place: int) -> float:
+        """Return what the cancel of a batch takes."""
+        return 30.0 * math.exp(Random(f"cancel {self.job.seed} {place}").gauss(0.0, 0.98))
+
+
+class Workers:
+    """The calls of a job in real time."""
+
+    def __init__(self, parallelism: int, rpm: float) -> None:
+        self._free = [-math.inf] * parallelism
+        self._gap = 60.0 / rpm
+        self._next = -math.inf
+        self.ends: list[float] = []
+
+    def take(self, seconds: Sequence[float], now: float) -> float:
+        """Take calls on, and return when the last of all has ended."""
+        for each in seconds:
+            begin = max(now, self._free[0], self._next)
+            self._next = begin + self._gap
+            heapq.heapreplace(self._free, begin + each)
+            self.ends.append(begin + each)
+        self.ends.sort()
+        return self.ends[-1] if self.ends else now
+
+    def left(self, now: float) -> int:
+        """Return how many have not ended."""
+        return len(self.ends) - bisect_right(self.ends, now)
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def traffic() -> dict[str, list[Job]]:
+    """Return the jobs of each trace, the real ones where they are to be had."""
+    found: dict[str, list[Job]] = {}
+    for name in ("conv", "code"):
+        path = TRACES / f"azure_llm_2023_{name}.csv"
+        if path.exists():
+            found[f"Azure 2023 {name}"] = list(_grouped(_read(path), Random(name)))
+    return found | {
+        "overnight bulk": list(_bulk(Random("bulk"))),
+        "interactive bursts": list(_bursts(Random("bursts"))),
+        "mixed": list(_mixed(Random("mixed"))),
+    }
+
+
+def log_uniform(dice: Random, low: float, high: float) -> float:
+    """Draw between two numbers, evenly on a logarithmic scale."""
+    return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+
+def _deadline(dice: Random) -> float:
+    return log_uniform(dice, 60.0, DAY)
+
+
+def _read(path: Path) -> list[tuple[float, Row]]:
+    """Return the requests of a trace, its hour stretched to a day."""
+    found = []
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            at = datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp()
+            found.append((at, Row(int(line["ContextTokens"]), int(line["GeneratedTokens"]))))
+    first, last = found[0][0], found[-1][0]
+    return [((at - first) / (last - first) * DAY, row) for at, row in found]
+
+
+def _grouped(rows: Sequence[tuple[float, Row]], dice: Random) -> Iterator[Job]:
+    """Cut a trace into jobs: all that comes within a span of 1 s to 5 min of the trace, log-uniform."""
+    jobs = []
+    for _ in range(USERS):
+        group: list[Row] = []
+        until = 0.0
+        for at, row in rows:
+            if at > until and group:
+                jobs.append(_job(at, group, dice))
+                group = []
+            if not group:
+                until = at + 24 * log_uniform(dice, 1.0, 300.0)
+            group.append(row)
+    yield from sorted(jobs, key=lambda job: job.at)
+
+
+def _job(at: float, rows: Sequence[Row], dice: Random, deadline: float | None = None) -> Job:
+    return Job(at, tuple(rows), _deadline(dice) if deadline is None else deadline, dice.getrandbits(48))
+
+
+def rows(dice: Random, count: int) -> list[Row]:
+    """Make requests up: tokens like those of conversations."""
+    return [
+        Row(round(1000 * math.exp(dice.gauss(0, 0.6))), min(1000, round(130 * math.exp(dice.gauss(0, 0.8)))))
+        for _ in range(count)
+    ]
+
+
+def _bulk(dice: Random, count: int = 60) -> Iterator[Job]:
+    """Lists of 1,000 to 20,000 requests that are due in the morning, 4 to 14 hours later."""
+    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
+        made = rows(dice, round(log_uniform(dice, 1000, 20_000)))
+        yield _job(at, made, dice, dice.uniform(4 * 3600, 14 * 3600))
+
+
+def _bursts(dice: Random, count: int = 500) -> Iterator[Job]:
+    """Lists of 1 to 40 requests for which somebody waits, half a minute to an hour."""
+    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
+        made = rows(dice, round(log_uniform(dice, 1, 40)))
+        yield _job(at, made, dice, log_uniform(dice, 30.0, 3600.0))
+
+
+def _mixed(dice: Random, count: int = 400) -> Iterator[Job]:
+    """Lists of 1 to 3,000 requests with any deadline."""
+    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
+        yield _job(at, rows(dice, round(log_uniform(dice, 1, 3000))), dice)
+
+
+def heavy(turnaround: str, count: int = 1000) -> list[Job]:
+    """Return jobs of 1 to 2,000 requests with deadlines of 1 minute to 24 hours, over ten days."""
+    dice = Random(turnaround)
+    moments = sorted(dice.uniform(0, 10 * DAY) for _ in range(count))
+    return [_job(at, rows(dice, round(log_uniform(dice, 1, 2000))), dice) for at in moments]
