@@ -81,6 +81,14 @@ class SimStore(SqliteStore):
         owners = FileOwners(os.path.join(disk.spool, "owners"), rng)
         Book.__init__(self, _Database(disk, wall), owners, disk.spool, wall)
 
+        self._numbers: dict[str, int] = {}
+
+    def _number(self, job_id: str) -> int:
+        """Look it up once: it never changes, and every third statement would ask for it."""
+        if job_id not in self._numbers:
+            self._numbers[job_id] = super()._number(job_id)
+        return self._numbers[job_id]
+
     def abandon(self) -> None:
         self._db._disk.rollback()  # type: ignore[attr-defined]
         super().abandon()
