@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from smartbatch.models import Generation
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> Questions:
+def questions(tmp_path: Path) -> Iterator[Questions]:
     """Ten checked rows."""
     path = tmp_path / "in.txt"
     path.write_text("".join(f"prompt {i}\n" for i in range(10)))
-    asked = Questions(Source(str(path)), PromptMaker(), model="sim:demo", params=Generation())
-    asked.check()
-    return asked
+    with Source(str(path)) as source:
+        asked = Questions(source, PromptMaker(), model="sim:demo", params=Generation())
+        asked.check()
+        yield asked
 
 
 def test_rows_are_found_in_any_order(questions: Questions) -> None:
