@@ -69,4 +69,5 @@ def _lay(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
             money.usd,
         )
     collecting.clear(work, shard)
-    return work.later(shard, 0.0, tidied=True, batch_id=batch.id)
+    most = shard.most if money.wasted is None else money.wasted  # the answers that are of use are booked
+    return work.later(shard, 0.0, tidied=True, batch_id=batch.id, most=most)

@@ -211,12 +211,14 @@ class Taken:
         used: of these, those whose result was stored now.
         doubled: requests that had another answer already.
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
+        wasted: what those of them cost that were not used.
     """
 
     billed: int = 0
     used: int = 0
     doubled: int = 0
     usd: float | None = 0.0
+    wasted: float | None = 0.0
 
     def add(self, results: list[NewResult], final: tuple[int, ...]) -> None:
         """Count a page of them."""
@@ -225,10 +227,11 @@ class Taken:
                 continue
             self.billed += 1
             self.used += result.ix in final
-            if result.cost is None or self.usd is None:
-                self.usd = None
-            else:
-                self.usd += result.cost
+            if result.cost is None or self.usd is None or self.wasted is None:
+                self.usd = self.wasted = None
+                continue
+            self.usd += result.cost
+            self.wasted += 0.0 if result.ix in final else result.cost
 
 
 @define

@@ -15,6 +15,7 @@ from attrs import frozen
 
 from smartbatch.clock import Clock
 from smartbatch.core.rescue import Speed, assumed
+from smartbatch.core.tokens import Calibration
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import Event
 from smartbatch.jobs import chasing, collecting, polling, reconcile, rescuing, settling, submitting, tidying
@@ -22,7 +23,7 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.planning import plan
 from smartbatch.jobs.records import Grip, ItemState, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store.base import Store
-from smartbatch.jobs.work import EngineLimits, Work, report
+from smartbatch.jobs.work import EngineLimits, Work, report, unlearned
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batches import BatchApi
 
@@ -73,6 +74,7 @@ class JobEngine:
         limits: how to wait, and how much goes into a batch.
         speed: says how fast requests of a job are answered in real time; what is assumed before any was, by
             default.
+        calibration: says what was learned of the tokens of a job's model; nothing by default.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class JobEngine:
         prices: PriceBook,
         limits: EngineLimits,
         speed: Callable[[JobRow], Speed] = assumed,
+        calibration: Callable[[JobRow], Calibration] = unlearned,
     ) -> None:
         self._store = store
         self._api_of = api_of
@@ -95,6 +98,7 @@ class JobEngine:
         self._prices = prices
         self._limits = limits
         self._speed = speed
+        self._calibration = calibration
 
     def tend(self, grip: Grip) -> Tended:
         """Do the most urgent step of a job that is due, if one is.
@@ -122,6 +126,7 @@ class JobEngine:
             prices=self._prices,
             tell=self._tell,
             speed=self._speed,
+            calibration=self._calibration,
         )
         if reconcile.answered(work):
             self._store.unhold(job.id)

@@ -8,12 +8,15 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from smartbatch.core.budget import Budget
 from smartbatch.core.rescue import Speed, assumed
+from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.direct import Ask
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import Grip, JobRow
+from smartbatch.jobs.work import unlearned
 from smartbatch.models import Result
 from smartbatch.providers.base import Provider
 
@@ -33,6 +36,8 @@ class Host:
         tell: takes events.
         report: told of what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
+        calibration: says what was learned of the tokens of a job's model.
+        outer: returns the budget from which requests of a job with a budget spend as well, when asked alone.
     """
 
     own: tuple[Provider, ...]
@@ -44,6 +49,8 @@ class Host:
     tell: Callable[[Event], None]
     report: Callable[[str | None, BaseException], None]
     speed: Callable[[JobRow], Speed] = assumed
+    calibration: Callable[[JobRow], Calibration] = unlearned
+    outer: Callable[[JobRow], Budget | None] = lambda _: None
 
 
 class Tended(Protocol):

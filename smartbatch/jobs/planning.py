@@ -6,9 +6,10 @@ import math
 
 from smartbatch.core.cutting import cut
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs import quota
+from smartbatch.jobs import money, quota
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
+from smartbatch.jobs.store.base import OverBudget
 from smartbatch.jobs.wire import new_nonce
 from smartbatch.jobs.work import Work, report
 
@@ -19,7 +20,7 @@ PORTION = 100_000
 
 
 def plan(work: Work) -> bool:
-    """Put the job's open items into shards; return whether there were any.
+    """Put the job's open items into shards, as far as its budget reaches; return whether any went somewhere.
 
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
@@ -27,6 +28,12 @@ def plan(work: Work) -> bool:
     items = work.store.open_items(work.job.id, state=ItemState.OPEN, limit=PORTION)
     if not items:
         return False
+    costs: dict[int, float] = {}
+    if money.budget_of(work.job) is not None:
+        costs = money.affordable(work, items)
+        if not costs:
+            return money.end_unaffordable(work, items)
+        items = [item for item in items if item.ix in costs]
     abilities = work.api.abilities
     most = min(
         work.policy("max_requests", work.limits.max_requests),
@@ -51,17 +58,19 @@ def plan(work: Work) -> bool:
     for ixs in pieces.shards:
         members = [by_ix[ix] for ix in ixs]
         nonce = new_nonce(work.rng)
-        work.store.plan(
-            work.grip,
-            NewShard(
-                id=f"shard-{nonce}",
-                nonce=nonce,
-                items=tuple(ixs),
-                bytes=sum(item.size + 1 for item in members),
-                tokens=sum(item.tokens for item in members),
-                due_at=work.wall,
-            ),
+        shard = NewShard(
+            id=f"shard-{nonce}",
+            nonce=nonce,
+            items=tuple(ixs),
+            bytes=sum(item.size + 1 for item in members),
+            tokens=sum(item.tokens for item in members),
+            due_at=work.wall,
+            most=sum(costs.get(ix, 0.0) for ix in ixs),
         )
+        try:
+            work.store.plan(work.grip, shard)
+        except OverBudget:  # what is asked alone took the room meanwhile: it is cut anew
+            return True
     if pieces.too_big:
         _refuse(work, pieces.too_big)
     return True

@@ -112,9 +112,17 @@ def _failed(work: Work, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
 
 
 def _again(
-    work: Work, shard: ShardRow, reason: str, *, tried: bool, to: ItemState = ItemState.OPEN
+    work: Work,
+    shard: ShardRow,
+    reason: str,
+    *,
+    tried: bool,
+    to: ItemState = ItemState.OPEN,
+    maybe_billed: bool = False,
 ) -> ShardRow:
-    dead = work.store.bury(work.grip, shard, items=to, tried=tried, note=reason, at=work.wall)
+    dead = work.store.bury(
+        work.grip, shard, items=to, tried=tried, note=reason, at=work.wall, maybe_billed=maybe_billed
+    )
     work.told(shard, dead, reason)
     return dead
 
@@ -133,9 +141,8 @@ def _vanished(work: Work, shard: ShardRow) -> ShardRow:
         shard,
     )
     if work.job.cancel_requested:  # nothing more is to be had of it, and nothing is sent again
-        return _again(
-            work, shard, "the provider no longer knows the batch, and the job is cancelled", tried=True
-        )
+        reason = "the provider no longer knows the batch, and the job is cancelled"
+        return _again(work, shard, reason, tried=True, maybe_billed=True)
     return work.later(
         shard, work.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )

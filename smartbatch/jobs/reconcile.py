@@ -178,7 +178,15 @@ def _fence(work: Work, shard: ShardRow) -> ShardRow:
 
 def _give_up(work: Work, shard: ShardRow) -> ShardRow:
     reason = "not found in time; its requests go again"
-    dead = work.store.bury(work.grip, shard, items=ItemState.OPEN, tried=False, note=reason, at=work.wall)
+    dead = work.store.bury(
+        work.grip,
+        shard,
+        items=ItemState.OPEN,
+        tried=False,
+        note=reason,
+        at=work.wall,
+        maybe_billed=shard.fenced_at is None,
+    )
     work.told(shard, dead, reason)
     return dead
 

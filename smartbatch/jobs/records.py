@@ -183,8 +183,8 @@ class JobRow:
         epoch: of the present or last owner.
         owner: of the present owner; ``None`` when it was given back.
         finished_at: Unix seconds of the last result.
-        pledged: USD that may be spent besides ``cost``: the most that shards, and items being asked alone, can
-            still cost, and of what was lost, what it may have cost. Only counted for a job with a budget.
+        pledged: USD that may be spent besides ``cost``: the most that shards, and items being asked alone,
+            can still cost, and what answers that are lost may have cost. Counted for jobs with a budget.
     """
 
     id: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
-from smartbatch.jobs import collecting, twins
+from smartbatch.jobs import collecting, money, twins
 from smartbatch.jobs.payload import decode_error, encode_error
 from smartbatch.jobs.records import NewResult, ShardRow
 from smartbatch.jobs.store.base import Unsettled
@@ -56,6 +56,7 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
         finals=sorted_out.finals,
         at=now,
         settled_at=now,
+        most=_lost(work, shard, missing) if doubtful or shard.remote.get("gone") else 0.0,
         tidied=work.policy("retention", None) is None and not shard.remote.get(twins.SUSPECTS),
         note=None,
     )
@@ -63,6 +64,11 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
     collecting.clear(work, shard)
     report(work.store, before, work.tell, work.clock)
     return settled
+
+
+def _lost(work: Work, shard: ShardRow, missing: list[Unsettled]) -> float:
+    """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
+    return money.lost(work, shard, [item.ix for item in missing])
 
 
 def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:

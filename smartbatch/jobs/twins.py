@@ -73,6 +73,7 @@ def stop(work: Work, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
 def examine(work: Work, shard: ShardRow) -> ShardRow:
     """``SETTLED``, with suspects: look into the first of them, and say what it cost where it was a twin."""
     suspect, *others = shard.remote[SUSPECTS]
+    twice = 0.0
     try:
         batch = work.api.get(suspect, work.limits.call_timeout)
         if batch is not None and not batch.state.ended:
@@ -81,12 +82,12 @@ def examine(work: Work, shard: ShardRow) -> ShardRow:
         if not nonces and batch is not None and batch.outputs and shard.tries + 1 < READINGS:
             return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
-            _price(work, shard, batch)
+            twice = _price(work, shard, batch)
     except (LostGrip, StoreError):
         raise
     except Exception as error:
         return work.stumbled(shard, work.api.classify(error))
-    return work.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others})
+    return work.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others}, most=shard.most + twice)
 
 
 def _alike(work: Work, shard: ShardRow, others: list[RemoteBatch]) -> list[RemoteBatch]:
@@ -98,7 +99,8 @@ def _alike(work: Work, shard: ShardRow, others: list[RemoteBatch]) -> list[Remot
     ]
 
 
-def _price(work: Work, shard: ShardRow, twin: RemoteBatch) -> None:
+def _price(work: Work, shard: ShardRow, twin: RemoteBatch) -> float:
+    """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
     money = collecting.price(work, shard, twin)
     if money.billed:
         known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
@@ -109,3 +111,4 @@ def _price(work: Work, shard: ShardRow, twin: RemoteBatch) -> None:
             shard,
             money.usd,
         )
+    return money.usd or 0.0

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from smartbatch.clock import Clock
 from smartbatch.core.pauses import pause
 from smartbatch.core.rescue import Speed, assumed
+from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import Grip, IncidentRow, JobRow, JobState, ShardRow, ShardState
@@ -19,10 +20,15 @@ from smartbatch.jobs.store.base import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batches import BatchApi
 
-__all__ = ["EngineLimits", "Work", "report"]
+__all__ = ["EngineLimits", "Work", "report", "unlearned"]
 
 MINUTE = 60.0
 HOUR = 3600.0
+
+
+def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
+    """Return what is known of a model's tokens before anything was learned."""
+    return Calibration()
 
 
 @frozen(kw_only=True)
@@ -70,6 +76,7 @@ class Work:
     Attributes:
         job: as it was at the beginning of the step.
         speed: says how fast requests of a job are answered in real time.
+        calibration: says what was learned of the tokens of a job's model.
         model: the job's model without the provider's prefix.
     """
 
@@ -83,6 +90,7 @@ class Work:
     prices: PriceBook = field(repr=False)
     tell: Callable[[Event], None] = field(repr=False)
     speed: Callable[[JobRow], Speed] = field(default=assumed, repr=False)
+    calibration: Callable[[JobRow], Calibration] = field(default=unlearned, repr=False)
 
     @property
     def model(self) -> str:

@@ -137,8 +137,8 @@ class Shards(Book):
         budget = json.loads(policy).get("budget")
         if usd > 0 and budget is not None and cost + pledged + usd > budget + _TINY:
             raise OverBudget(
-                f"{usd:.6f} USD more could be spent, and {max(0.0, budget - cost - pledged):.6f} USD are left "
-                f"of the job's budget of {budget:g} USD; nothing was written"
+                f"{usd:.6f} USD more could be spent, and {max(0.0, budget - cost - pledged):.6f} USD are "
+                f"left of the job's budget of {budget:g} USD; nothing was written"
             )
         tx.change(sql.PLEDGE, usd, job)
 
