@@ -77,12 +77,16 @@ class Advisor:
         self._moved: ForecastMoved | None = None
         self._threshold: tuple[int | None] | None = None
 
-    def sketch(self, kind: Kind) -> Sketch:
-        """Return an empty sketch, to which requests of ``kind`` are added."""
+    def sketch(self, kind: Kind, *, flexible: bool = False) -> Sketch:
+        """Return an empty sketch, to which requests of ``kind`` are added.
+
+        Args:
+            flexible: whether they may go in the provider's slower tier.
+        """
         rates = {
             "standard": self._rates("standard"),
             "batch": self._rates("batch"),
-            "flex": None,
+            "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
         return Sketch(self._experience.calibration(self._label, kind), rates)
 
@@ -294,6 +298,13 @@ class Advisor:
         if not self._provider.capabilities.priced:
             return None
         return self._prices.rates(self._provider.name, self._model, self._clock.wall(), processing)
+
+    def _flex_rates(self) -> RateCard | None:
+        """Return the prices of the slower tier; ``None`` where there is none, or it is left alone now."""
+        if not self._config.flex or self._provider.flex(self._model) is None:
+            return None
+        is_open = shared_quota(self._provider.scope, self._model).flex.is_open(self._clock.now())
+        return self._rates("flex") if is_open else None
 
     def _must_be_priced(self) -> bool:
         return self._provider.capabilities.priced and not self._config.allow_unknown_price

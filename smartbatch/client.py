@@ -344,15 +344,17 @@ class BatchingClient(ListCalls):
                 known = self._post_process(known) or known
             return self._settled(request, known, sink, stream)
         engine = self._running()
-        lane = engine.lane_of(provider, model, request.embedding)
+        lane = engine.lane_of(provider, model, request.embedding, flex=flex and stream is None)
         if stream is None:
             lane = lane.home_of(request, self._clock.now())
+        # who pays for speed must not wait for an answer of the slower tier
+        twin = key + b"flex" if key is not None and lane.standard is not None else key
         estimates, reserve = intake.demand(lane, request, priced=purse is not None)
         return engine.submit(
             request,
             intake.id_of(request),
             lane,
-            fingerprint=key if self.config.deduplicate else None,
+            fingerprint=twin if self.config.deduplicate else None,
             keep=key if intake.cache is not None else None,
             tokens=estimates,
             reserve=reserve,

@@ -146,6 +146,15 @@ class PackingChanged(Event):
 
 
 @frozen
+class FlexChanged(Event):
+    """A model's slower tier is left alone, as it sent requests away; or it is tried again."""
+
+    model: str
+    enabled: bool
+    reason: str
+
+
+@frozen
 class ParameterDropped(Event):
     """A parameter the provider does not take was left out."""
 

@@ -281,7 +281,7 @@ class ListCalls(BatchJobs):
         return request.purpose in self.config.prefer_individual_for
 
     def _sketch(self, asked: _Asked) -> Sketch:
-        sketch = self._advisor.sketch(asked.kind)
+        sketch = self._advisor.sketch(asked.kind, flexible=asked.batchable and self._flexible(asked.requests))
         cache = self._intake.cache
         for request in asked.requests:
             if cache is not None and self._intake.recalled(request, self._intake.fingerprint(request)):
@@ -289,6 +289,11 @@ class ListCalls(BatchJobs):
             else:
                 sketch.add(request)
         return sketch
+
+    def _flexible(self, requests: Sequence[Request]) -> bool:
+        """Whether the provider has a slower tier, and no request names one by itself."""
+        tier = self._provider.flex(self.model)
+        return tier is not None and all(map(tier.is_open_to, requests))
 
     # -- taking a route --------------------------------------------------------------------------------------
 

@@ -270,6 +270,7 @@ class Answer:
         limits: what the answer said about limits.
         embedding: the vector, for embeddings; an ``array('f')``, exact to the wire.
         dropped: parameters the provider does not take and that were left out, each with the reason.
+        tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
     """
 
     text: str | None = None
@@ -282,6 +283,7 @@ class Answer:
     limits: LimitReport | None = None
     embedding: Any = None
     dropped: tuple[tuple[str, str], ...] = ()
+    tier: str | None = None
 
 
 @frozen(eq=False)

@@ -2,7 +2,7 @@
 
 The same request is cheaper in a batch. Where the table lists a model's batch rates, those hold; where it has
 none, the discount its provider documents for all models (:data:`BATCH_SHARES`); without either the price is
-not known.
+not known. In the provider's flex tier, which not every model has, only rates the table lists hold.
 
 Prices with tiers are chosen by the size of a single request, so a cost is worked out for each request by
 itself and costs are added, never usages.
@@ -27,8 +27,15 @@ __all__ = ["Price", "PriceBook", "Processing", "RateCard"]
 
 MILLION = 1_000_000
 
-Processing: TypeAlias = Literal["standard", "batch"]
-"""The way a request is processed: in real time, or through the provider's Batch API."""
+Processing: TypeAlias = Literal["standard", "batch", "flex"]
+"""The way a request is processed: in real time, through the provider's Batch API, or in real time in its
+cheaper, slower tier."""
+
+_CONTEXTS: Mapping[str, dict[str, str]] = {
+    "batch": {"processing": "batch"},
+    "flex": {"service_tier": "flex"},
+}
+"""What the bundled table calls the ways that are not standard."""
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "openai": (0.5, 1.0),
@@ -72,9 +79,13 @@ class Price:
             and Gemini. Cached tokens cost there what they cost elsewhere, but no more than other input.
         batch_input: prompt tokens in a batch, where it is not the discounted ``input``.
         batch_output: answer tokens in a batch, where it is not the discounted ``output``.
+        flex_input: prompt tokens in the provider's slower tier; ``None`` where it has none for the model.
+            Cached tokens cost there what they cost elsewhere, but no more than this.
+        flex_output: answer tokens in the slower tier; given together with ``flex_input``.
 
     Raises:
-        ConfigError: for a price that is negative or not a number, or a discount that is no share.
+        ConfigError: for a price that is negative or not a number, a discount that is no share, or half a
+            price of the slower tier.
     """
 
     input: float = field(validator=_usd)
@@ -83,6 +94,12 @@ class Price:
     batch_discount: float = field(default=0.5, validator=_share)
     batch_input: float | None = field(default=None, validator=_usd)
     batch_output: float | None = field(default=None, validator=_usd)
+    flex_input: float | None = field(default=None, validator=_usd)
+    flex_output: float | None = field(default=None, validator=_usd)
+
+    def __attrs_post_init__(self) -> None:
+        if (self.flex_input is None) is not (self.flex_output is None):
+            raise ConfigError("price flex_input and flex_output are given together, or neither")
 
     @classmethod
     def parse(cls, model: str, table: Price | Mapping[str, Any]) -> Price:
@@ -176,7 +193,8 @@ class PriceBook:
             provider: the prefix of the model's name, such as ``openai``.
             model: the name without the prefix.
             wall: the time of the request, Unix seconds; prices change with date and time of day.
-            processing: ``batch`` for what it costs through the provider's Batch API.
+            processing: ``batch`` for what it costs through the provider's Batch API, ``flex`` for its
+                slower tier; ``None`` comes back for a model without a price there.
 
         The first call reads the bundled table, which takes some 0.3 s; later ones take a dictionary look-up.
         """
@@ -193,14 +211,18 @@ class PriceBook:
         return card
 
 
-def _card_of(price: Price, processing: Processing) -> RateCard:
+def _card_of(price: Price, processing: Processing) -> RateCard | None:
     entry, output = price.input, price.output
-    if processing == "batch":
+    if processing == "flex":
+        if price.flex_input is None or price.flex_output is None:
+            return None
+        entry, output = price.flex_input, price.flex_output
+    elif processing == "batch":
         paid = 1 - price.batch_discount
         entry = entry * paid if price.batch_input is None else price.batch_input
         output = output * paid if price.batch_output is None else price.batch_output
     cached = entry if price.cached_input is None else price.cached_input
-    if processing == "batch":
+    if processing != "standard":
         cached = min(cached, entry)
     entry, cached, output = entry / MILLION, cached / MILLION, output / MILLION
     return RateCard("user", (Band(-1, entry, cached, output, output),))
@@ -213,15 +235,15 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
         return None
     if processing == "standard":
         return standard.card
-    batch = _listed(provider, model, wall, {"processing": "batch"})
-    assert batch is not None  # of the same model, whose rates fall back to the standard ones
-    if batch.rates != standard.rates:
-        return batch.card
+    own = _listed(provider, model, wall, _CONTEXTS[processing])
+    assert own is not None  # of the same model, whose rates fall back to the standard ones
+    if own.rates != standard.rates:
+        return own.card
     shares = BATCH_SHARES.get(standard.provider)
-    if shares is None:
+    if processing == "flex" or shares is None:  # not every model has the tier: no discount holds for all
         return None
     # rates of its own may begin at a date, so it is asked again when they could
-    return evolve(_cheaper(standard.card, *shares), valid_until=batch.card.valid_until)
+    return evolve(_cheaper(standard.card, *shares), valid_until=own.card.valid_until)
 
 
 def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:

@@ -25,6 +25,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.models import Embedding, Kind
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
+from smartbatch.providers.flex import FlexTier
 from smartbatch.runtime.lane import Lane, Standing
 from smartbatch.runtime.quotas import shared_quota
 
@@ -69,22 +70,31 @@ class Lanes:
         # Ids of packs are secrets, so they do not come from the dice a user may seed.
         self._words = partial(word, random.SystemRandom())
         self._building = threading.Lock()
-        self._lanes: dict[tuple[str, str, Embedding | None], Lane] = {}
+        self._lanes: dict[tuple[str, str, Embedding | None, bool], Lane] = {}
         self._health: dict[tuple[str, str], _Health] = {}
 
-    def of(self, provider: Provider, model: str, embedding: Embedding | None = None) -> Lane:
+    def of(
+        self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
+    ) -> Lane:
         """Return the lane for generating with ``model``, or for vectors of one kind.
+
+        Args:
+            flex: the lane of the provider's slower tier; the standard one where there is no such tier, or
+                no price of ``model`` in it.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
         """
-        key = (provider.name, model, embedding)
+        key = (provider.name, model, embedding, flex)
         lane = self._lanes.get(key)
         if lane is not None:
             return lane
+        standard = self.of(provider, model, embedding) if flex else None
         with self._building:
             lane = self._lanes.get(key)
-            if lane is None:
+            if lane is None and standard is not None:
+                lane = self._lanes[key] = self._flex_beside(standard) if embedding is None else standard
+            elif lane is None:
                 lane = self._build(provider, model, embedding)
                 if embedding is None and self._packs(provider):
                     lane.packed = self._build(provider, model, None, packed=True)
@@ -93,12 +103,32 @@ class Lanes:
                 self._lanes[key] = lane  # last, so that no Ctrl-C can leave a lane here that nobody serves
         return lane
 
+    def _flex_beside(self, standard: Lane) -> Lane:
+        """Return a lane for the slower tier of the model of ``standard``; that one where there is none."""
+        provider, model = standard.provider, standard.model
+        tier = provider.flex(model)
+        rates = None
+        if tier is not None and provider.capabilities.priced:
+            rates = self._prices.rates(provider.name, model, self._clock.wall(), "flex")
+        if rates is None:
+            return standard
+        lane = self._build(provider, model, None, tier=tier)
+        lane.standard, lane.rates = standard, rates
+        self._opened(lane)
+        return lane
+
     def _packs(self, provider: Provider) -> bool:
         """Whether prompts are packed: it was asked for, and the provider cannot share calls by itself."""
         return self._config.packing and self._config.max_batch_size > 1 >= provider.capabilities.max_shared
 
     def _build(
-        self, provider: Provider, model: str, embedding: Embedding | None, *, packed: bool = False
+        self,
+        provider: Provider,
+        model: str,
+        embedding: Embedding | None,
+        *,
+        packed: bool = False,
+        tier: FlexTier | None = None,
     ) -> Lane:
         config, abilities = self._config, provider.capabilities
         label, kind = f"{provider.name}:{model}", Kind.GENERATE if embedding is None else Kind.EMBED
@@ -111,6 +141,8 @@ class Lanes:
         elif packed:
             most = config.max_batch_size
             compiler = BatchCompiler(self._words, native_schema=abilities.schemas)
+        elif tier is not None:
+            most = 1  # the tier is asked for by each request
         return Lane(
             provider=provider,
             model=model,
@@ -136,10 +168,12 @@ class Lanes:
                 classifiers=self._classifiers,
                 middleware=self._middleware,
                 compiler=compiler,
+                tier=tier,
             ),
             max_tokens=max_tokens,
             company=pack_key if packed else attrgetter("isolation_key"),
             health=PackingHealth() if packed else None,
+            tier=tier,
         )
 
     def _new_health(self, provider: Provider, model: str) -> _Health:

@@ -26,6 +26,7 @@ from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Provider
 from smartbatch.providers.callable import normalise
+from smartbatch.providers.flex import FlexTier
 
 __all__ = ["Call", "CallSpec", "Middleware", "Outcome", "build_call"]
 
@@ -67,19 +68,24 @@ def build_call(
     classifiers: Classifiers,
     middleware: Sequence[Middleware] = (),
     compiler: BatchCompiler | None = None,
+    tier: FlexTier | None = None,
 ) -> Call:
     """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
 
-    With a ``compiler`` several requests go as one packed prompt.
+    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it.
     """
-    call = _classified(_deadlined(provider, model, now, compiler), provider, classifiers)
+    call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
     for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
 
 
 def _deadlined(
-    provider: Provider, model: str, now: Callable[[], float], compiler: BatchCompiler | None
+    provider: Provider,
+    model: str,
+    now: Callable[[], float],
+    compiler: BatchCompiler | None,
+    tier: FlexTier | None,
 ) -> Call:
     def call(spec: CallSpec) -> Sequence[Outcome]:
         timeout = spec.deadline - now()
@@ -112,6 +118,8 @@ def _deadlined(
                     end=spec.deadline,
                 ),
             )
+        if tier is not None:
+            request = tier.asked_by(request)
         return (provider.generate(request, model=model, attempt=spec.attempt, timeout=timeout),)
 
     return call

@@ -20,6 +20,7 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    FlexChanged,
     ForecastMoved,
     JobAccepted,
     JobFinished,
@@ -164,13 +165,13 @@ def level_of(event: Event) -> str:
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"
-        case PackingChanged(enabled=False):
+        case PackingChanged(enabled=False) | FlexChanged(enabled=False):
             return "warning"
         case JobIncident():
             return "warning"
         case RouteScored(met=False):
             return "warning"
-        case CooldownStarted() | BreakerChanged() | PackingChanged():
+        case CooldownStarted() | BreakerChanged() | PackingChanged() | FlexChanged():
             return "info"
         case JobAccepted() | JobFinished() | JobRescued() | ShardChanged():
             return "info"

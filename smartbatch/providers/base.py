@@ -18,6 +18,7 @@ from smartbatch.models import Answer, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.batches import BatchApi
+    from smartbatch.providers.flex import FlexTier
 
 __all__ = ["AnswerStream", "Capabilities", "Provider"]
 
@@ -131,6 +132,13 @@ class Provider(ABC):
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         """Whether ``model`` surely takes a temperature; asked before one is set that nobody asked for."""
         return False
+
+    def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
+        """Return the cheaper, slower tier of real-time calls; ``None`` where there is none.
+
+        Whether a model has it is for the price table to say: it is asked for where it has a price.
+        """
+        return None
 
     def batches(self) -> BatchApi | None:
         """Return the provider's Batch API, made when first asked for; ``None`` where there is none."""

@@ -24,6 +24,7 @@ from smartbatch.providers.batch_transport import BatchTransport
 from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.endpoint import check_headers, check_url, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
+from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini_answers import read_answer, read_embeddings
 from smartbatch.providers.gemini_batches import GeminiBatches
 from smartbatch.providers.gemini_bodies import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["GeminiProvider"]
 
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
+_OFFICIAL_HOST = "generativelanguage.googleapis.com"
 DEFAULT_VERSION = "v1"
 """What the SDK 3.4 uses; ``v1beta`` has features that are not there yet."""
 
@@ -70,6 +72,9 @@ class GeminiProvider(Provider):
         headers: further headers; they count as secrets.
         connect_timeout: most seconds until an address accepts the connection.
         max_body: most bytes of a decoded answer.
+        flex: whether the server knows ``serviceTier: flex``; by default only Google's own is taken to. It is
+            asked for where a model has a price in that tier, which the bundled table does not list: give one
+            under ``prices``.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
@@ -90,6 +95,7 @@ class GeminiProvider(Provider):
         headers: Mapping[str, str] | None = None,
         connect_timeout: float = 10.0,
         max_body: int = MAX_BODY,
+        flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
         if not connect_timeout > 0:
@@ -110,6 +116,7 @@ class GeminiProvider(Provider):
             allow_http=allow_http,
         )
         self._base_url = url.url
+        self._flex = url.host == _OFFICIAL_HOST if flex is None else flex
         self._secrets = secrets_of(self._key, tuple(self._headers.values()))
         self.scope = scope_of(self.name, url, self._key, sorted(self._headers.items()))
         self._transport = Transport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
@@ -162,6 +169,10 @@ class GeminiProvider(Provider):
             InvalidRequest: names the field.
         """
         check_request(request, model)
+
+    def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
+        """Return the tier ``serviceTier: flex``: of Google's own server, and of others as told."""
+        return GEMINI if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
         """All models do."""

@@ -47,6 +47,7 @@ class Gathered:
         self._usage: Usage | None = None
         self._model: str | None = None
         self._identity: str | None = None
+        self._tier: str | None = None
         self._calls = False
 
     def add(self, data: Mapping[str, Any]) -> str:
@@ -57,7 +58,10 @@ class Gathered:
         """
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
-        self._usage = usage_of(data.get("usageMetadata")) or self._usage
+        metadata = data.get("usageMetadata")
+        self._usage = usage_of(metadata) or self._usage
+        if isinstance(metadata, dict):
+            self._tier = _tier(metadata.get("serviceTier")) or self._tier
         candidates = data.get("candidates")
         if candidates:
             text = self._candidate(candidates)
@@ -79,6 +83,7 @@ class Gathered:
             finish_reason=finish or "unknown",
             model=self._model,
             provider_request_id=self._identity,
+            tier=self._tier,
         )
 
     @property
@@ -100,6 +105,12 @@ class Gathered:
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
         return "".join(text for text in texts if isinstance(text, str))
+
+
+def _tier(told: Any) -> str | None:
+    """The tier that answered; enumerated values may come in capitals, and say nothing when unspecified."""
+    word = (short(told, PLAIN_WORD) or "unspecified").lower()
+    return None if word.endswith("unspecified") else word
 
 
 def read_answer(data: Mapping[str, Any]) -> Answer:

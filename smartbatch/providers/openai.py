@@ -21,6 +21,7 @@ from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.connections import seconds_left
 from smartbatch.providers.endpoint import check_headers, check_url, scope_of, setting
 from smartbatch.providers.failures import failure
+from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.openai_answers import carries_error, decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
 from smartbatch.providers.openai_embeddings import (
@@ -68,6 +69,8 @@ class OpenAIProvider(Provider):
         batch_window: how soon a batch is to be done; OpenAI takes ``24h``, others also ``1h``, ``7d``.
         batch_purpose: what a batch's input is uploaded for; Together wants ``batch-api``.
         stream_usage: ask for the usage of streamed chats, which some older servers refuse to hear.
+        flex: whether the server knows ``service_tier: flex``; by default only OpenAI's own is taken to. It is
+            asked for where a model has a price in that tier.
         allow_http: send the key over plain ``http`` to another machine.
 
     Raises:
@@ -94,6 +97,7 @@ class OpenAIProvider(Provider):
         stream_usage: bool = True,
         batch_window: str = "24h",
         batch_purpose: str = "batch",
+        flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
         if api not in ("chat", "responses"):
@@ -130,6 +134,7 @@ class OpenAIProvider(Provider):
         self._batches: BatchApi | None = None
         self._batches_lock = threading.Lock()
         self._stream_usage = stream_usage
+        self._flex = official if flex is None else flex
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
@@ -224,6 +229,10 @@ class OpenAIProvider(Provider):
         if request.params is not self._checked:
             check_params(request.params, self._api)
             self._checked = request.params
+
+    def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
+        """Return the tier ``service_tier: flex``: of OpenAI's own server, and of others as told."""
+        return OPENAI if self._flex else None
 
     def takes_temperature(self, model: str) -> bool:
         """All models do but those that reason, which refuse any but their own."""

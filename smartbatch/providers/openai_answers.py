@@ -86,6 +86,7 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
+        tier=short(data.get("service_tier"), PLAIN_WORD),
     )
 
 
@@ -122,6 +123,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=request_id_of(reply),
         limits=limits_of(reply),
+        tier=short(data.get("service_tier"), PLAIN_WORD),
     )
 
 

@@ -15,7 +15,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.accumulator import Batch, BatchState
 from smartbatch.core.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, Room
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
-from smartbatch.events import PackingChanged
+from smartbatch.events import FlexChanged, PackingChanged
 from smartbatch.models import Usage
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.gates import Demand, Ending, Gates, Permit
@@ -121,6 +121,8 @@ class Collector:
         permit = self._gates.admit(lane, demand, now)
         if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
             aftermath.events.append(PackingChanged(now, lane.label, True, reason))
+        if lane.standard is not None and (reason := lane.quota.flex.resume(now)) is not None:
+            aftermath.events.append(FlexChanged(now, lane.label, True, reason))
         self._note_changes_locked(lane, now, aftermath)
         if not isinstance(permit, Permit):
             for ticket in tickets:
@@ -171,6 +173,9 @@ class Collector:
 
     def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, aftermath: Aftermath) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
+        if lane.standard is not None and not lane.quota.flex.is_open(now):
+            self._move_locked(lane, lane.standard, head, now)
+            return True
         short = self._gates.payer(head.purse).short(head.reserve)
         if short is not None:
             whose = (

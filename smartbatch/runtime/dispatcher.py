@@ -21,10 +21,11 @@ from smartbatch.core.accumulator import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted, Event
 from smartbatch.models import Answer, Result, Route, Usage
+from smartbatch.runtime.accounts import cost_of, route_of
 from smartbatch.runtime.aftermath import Aftermath
 from smartbatch.runtime.collector import Collector
 from smartbatch.runtime.queue import RequestQueue
-from smartbatch.runtime.router import Flight, ResponseRouter, cost_of
+from smartbatch.runtime.router import Flight, ResponseRouter
 
 __all__ = ["BatchDispatcher"]
 
@@ -280,17 +281,16 @@ class BatchDispatcher:
             cost,
             None if error is None else error.kind.value,
             error is not None and error.maybe_billed,
-            _route(flight),
+            _route(flight, outcomes),
         )
 
 
-def _route(flight: Flight) -> Route | None:
+def _route(flight: Flight, outcomes: list[Outcome]) -> Route | None:
     """Return the route a call takes; ``None`` for a function of the user's."""
     if any(ticket.request.call is not None for ticket in flight.batch.items):
         return None
-    if len(flight.batch) == 1:
-        return Route.INDIVIDUAL
-    return Route.SHARED if flight.permit.lane.health is None else Route.PACKED
+    size, lane = len(flight.batch), flight.permit.lane
+    return Route.PACKED if size > 1 and lane.health is not None else route_of(lane, outcomes[0], size)
 
 
 def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
@@ -36,11 +37,21 @@ LAST_CALLBACKS = 0.25
 """Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
 
 
+class LaneOf(Protocol):
+    """Returns the lane of a provider and model."""
+
+    def __call__(
+        self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
+    ) -> Lane:
+        """See :meth:`smartbatch.wiring.Lanes.of`."""
+
+
 class Engine:
     """The threads of one client, from its start to its stop.
 
     Attributes:
-        lane_of: returns the lane for a provider, a model and a kind of vector, if any; set by its owner.
+        lane_of: returns the lane for a provider, a model and a kind of vector, if any, or for the slower
+            tier; set by its owner.
 
     Args:
         config: checked settings.
@@ -53,7 +64,7 @@ class Engine:
         post_process, keep: see :class:`~smartbatch.runtime.router.ResponseRouter`.
     """
 
-    lane_of: Callable[[Provider, str, Embedding | None], Lane]
+    lane_of: LaneOf
 
     def __init__(
         self,

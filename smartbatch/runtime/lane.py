@@ -21,6 +21,7 @@ from smartbatch.core.tokens import Calibration
 from smartbatch.models import Request, Usage
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
+from smartbatch.providers.flex import FlexTier
 from smartbatch.runtime.quotas import SharedQuota
 from smartbatch.runtime.ticket import Ticket, TicketState
 
@@ -69,6 +70,8 @@ class Lane:
         company: what must be equal for requests to travel together.
         health: in a lane whose calls are packed prompts, whether packing pays; ``None`` elsewhere.
         packed: the lane in which packable requests of the same model gather, where there is one.
+        tier: in a lane whose calls ask for the provider's slower tier, how they do; ``None`` elsewhere.
+        standard: in such a lane, the one of the same model at the standard price.
         held: retries that the retry budget holds back, out of the way of first calls.
     """
 
@@ -87,6 +90,8 @@ class Lane:
     company: Callable[[Request], Hashable] = attrgetter("isolation_key")
     health: PackingHealth | None = None
     packed: Lane | None = None
+    tier: FlexTier | None = None
+    standard: Lane | None = None
     waiting: int = 0
     later: list[tuple[float, int, Ticket]] = field(factory=list)
     held: list[tuple[float, int, Ticket]] = field(factory=list)
@@ -108,24 +113,36 @@ class Lane:
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
         """Return the tokens ``request`` takes here and, where ``priced``, the most it can cost, USD.
 
+        In the slower tier that is the standard price: the tier may send it away, and it goes on there.
+
         Args:
             estimated: its input tokens, as its text alone lets expect.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
-        if not priced or self.rates is None or request.call is not None:
+        rates = self.rates if self.standard is None else self.standard.rates
+        if not priced or rates is None or request.call is not None:
             return given + made, 0.0
         most = 0 if request.embedding else request.params.max_tokens or 2 * made
-        return given + made, self.rates.cost(Usage(given, most))
+        return given + made, rates.cost(Usage(given, most))
 
     def home_of(self, request: Request, now: float) -> Lane:
-        """Return the lane in which ``request`` waits: this one, or while packing pays, the one for packs."""
+        """Return the lane in which ``request`` waits: this one, or while packing pays, the one for packs.
+
+        From the slower tier, while that is left alone, it is the standard one; so it is for a request that
+        names a tier by itself.
+        """
+        if self.standard is not None and not self._takes(request, now):
+            return self.standard.home_of(request, now)
         packed = self.packed
         return self if packed is None or packed.travels_alone(now) or not packable(request) else packed
 
     def travels_alone(self, now: float) -> bool:
         """Whether packing is off for the time being."""
         return self.health is not None and self.health.off_until(now) > now
+
+    def _takes(self, request: Request, now: float) -> bool:
+        return self.tier is not None and self.tier.is_open_to(request) and self.quota.flex.is_open(now)
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
         """Let ``ticket`` wait, from the moment ``due`` on."""

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from smartbatch.core.flex_health import FlexHealth
 from smartbatch.core.ratelimit import Quota
 
 __all__ = ["SharedQuota", "forget_all", "shared_quota"]
@@ -19,12 +20,14 @@ class SharedQuota:
     """A :class:`~smartbatch.core.ratelimit.Quota` with its lock, and the clients to wake when room appears.
 
     Attributes:
-        lock: guards :attr:`quota`; taken after a client's monitor, never before it.
+        flex: whether the model's slower tier is worth asking, as all clients found it.
+        lock: guards both; taken after a client's monitor, never before it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.quota = Quota()
+        self.flex = FlexHealth()
         self._limits: weakref.WeakKeyDictionary[object, tuple[float | None, float | None]] = (
             weakref.WeakKeyDictionary()
         )

@@ -18,8 +18,10 @@ from smartbatch.core.ratelimit import Cooldown
 from smartbatch.core.retry import RetryPolicy, decide
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, RetryScheduled
-from smartbatch.models import Answer, Result, Route, Usage, evolve
+from smartbatch.models import Answer, Result, evolve
+from smartbatch.runtime.accounts import account, cost_of, route_of, sum_usage
 from smartbatch.runtime.aftermath import Aftermath, PostProcess, answered, processed
+from smartbatch.runtime.flexing import go_home, judge_flex, turned_away
 from smartbatch.runtime.gates import Change, Ending, Gates, Permit
 from smartbatch.runtime.lane import Lane
 from smartbatch.runtime.queue import RequestQueue
@@ -78,14 +80,14 @@ class ResponseRouter:
         """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
         size = len(flight.batch)
         seconds = now - flight.started
-        route = Route.SHARED if size > 1 else Route.INDIVIDUAL
         results: list[Result | None] = []
         for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
             ticket.attempts += 1
-            _account(ticket, outcome)
+            account(ticket, outcome)
             if not isinstance(outcome, Answer):
                 results.append(None)
                 continue
+            route = route_of(ticket.lane, outcome, size)
             verdict = self._validation.read(ticket, outcome)
             if isinstance(verdict, Repair):
                 ticket.repair = verdict
@@ -227,6 +229,12 @@ class ResponseRouter:
     ) -> None:
         assert not isinstance(outcome, Answer)
         outcome = MissingAnswer() if outcome is None else outcome
+        turn = turned_away(lane, outcome)
+        if turn is not None:
+            go_home(ticket)
+            if turn.uncounted and not ticket.final:
+                self._reschedule(ticket, outcome, 0.0, False, now, aftermath, kind="flex")
+                return
         if isinstance(outcome, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             counted = lane.health is None  # what a pack did not say is not the provider's failure
@@ -263,6 +271,7 @@ class ResponseRouter:
         counted: bool,
         now: float,
         aftermath: Aftermath,
+        kind: str | None = None,
     ) -> None:
         ticket.last_error = error
         ticket.charged = counted
@@ -272,7 +281,7 @@ class ResponseRouter:
                 now,
                 ticket.request_id,
                 ticket.lane.label,
-                error.kind.value,
+                kind or error.kind.value,
                 ticket.attempts,
                 delay,
                 counted,
@@ -293,9 +302,11 @@ class ResponseRouter:
     ) -> None:
         lane = flight.permit.lane
         ending, worst = _ending(outcomes)
+        if worst is not None and turned_away(lane, worst) is not None:
+            ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
         if not isinstance(worst, ProviderError) or worst.status is not None:
             lane.standing.answered = True
-        usage = _sum_usage(outcomes)
+        usage = sum_usage(outcomes)
         costs = [cost_of(lane, outcome) for outcome in outcomes]
         changes = self._gates.end(
             flight.permit,
@@ -315,6 +326,7 @@ class ResponseRouter:
                     lane.calibration.observe(ticket.input_estimate, outcome.usage)
         for change in changes:
             self.note_change(lane, change, now, aftermath)
+        judge_flex(lane, worst, now, aftermath)
 
     def _stop(self, lane: Lane, error: ProviderError, now: float, aftermath: Aftermath) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""
@@ -363,34 +375,6 @@ def _poison(outcomes: Sequence[Outcome]) -> ProviderError | None:
     first = outcomes[0]
     whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
     return first if whole and isinstance(first, ProviderError) and first.kind in SPOILED else None
-
-
-def _account(ticket: Ticket, outcome: Outcome) -> None:
-    """Add what the call used to the ticket's bill, failed attempts included."""
-    usage = outcome.usage if outcome is not None else None
-    if usage is not None:
-        ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
-    cost = cost_of(ticket.lane, outcome)
-    ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
-
-
-def cost_of(lane: Lane, outcome: Outcome) -> float | None:
-    """Return the USD a call cost; ``None`` when the price, or what an answer used, is unknown."""
-    if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
-        return outcome.cost
-    if outcome is None or not lane.provider.capabilities.priced:
-        return 0.0
-    if outcome.usage is None:
-        return None if isinstance(outcome, Answer) else 0.0
-    return None if lane.rates is None else lane.rates.cost(outcome.usage)
-
-
-def _sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
-    total: Usage | None = None
-    for outcome in outcomes:
-        if outcome is not None and outcome.usage is not None:
-            total = outcome.usage if total is None else total + outcome.usage
-    return total
 
 
 def _is_own_call(batch: Batch[Ticket]) -> bool:
