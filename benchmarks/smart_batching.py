@@ -1,0 +1,128 @@
+"""Lists of 1, 3, 10 and 100 prompts: the library's own choice of route against always-batch.
+
+    python -m benchmarks.smart_batching
+
+The emulator runs in a process of its own, in scaled time: a second of it stands for ten. A batch takes 40 to
+60 such seconds, by its size, as one that a provider's Batch API is quick about; a call takes 1.2, in the flex
+tier three times as long. Before the lists, another client on the same store has seen twenty batches and a
+dozen calls of each kind, so that these times are known; the rest is defaults, five calls at a time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from benchmarks.server import emulator
+from smartbatch import BatchingClient, ResultList
+
+SCALE = 10.0
+"""Seconds that one second stands for."""
+SIZES = {1: 40.0, 3: 45.0, 10: 50.0, 100: 60.0}
+"""Prompts of a list, and the seconds its batch takes."""
+TARGETS = {1: 20.0, 3: 15.0, 10: 4.0, 100: 1.0}
+"""How many times faster than always-batch each list has to be."""
+CALL = 1.2
+"""Seconds of a call."""
+BATCHES = 20
+"""Batches that the store knows of."""
+MODEL = "gpt-5"
+PROMPT = "Read this page and say in a sentence what it is about. " + "Lorem ipsum dolor sit amet. " * 200
+"""Some 1,400 tokens, a page: a prompt costs about 0.0018 USD."""
+
+
+@frozen
+class Measured:
+    """What a list took.
+
+    Attributes:
+        seconds: in the emulator's time.
+        cost: USD.
+        routes: how many of its requests took which route.
+    """
+
+    seconds: float
+    cost: float
+    routes: dict[str, int]
+
+
+def measure(client: BatchingClient, count: int, mark: str, **wishes: Any) -> Measured:
+    """Ask a list and see what it takes."""
+    prompts = [f"{PROMPT} {mark} {number}" for number in range(count)]
+    began = time.perf_counter()
+    results: ResultList = client.generate(prompts, **wishes)
+    seconds = (time.perf_counter() - began) * SCALE
+    assert results.succeeded == count, [str(result.error) for result in results if not result.ok][:1]
+    routes: dict[str, int] = {}
+    for result in results:
+        name = result.route.value if result.route else ""
+        routes[name] = routes.get(name, 0) + 1
+    return Measured(seconds, results.cost or 0.0, routes)
+
+
+@contextmanager
+def client_of(url: str, folder: Path, *, flex: bool) -> Iterator[BatchingClient]:
+    """A client with the defaults, whose times are scaled."""
+    with BatchingClient(
+        f"openai:{MODEL}",
+        provider_options={"api_key": "none", "base_url": url, **({"flex": True} if flex else {})},
+        store=str(folder / "jobs.db"),
+        parallelism=5,
+        batch_poll_interval=0.1,
+        time_value=5.0 * SCALE,
+        max_tokens=60,
+        flex=flex,
+    ) as client:
+        yield client
+
+
+def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
+    """Measure a list both ways; return always-batch and the library's own choice."""
+    server = ("--latency", str(CALL / SCALE), "--batch-turnaround", str(SIZES[count] / SCALE))
+    with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
+        with ThreadPoolExecutor(BATCHES) as pool:
+            learnt = [
+                pool.submit(measure, client, count, f"learning {number}", strategy="batch")
+                for number in range(BATCHES)
+            ]
+            for each in learnt:
+                each.result()
+        measure(client, 12, "learning", strategy="individual")
+        if flex:
+            measure(client, 12, "learning", prefer="cost", deadline=600.0)
+    with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
+        return measure(client, count, "always", strategy="batch"), measure(client, count, "own")
+
+
+def main() -> None:
+    """Print the table."""
+    for flex in (True, False):
+        print(f"\n{'with' if flex else 'without'} a flex tier")
+        print("| prompts | always-batch | own choice | faster | target | cost, own / always | routes |")
+        print("|---|---|---|---|---|---|---|")
+        always_cost = own_cost = 0.0
+        for count, target in TARGETS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                always, own = run(count, Path(folder), flex=flex)
+            always_cost += always.cost
+            own_cost += own.cost
+            print(
+                f"| {count} | {always.seconds:.1f} s | {own.seconds:.1f} s | "
+                f"{always.seconds / own.seconds:.1f} x | {target:.0f} x | {own.cost / always.cost:.2f} | "
+                f"{', '.join(f'{name} {n}' for name, n in own.routes.items())} |",
+                flush=True,
+            )
+        print(
+            f"cost in sum, own against always-batch: {own_cost / always_cost - 1:+.1%} (target: below 10 %)"
+        )
+
+
+if __name__ == "__main__":
+    main()
