@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
 def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
     provider: str, fault: str, tmp_path: Path
 ) -> None:
-    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
+    lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 3 * MINUTE}
     with world(provider, tmp_path, rare=60, batch_faults={fault: 1.0}, **lag) as w:
         client = w.process(batch_poll_interval=5.0)
         asked = [texts(3 + number, f"job {number}") for number in range(2)]
@@ -118,7 +118,7 @@ def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "name",
-    ["request_counts|batchStats", "created_at|createTime", "metadata|label", "errors|request_counts|output"],
+    ["request_counts|batchStats|created_at|createTime", "metadata|label|errors|output"],
 )
 def test_c23_a_field_that_has_another_name_today_stops_nothing(
     provider: str, name: str, tmp_path: Path
@@ -199,16 +199,13 @@ def _die_at_the_create(w: World) -> None:
     w.service.alter = lambda seen, reply: reply
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(
-    provider: str, status: int, tmp_path: Path
-) -> None:
+def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(provider: str, tmp_path: Path) -> None:
     """The key is revoked while the batch runs; when it is valid again the job ends as if nothing had been."""
     with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
         prompts = texts(5)
         job = w.process().submit_batch(prompts)
         w.pass_time(10 * MINUTE)
-        w.service.meet = lambda seen: w.refusal(status, "invalid x-api-key")
+        w.service.meet = lambda seen: w.refusal(401, "invalid x-api-key")
         w.pass_time(DAY)
         status_ = job.status()
         assert (status_.failed, status_.cancelled, status_.done) == (0, 0, False)

@@ -1,7 +1,7 @@
 """How batches may end, late, half done, refused or not at all: rows C14 to C18, C20, C21 and C24.
 
 Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`. The
-races of C17 (1,000 with ``-m soak``) are run in the simulation, which has the same engine and the same emulated provider.
+races of C17 (1,000 with ``-m soak``) are run in the simulation: the same engine, the same emulated provider.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
 def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
     provider: str, tmp_path: Path
 ) -> None:
-    """Ten batches that end around the time-out; a cancel takes ten minutes, and some end all the same."""
+    """Six batches that end around the time-out; a cancel takes ten minutes, and some end all the same."""
     settings = {"batch_turnaround": HOUR, "batch_turnaround_sigma": 0.2, "batch_cancel_seconds": 10 * MINUTE}
     with world(provider, tmp_path, batch_faults={"cancel_completes": 0.3}, **settings) as w:
-        prompts = texts(80)
+        prompts = texts(12)
         client = w.process(
             batch_timeout=HOUR, batch_max_requests=2 if provider != "anthropic" else 20, **SLOW
         )
@@ -248,8 +248,10 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-@pytest.mark.parametrize("refusal", ["late", "early"])
-@each_provider
+@pytest.mark.parametrize(
+    ("provider", "refusal"),
+    [("openai", "late"), ("openai", "early"), ("anthropic", "early"), ("gemini", "early")],
+)
 def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
     provider: str, refusal: Any, tmp_path: Path
 ) -> None:
@@ -266,7 +268,7 @@ def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
 
 @each_provider
 def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: str, tmp_path: Path) -> None:
-    outage = 3 * DAY if provider == "openai" else DAY / 2
+    outage = DAY if provider == "openai" else DAY / 2
     settings = {"batch_results_outage": outage, "batch_retention": 29 * DAY}
     with world(provider, tmp_path, rare=600, batch_faults={"results_unavailable": 1.0}, **settings) as w:
         prompts = texts(5)

@@ -54,7 +54,7 @@ def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_pa
             return evolve(reply, body=[body[:at]] if at else b"")
 
         w.service.alter = cut_once
-        jobs_in_all = 30 if framed == "chunked" else 3
+        jobs_in_all = 12 if framed == "chunked" else 3
         client = w.process()
         asked = [texts(3, f"job {number}") for number in range(jobs_in_all)]
         jobs = [client.submit_batch(prompts) for prompts in asked]

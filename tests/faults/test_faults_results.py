@@ -5,6 +5,7 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import warnings
@@ -19,7 +20,7 @@ from smartbatch.jobs import collecting
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work
-from tests.faults.world import DAY, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 
 pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
 
@@ -100,7 +101,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
         assert not w.incidents(job)
 
 
-@pytest.mark.parametrize("percent", [1, 30, 100])
+@pytest.mark.parametrize("percent", [30, 100])
 def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
     provider: str, percent: int, tmp_path: Path
 ) -> None:
@@ -150,7 +151,7 @@ def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_no
         for job, prompts in zip(jobs, (one, two), strict=True):
             assert [result.text for result in w.results(job)] == w.right(prompts)
         assert [set(w.incidents(job)) for job in jobs] == [{"foreign_line"}] * 2
-        assert len(w.creates) == 2
+        assert len(w.creates) <= 3  # where sizes must differ, the second job goes in two parts
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
@@ -181,19 +182,20 @@ def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None
         assert not w.emu.ledger.paid_twice()
 
 
-@pytest.mark.parametrize("end", [b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000])
-def test_c12_nor_does_a_last_line_without_an_end(provider: str, end: bytes, tmp_path: Path) -> None:
+def test_c12_nor_does_a_last_line_without_an_end(provider: str, tmp_path: Path) -> None:
+    ends = (b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000)
     with world(provider, tmp_path) as w:
-        w.rewrite_results(lambda lines: lines, tail=end)
-        prompts = texts(6)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
-        assert w.incidents(job)["malformed_line"] == bool(end)
-        assert len(w.creates) == 1
+        client = w.process()
+        for number, end in enumerate(ends):
+            w.rewrite_results(lambda lines: lines, tail=end)
+            prompts = texts(6, f"job {number}")
+            job = client.submit_batch(prompts)
+            assert [result.text for result in w.results(job)] == w.right(prompts)
+            assert w.incidents(job)["malformed_line"] == bool(end)
+        assert len(w.creates) == len(ends)
 
 
-@pytest.mark.parametrize("fault", ["item_error", "status_zero"])
-@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize(("fault", "share"), [("item_error", 1.0), ("status_zero", 0.4)])
 def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
     provider: str, fault: str, share: float, tmp_path: Path
 ) -> None:
@@ -225,7 +227,7 @@ def test_c13_what_is_refused_for_good_fails_with_its_reason(provider: str, tmp_p
 
 
 def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path) -> None:
-    with world(provider, tmp_path, batch_turnaround=DAY / 24, batch_faults={"wrong_counts": 1.0}) as w:
+    with world(provider, tmp_path, batch_turnaround=3 * MINUTE, batch_faults={"wrong_counts": 1.0}) as w:
         prompts = texts(20)
         job = w.process().submit_batch(prompts)
         assert [result.text for result in w.results(job)] == w.right(prompts)
@@ -235,9 +237,8 @@ def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-@pytest.mark.parametrize("said", [0, -5, 10**12, "many", None])
-def test_c13_no_count_is_too_absurd_to_go_on(provider: str, said: Any, tmp_path: Path) -> None:
-    names = {"request_counts", "batchStats"}
+def test_c13_no_count_is_too_absurd_to_go_on(provider: str, tmp_path: Path) -> None:
+    names, said = {"request_counts", "batchStats"}, itertools.cycle([0, -5, 10**12, "many", None])
 
     def spoil(found: Any) -> None:
         if isinstance(found, list):
@@ -246,7 +247,7 @@ def test_c13_no_count_is_too_absurd_to_go_on(provider: str, said: Any, tmp_path:
         elif isinstance(found, dict):
             for name, value in found.items():
                 if name in names:
-                    found[name] = dict.fromkeys(value, said)
+                    found[name] = dict.fromkeys(value, next(said))
                 else:
                     spoil(value)
 

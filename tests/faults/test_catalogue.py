@@ -1,0 +1,309 @@
+"""The failure catalogue, sections B (what concerns batches) and C: which tests hold each row.
+
+A row that is about real-time calls as well names the tests of theirs, too. Whole clients over HTTP are in
+this folder; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+
+CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "B4": (
+        "a create whose answer is lost is sent once",
+        (
+            "faults/test_faults_network.py::test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found",
+            "providers/test_batch_creates.py::test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again",
+        ),
+    ),
+    "B9": (
+        "truncated bodies, with and without a length",
+        (
+            "faults/test_faults_network.py::test_b9_results_cut_anywhere_lose_no_item",
+            "providers/test_transport.py::test_a_cut_body_is_never_an_answer",
+        ),
+    ),
+    "B11": (
+        "gzip bombs and endless bodies",
+        (
+            "faults/test_faults_network.py::test_b11_a_bomb_among_the_results_fills_no_memory",
+            "providers/test_transport.py::test_a_gzip_bomb_takes_no_more_memory_than_the_cap",
+            "providers/test_transport.py::test_an_endless_chunked_body_is_capped",
+        ),
+    ),
+    "B12": (
+        "413 and refusals while the body is sent",
+        (
+            "faults/test_faults_network.py::test_b12_an_input_too_large_for_the_server_goes_in_halves",
+            "providers/test_batch_creates.py::test_an_early_refusal_is_heard_while_the_body_is_still_sent",
+        ),
+    ),
+    "B13": (
+        "a web page instead of the provider",
+        (
+            "faults/test_faults_network.py::test_b13_a_page_to_sign_in_is_never_taken_for_the_provider",
+            "providers/test_openai_errors.py::test_a_web_page_is_not_the_provider",
+        ),
+    ),
+    "B15": (
+        "redirects elsewhere",
+        (
+            "faults/test_faults_network.py::test_b15_no_call_follows_a_redirect_to_another_host",
+            "providers/test_openai_errors.py::test_redirects_are_not_followed",
+            "providers/test_anthropic_errors.py::test_redirects_are_not_followed",
+        ),
+    ),
+    "B16": (
+        "hours without a network",
+        (
+            "faults/test_faults_network.py::"
+            "test_b16_after_eight_hours_without_a_network_polling_goes_on_without_a_burst",
+        ),
+    ),
+    "C1": (
+        "every form of Retry-After",
+        (
+            "faults/test_faults_answers.py::test_c1_no_form_of_retry_after_is_obeyed_blindly",
+            "test_headers.py::test_every_form_of_retry_after_is_read_or_refused",
+            "test_headers.py::test_no_retry_after_can_raise_or_leave_its_range",
+            "core/test_retry.py::test_retry_after_is_a_minimum",
+        ),
+    ),
+    "C2": (
+        "429 that means: no money left",
+        (
+            "faults/test_faults_answers.py::test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept",
+            "providers/test_error_table.py::test_each_error_has_its_kind",
+        ),
+    ),
+    "C3": (
+        "one poisonous item",
+        (
+            "faults/test_faults_answers.py::test_c3_a_poisonous_item_fails_alone_and_delays_nobody",
+            "runtime/test_retries.py::test_a_poisonous_request_harms_nobody",
+            "runtime/test_retries.py::test_many_poisonous_requests_hold_nobody_up",
+        ),
+    ),
+    "C4": (
+        "200 with no usable answer",
+        (
+            "faults/test_faults_answers.py::test_c4_every_shape_of_an_answer_has_a_typed_outcome",
+            "providers/test_openai_errors.py::test_an_error_object_in_a_success_is_an_error",
+            "providers/test_anthropic_errors.py::test_a_success_that_is_no_message_is_an_error",
+        ),
+    ),
+    "C5": (
+        "answers of other requests: at least 95 of 100 seen",
+        (
+            "faults/test_faults_results.py::"
+            "test_c5_answers_of_other_requests_are_noticed_and_asked_for_again",
+            "core/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
+        ),
+    ),
+    "C6": (
+        "embeddings out of order, missing, misshapen",
+        (
+            "faults/test_faults_answers.py::"
+            "test_c6_vectors_out_of_order_missing_extra_misshapen_find_their_texts_or_none",
+            "properties/test_vectors.py::test_each_vector_finds_its_text_in_any_order",
+            "properties/test_vectors.py::test_any_broken_answer_is_an_error_or_right",
+            "properties/test_vectors.py::test_a_number_that_is_not_finite_is_refused",
+        ),
+    ),
+    "C7": (
+        "packed calls with answers missing, doubled, renumbered (batches are never packed)",
+        (
+            "core/test_packing.py::test_a_thousand_prompts_under_each_damage",
+            "runtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
+        ),
+    ),
+    "C8": (
+        "results out of order",
+        ("faults/test_faults_results.py::test_c8_results_in_any_order_find_their_requests",),
+    ),
+    "C9": (
+        "missing ids",
+        (
+            "faults/test_faults_results.py::test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again",
+            "faults/test_faults_results.py::test_c9_ids_that_stay_away_are_sent_again_and_no_others",
+            "faults/test_faults_results.py::test_c9_ids_that_never_come_end_as_failures",
+        ),
+    ),
+    "C10": (
+        "unknown ids, ids of another job",
+        (
+            "faults/test_faults_results.py::"
+            "test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_nobody",
+            "faults/test_faults_results.py::"
+            "test_c9_and_c10_a_line_under_a_number_the_batch_never_had_is_nobodys",
+        ),
+    ),
+    "C11": (
+        "one id twice",
+        ("faults/test_faults_results.py::test_c11_of_two_answers_under_one_id_the_first_counts",),
+    ),
+    "C12": (
+        "broken lines",
+        (
+            "faults/test_faults_results.py::test_c12_a_broken_line_hurts_no_other",
+            "faults/test_faults_results.py::test_c12_nor_does_a_last_line_without_an_end",
+        ),
+    ),
+    "C13": (
+        "error files, counts that do not add up, status 0",
+        (
+            "faults/test_faults_results.py::test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full",
+            "faults/test_faults_results.py::test_c13_what_is_refused_for_good_fails_with_its_reason",
+            "faults/test_faults_results.py::test_c13_lines_are_believed_and_counts_are_not",
+            "faults/test_faults_results.py::test_c13_no_count_is_too_absurd_to_go_on",
+        ),
+    ),
+    "C14": (
+        "expired with a part done",
+        ("faults/test_faults_ends.py::test_c14_of_a_batch_that_expires_half_done_that_half_is_kept",),
+    ),
+    "C15": (
+        "expired with nothing done",
+        (
+            "faults/test_faults_ends.py::"
+            "test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so",
+            "faults/test_faults_ends.py::test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch",
+        ),
+    ),
+    "C16": (
+        "pending far beyond the promise",
+        (
+            "faults/test_faults_ends.py::test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for",
+            "faults/test_faults_ends.py::"
+            "test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end",
+        ),
+    ),
+    "C17": (
+        "races of end and cancel",
+        (
+            "faults/test_faults_ends.py::"
+            "test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice",
+            "faults/test_faults_ends.py::test_c17_hundreds_of_races_of_end_and_cancel",
+            "faults/test_faults_ends.py::"
+            "test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more",
+        ),
+    ),
+    "C18": (
+        "refused minutes later",
+        (
+            "faults/test_faults_ends.py::test_c18_a_batch_refused_at_validation_is_made_anew_once",
+            "faults/test_faults_ends.py::test_c18_a_full_quota_of_enqueued_tokens_is_waited_for",
+        ),
+    ),
+    "C19": (
+        "not seen just after the create",
+        (
+            "faults/test_faults_creates.py::test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone",
+            "faults/test_faults_creates.py::test_c19_nor_is_one_whose_create_was_not_answered",
+        ),
+    ),
+    "C20": (
+        "results that cannot be fetched",
+        ("faults/test_faults_ends.py::test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up",),
+    ),
+    "C21": (
+        "results deleted after their retention",
+        (
+            "faults/test_faults_ends.py::test_c21_results_are_fetched_as_soon_as_a_batch_has_ended",
+            "faults/test_faults_ends.py::"
+            "test_c21_that_results_may_be_deleted_before_they_come_is_told_at_half_of_their_time",
+            "faults/test_faults_ends.py::"
+            "test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_and_cost_nothing_more",
+        ),
+    ),
+    "C22": (
+        "creates that land late",
+        ("faults/test_faults_creates.py::test_c22_no_create_that_lands_late_is_paid_for_in_silence",),
+    ),
+    "C23": (
+        "new words, new fields, other names",
+        (
+            "faults/test_faults_creates.py::"
+            "test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out",
+            "faults/test_faults_creates.py::test_c23_new_fields_everywhere_are_passed_over",
+            "faults/test_faults_creates.py::test_c23_a_field_that_has_another_name_today_stops_nothing",
+            "faults/test_faults_creates.py::test_c23_a_renamed_state_is_no_end_and_no_crash",
+        ),
+    ),
+    "C24": (
+        "no credit inside a batch",
+        (
+            "faults/test_faults_ends.py::"
+            "test_c24_without_credit_no_item_is_burnt_and_the_job_goes_on_when_there_is_some",
+            "faults/test_faults_ends.py::"
+            "test_c24_lines_that_were_answered_before_the_credit_was_used_up_are_kept",
+        ),
+    ),
+    "C25": (
+        "another key, a key that is refused",
+        (
+            "faults/test_faults_creates.py::"
+            "test_c25_with_another_key_nothing_is_concluded_from_an_empty_list",
+            "faults/test_faults_creates.py::test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing",
+            "faults/test_faults_creates.py::test_c25_a_key_that_is_refused_before_the_create_holds_the_job",
+        ),
+    ),
+    "C26": (
+        "errors that repeat key or prompt",
+        (
+            "faults/test_faults_secrecy.py::"
+            "test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them",
+            "faults/test_faults_secrecy.py::"
+            "test_c26_lines_of_results_that_repeat_key_and_prompt_fail_without_them",
+            "faults/test_faults_secrecy.py::test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt",
+            "providers/test_openai_errors.py::test_errors_never_repeat_key_or_prompt",
+        ),
+    ),
+    "C27": (
+        "hostile ids",
+        (
+            "faults/test_faults_secrecy.py::test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store",
+            "faults/test_faults_secrecy.py::test_c27_nor_one_that_names_where_the_results_are",
+        ),
+    ),
+    "C28": (
+        "usage that cannot be",
+        (
+            "faults/test_faults_answers.py::"
+            "test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so",
+            "faults/test_faults_answers.py::"
+            "test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed",
+            "runtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
+        ),
+    ),
+}
+
+
+def test_every_row_of_section_c_is_in_the_table() -> None:
+    rows = {f"C{number}" for number in range(1, 29)} | {"B4", "B9", "B11", "B12", "B13", "B15", "B16"}
+    assert set(CATALOGUE) == rows
+
+
+@pytest.mark.parametrize("row", CATALOGUE)
+def test_the_tests_that_hold_a_row_exist(row: str) -> None:
+    for held in CATALOGUE[row][1]:
+        file, _, name = held.partition("::")
+        assert name in _tests_in(TESTS / file), held
+
+
+def test_every_test_of_this_folder_holds_a_row() -> None:
+    held = {node.partition("::")[2] for _, nodes in CATALOGUE.values() for node in nodes}
+    here = {name for file in TESTS.glob("faults/test_faults_*.py") for name in _tests_in(file)}
+    loose = here - held
+    assert loose <= {"test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_again"}
+
+
+def _tests_in(file: Path) -> set[str]:
+    tree = ast.parse(file.read_bytes())
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {name for name in names if name.startswith("test_")}
