@@ -146,6 +146,11 @@ class Judge:
         for incident in incidents:
             blamed[incident.shard_id].add(incident.kind)
         retaken = sum(incident.kind == "maybe_billed" for incident in incidents)
+        # tries nobody could count: of batches that were not known, or that nobody could read
+        uncounted = sum(
+            incident.kind in ("double_submission", "maybe_billed") and incident.shard_id is not None
+            for incident in incidents
+        )
         billed = self.ledger.billed_by_prompt
         shards = self._shards()
         for ix, prompt in enumerate(self.prompts):
@@ -169,8 +174,7 @@ class Judge:
             if texts[ix] is not None and used != 1:
                 raise Violation(f"I2 the answer of item {ix} was never paid for")
             runs = sum(isinstance(each, BatchLine) for each in paid)
-            doubles = sum(incident.kind == "double_submission" for incident in incidents)
-            if runs > LIMITS.max_tries + doubles or len(paid) - runs > LIMITS.max_tries + retaken:
+            if runs > LIMITS.max_tries + uncounted or len(paid) - runs > LIMITS.max_tries + retaken:
                 raise Violation(f"I7 item {ix} was run {runs} times and asked {len(paid) - runs} times")
 
     def _true(self, incidents: Sequence[IncidentRow]) -> None:
