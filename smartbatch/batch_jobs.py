@@ -20,11 +20,14 @@ from smartbatch.jobs.accepting import (
     row_named,
 )
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.money import budget_of
 from smartbatch.jobs.payload import Shared
+from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.status import JobStatus
 from smartbatch.lists import ResultList
 from smartbatch.models import Answer, Kind, Prompt, Request, Result
 from smartbatch.observe.job_progress import JobProgressBar
+from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batches import BatchApi
 
 __all__ = ["BatchJobs", "Fallback"]
@@ -210,6 +213,62 @@ class BatchJobs(JobHost):
     ) -> Job:
         """Store a job. Its first ``realtime`` requests are asked alone, in real time, from the beginning;
         all are where that is ``None`` or there is no Batch API."""
+        if self.config.budget is None or policy.get("attended"):  # asked in real time within the client's
+            return self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
+        for job_id in self._allotments.jobs:  # they may have ended elsewhere
+            self._look_at_allotment(job_id)
+        if key is not None and self._desk.store.job(key) is not None:
+            self._take_up(key)
+            return self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
+        with self._allotments.taken(policy.get("budget")) as taking:
+            policy = {**policy, "budget": taking.usd, "account": self._allotments.account}
+            job = self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
+            self._allotments.keep(job.id, taking, 0.0)
+        self._look_at_allotment(job.id)
+        return job
+
+    def _take_up(self, id_or_key: str) -> None:
+        """Hold back in the client's budget what a job of earlier can still spend."""
+        row = self._desk.store.job(id_or_key)
+        if self.config.budget is None or row is None or row.policy.get("attended"):
+            return
+        if row.state is JobState.DONE or self._allotments.has(row.id):
+            return
+        with self._allotments.taken(_still(row)) as taking:
+            self._allotments.keep(row.id, taking, row.cost)
+
+    def _check_priced(self, *, by_batch: bool) -> None:
+        """Check that a budget can be kept.
+
+        Raises:
+            ConfigError: a price is unknown.
+        """
+        if self.config.allow_unknown_price or not self._provider.capabilities.priced:
+            return
+        book, wall = PriceBook(self.config.prices), self._clock.wall()
+        ways: list[Processing] = ["standard", "batch"] if by_batch else ["standard"]
+        for way in ways:
+            if book.rates(self._provider.name, self.model, wall, way) is None:
+                where = " in batches" if way == "batch" else ""
+                raise ConfigError(
+                    f"a budget is set, but the price of {self._provider.name}:{self.model}{where} is "
+                    "unknown, so it could not be kept: give a price under prices, or set allow_unknown_price"
+                )
+
+    def _stored(
+        self,
+        first: Request | None,
+        rest: Iterator[Request],
+        kind: Kind,
+        api: BatchApi | None,
+        params: Mapping[str, Any],
+        key: str | None,
+        metadata: Mapping[str, str] | None,
+        policy: Mapping[str, Any],
+        realtime: int | None,
+    ) -> Job:
+        if policy.get("budget") is not None:
+            self._check_priced(by_batch=api is not None)
         shared = Shared(self._intake.defaults_of(params), params.get("embedding"))
         model = f"{self._provider.name}:{self.model}"
         row = new_job(
@@ -287,6 +346,12 @@ class BatchJobs(JobHost):
         rows = iter(requests)
         head = list(islice(rows, least))
         return len(head) < least, chain(head, rows)
+
+
+def _still(row: JobRow) -> float | None:
+    """Return what a job can still spend, USD; ``None`` where nothing limits it."""
+    budget = budget_of(row)
+    return None if budget is None else max(0.0, budget - row.cost)
 
 
 def _all_of(job: Job, timeout: float) -> Iterator[Result]:

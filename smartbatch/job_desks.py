@@ -11,6 +11,7 @@ from attrs import evolve
 from smartbatch.client import BatchingClient
 from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.budget import Budget
 from smartbatch.core.pace import Pace
 from smartbatch.core.rescue import SURE, Speed
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
@@ -19,7 +20,7 @@ from smartbatch.job_host import tell_waiters, warn_of
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
 from smartbatch.jobs.records import JobRow
-from smartbatch.models import Request, Result, Route
+from smartbatch.models import Kind, Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.runtime import lifecycle
 from smartbatch.runtime.callbacks import CallbackThread
@@ -54,6 +55,8 @@ class StoreDesk:
             tell=logs.LogObserver(),
             report=warn_of,
             speed=self._speed_of,
+            calibration=lambda row: self._experience.calibration(row.model, Kind(row.kind)),
+            outer=lambda row: self._client_for(row)._budget,
         )
         self._experience = Experience(self._clock, host.tell, store=lambda: self.desk.store)
         self._new_process()
@@ -94,8 +97,10 @@ class StoreDesk:
         cancelling = self._experience.cancelling(row.model.partition(":")[0]).quantile(SURE, 1)
         return Speed(Pace(call, parallelism=self._config.parallelism), cancelling)
 
-    def _ask(self, row: JobRow, request: Request, sink: Callable[[Result], None]) -> Future[Result]:
-        return self._client_for(row)._ask_directly(row, request, sink)
+    def _ask(
+        self, row: JobRow, request: Request, sink: Callable[[Result], None], purse: Budget | None
+    ) -> Future[Result]:
+        return self._client_for(row)._ask_directly(row, request, sink, purse)
 
     def _drop(self, future: Future[Result]) -> None:
         if self._client is not None:

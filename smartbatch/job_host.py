@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
+from smartbatch.allotments import Allotments
 from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.budget import Budget
 from smartbatch.core.rescue import Speed
+from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ConfigError, SmartbatchError, StoreError, WrongProcess
-from smartbatch.events import Event
+from smartbatch.events import Event, JobFinished, JobProgress
+from smartbatch.experience import Experience
 from smartbatch.intake import Intake
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
-from smartbatch.jobs.records import JobRow
-from smartbatch.models import Request, Result, evolve
+from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.models import Kind, Request, Result, evolve
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.aftermath import PostProcess, processed
@@ -46,6 +52,10 @@ class JobHost:
     _given_rng: random.Random | None
     _post_process: PostProcess | None
     _engine: Engine | None
+    _leaving: Engine | None
+    _starting: threading.Lock
+    _budget: Budget
+    _experience: Experience
     _desk: JobDesk
     _job_callbacks: CallbackThread | None
 
@@ -59,14 +69,18 @@ class JobHost:
             drop=self._drop_direct,
             process=self._process,
             new_future=self._new_job_future,
-            tell=self._tell,
+            tell=self._job_told,
             report=warn_of,
             speed=self._speed_of,
+            calibration=self._calibration_of,
+            outer=self._payer_beside,
         )
         self._job_callbacks = None
         return JobDesk(self.config, clock=self._clock, rng=self._given_rng, host=host)
 
-    def _ask_directly(self, row: JobRow, request: Request, sink: Callable[[Result], None]) -> Future[Result]:
+    def _ask_directly(
+        self, row: JobRow, request: Request, sink: Callable[[Result], None], purse: Budget | None
+    ) -> Future[Result]:
         """Submit an item of a job: checked and preprocessed long ago, post-processed when it is read."""
         provider = self._desk.serving.provider_of(row)
         if provider is None:
@@ -74,7 +88,8 @@ class JobHost:
         limit = self.config.request_timeout
         if limit is not None and request.timeout is None and row.policy.get("attended"):
             request = evolve(request, timeout=limit)
-        return self._enqueue(request, sink, provider=provider, model=row.model.partition(":")[2], raw=True)
+        model = row.model.partition(":")[2]
+        return self._enqueue(request, sink, provider=provider, model=model, raw=True, purse=purse)
 
     def _drop_direct(self, future: Future[Result]) -> None:
         engine = self._engine
@@ -105,6 +120,56 @@ class JobHost:
             self._desk.carry_on()
         except SmartbatchError as error:  # requests in real time do not need it
             warn_of(None, error)
+
+    # -- money -----------------------------------------------------------------------------------------------
+
+    @property
+    def _allotments(self) -> Allotments:
+        known = self.__dict__.get("_allotted")
+        if (
+            known is None or known.budget is not self._budget
+        ):  # a forked child begins with a budget of its own
+            known = self.__dict__["_allotted"] = Allotments(self._budget, self._money)
+        return known
+
+    @contextmanager
+    def _money(self) -> Iterator[None]:
+        """Hold what guards the client's budget: the monitor of its calls, while there are any."""
+        with self._starting:
+            engine = self._engine or self._leaving
+            if engine is None:
+                yield
+                return
+        with engine.queue.monitor:
+            yield
+
+    def _payer_beside(self, row: JobRow) -> Budget | None:
+        """Return the client's budget for a job with one of its own that is not held back in it."""
+        mine = row.policy.get("account") == self._allotments.account or self._allotments.has(row.id)
+        return None if mine else self._budget
+
+    def _calibration_of(self, row: JobRow) -> Calibration:
+        return self._experience.calibration(row.model, Kind(row.kind))
+
+    def _job_told(self, event: Event) -> None:
+        if isinstance(event, (JobProgress, JobFinished)) and self._allotments.has(event.job_id):
+            if isinstance(event, JobProgress):
+                self._allotments.book(event.job_id, event.cost, ended=False)
+            else:
+                self._look_at_allotment(event.job_id)
+        self._tell(event)
+
+    def _look_at_allotment(self, job_id: str) -> None:
+        """Book what a job has cost; what may have been billed counts as spent when it has ended."""
+        try:
+            row = self._desk.store.job(job_id)
+        except SmartbatchError:  # it stays held back
+            return
+        ended = row is None or row.state is JobState.DONE
+        if row is not None:
+            self._allotments.book(job_id, row.cost + (row.pledged if ended else 0.0), ended=ended)
+        else:
+            self._allotments.book(job_id, 0.0, ended=True)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 
@@ -138,6 +203,7 @@ class JobHost:
         provider: Provider,
         model: str,
         raw: bool = False,
+        purse: Budget | None = None,
     ) -> ResultFuture:
         raise NotImplementedError
 

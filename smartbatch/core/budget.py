@@ -11,13 +11,14 @@ _NANO = 1_000_000_000
 
 
 class SpendReservation:
-    """Money held back for one call; settled or released once."""
+    """Money held back for one call, or for long; settled or released once."""
 
-    __slots__ = ("_nano", "_open", "_outer")
+    __slots__ = ("_lasting", "_nano", "_open", "_outer")
 
-    def __init__(self, nano: int, outer: SpendReservation | None = None) -> None:
+    def __init__(self, nano: int, outer: SpendReservation | None = None, *, lasting: bool = False) -> None:
         self._nano = nano
         self._outer = outer
+        self._lasting = lasting
         self._open = True
 
     @property
@@ -35,6 +36,9 @@ class Budget:
 
     A budget within another one spends from both, and what either has no room for does not go.
 
+    A lasting reservation, as for a job that may take days, is not waited for: what has no room beside it is
+    hopeless.
+
     Args:
         limit: USD; ``None`` keeps the account without a limit.
         outer: the budget it is within.
@@ -43,12 +47,12 @@ class Budget:
         ValueError: for a negative or non-finite limit.
     """
 
-    __slots__ = ("_limit", "_outer", "_overrun", "_reserved", "_spent")
+    __slots__ = ("_lasting", "_limit", "_outer", "_overrun", "_reserved", "_spent")
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
-        self._spent = self._reserved = self._overrun = 0
+        self._spent = self._reserved = self._lasting = self._overrun = 0
 
     @property
     def spent(self) -> float:
@@ -57,8 +61,13 @@ class Budget:
 
     @property
     def reserved(self) -> float:
-        """USD held back for calls under way."""
+        """USD held back for calls under way, and for long."""
         return self._reserved / _NANO
+
+    @property
+    def lasting(self) -> float:
+        """USD of those that are held back for long."""
+        return self._lasting / _NANO
 
     @property
     def overrun(self) -> float:
@@ -86,12 +95,21 @@ class Budget:
 
     def short(self, cost: float) -> Budget | None:
         """Return the budget, of this one and those it is within, for which ``cost`` USD are hopeless."""
-        if self._limit is not None and self._spent + _up(cost) > self._limit:
+        if self._limit is not None and self._spent + self._lasting + _up(cost) > self._limit:
             return self
         return None if self._outer is None else self._outer.short(cost)
 
-    def reserve(self, cost: float) -> SpendReservation:
+    def widen(self, more: float) -> None:
+        """Move the limit, USD. It may be moved down only while nothing is under way."""
+        if self._limit is not None:
+            self._limit += round(more * _NANO)
+
+    def reserve(self, cost: float, *, lasting: bool = False) -> SpendReservation:
         """Hold back ``cost`` USD, after :meth:`fits` or :meth:`look` agreed, in the same critical section.
+
+        Args:
+            cost: USD.
+            lasting: for so long that nobody should wait for it.
 
         Raises:
             RuntimeError: when it does not fit.
@@ -99,9 +117,11 @@ class Budget:
         nano = _up(cost)
         if self._limit is not None and self._spent + self._reserved + nano > self._limit:
             raise RuntimeError("reserved more than the budget has left; ask fits() first")
-        outer = None if self._outer is None else self._outer.reserve(cost)
+        outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         self._reserved += nano
-        return SpendReservation(nano, outer)
+        if lasting:
+            self._lasting += nano
+        return SpendReservation(nano, outer, lasting=lasting)
 
     def settle(self, reservation: SpendReservation, actual: float) -> None:
         """Book what the call really cost, in USD, and free the rest."""
@@ -123,6 +143,8 @@ class Budget:
             raise RuntimeError("a reservation ends once")
         reservation._open = False
         self._reserved -= reservation._nano
+        if reservation._lasting:
+            self._lasting -= reservation._nano
 
 
 def _checked(usd: float, what: str) -> float:

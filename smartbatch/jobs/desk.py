@@ -33,6 +33,7 @@ from smartbatch.jobs.records import ItemState, JobRow, JobState, NewJob, ResultR
 from smartbatch.jobs.serving import Serving
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.till import till_of
 from smartbatch.jobs.verdicts import item_id
 from smartbatch.jobs.watching import Watcher
 from smartbatch.models import Result
@@ -260,6 +261,7 @@ class JobDesk:
             tell=self.told,
             prices=PriceBook(config.prices),
             speed=self._host.speed,
+            calibration=self._host.calibration,
             limits=EngineLimits(
                 poll_interval=config.batch_poll_interval,
                 timeout=config.batch_timeout,
@@ -281,10 +283,11 @@ class JobDesk:
         )
 
     def _new_asker(self, store: Store) -> DirectAsker:
-        limit = 2 * self._config.parallelism
+        limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
         return DirectAsker(
             store,
             ask=self._host.ask,
+            till=lambda grip, row: till_of(store, grip, row, self._host, prices, self.clock.wall()),
             drop=self._host.drop,
             limit=limit,
             ahead=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from random import Random
 
-from attrs import define, field
-
 from smartbatch.clock import Clock
+from smartbatch.core.budget import Budget
 from smartbatch.core.pauses import pause
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import BudgetExceeded, SmartbatchError
 from smartbatch.events import Event
-from smartbatch.jobs.payload import Shared, decode_params, decode_request
+from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import Grip, JobRow, JobState, NewResult
 from smartbatch.jobs.store.base import Direct, LostGrip, Store
+from smartbatch.jobs.till import AskedJob, Till, short_of_money
 from smartbatch.jobs.verdicts import Verdict, item_id, verdict_of
 from smartbatch.jobs.work import report
 from smartbatch.models import Request, Result
@@ -34,27 +34,8 @@ PORTION = 100
 LONGEST_PAUSE = 10.0
 """Seconds between two tries to store answers: they are paid for and held in memory only."""
 
-Ask = Callable[[JobRow, Request, Callable[[Result], None]], "Future[Result]"]
-"""Submits a request of a job; its last argument gets the result, whatever comes of it."""
-
-
-@define(eq=False)
-class _Job:
-    """A job whose items are asked."""
-
-    grip: Grip
-    row: JobRow
-    shared: Shared
-    out: dict[int, Future[Result] | None] = field(factory=dict)
-    wanting: bool = True
-    resumes_at: float = -math.inf
-    noted: bool = False
-    stumbles: int = 0
-
-    @property
-    def attended(self) -> bool:
-        """Somebody sits before it."""
-        return bool(self.row.policy.get("attended"))
+Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Future[Result]"]
+"""Submits a request of a job; its third argument gets the result, whatever comes of it, the last one pays."""
 
 
 class DirectAsker:
@@ -63,6 +44,7 @@ class DirectAsker:
     Args:
         store: where the jobs are.
         ask: the client's way to an answer.
+        till: makes what a job with a budget spends from; ``None`` for one without.
         drop: cancels a request whose call has not started.
         limit: most items that are claimed and not yet answered and stored: so many may have been asked when
             this process dies.
@@ -78,6 +60,7 @@ class DirectAsker:
         store: Store,
         *,
         ask: Ask,
+        till: Callable[[Grip, JobRow], Till | None] = lambda _grip, _row: None,
         drop: Callable[[Future[Result]], None],
         limit: int,
         ahead: int,
@@ -89,6 +72,7 @@ class DirectAsker:
     ) -> None:
         self._store = store
         self._ask = ask
+        self._till = till
         self._drop = drop
         self._limit = limit
         self._ahead = ahead
@@ -100,9 +84,9 @@ class DirectAsker:
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, AskedJob] = {}
         self._turns: deque[str] = deque()
-        self._answers: deque[tuple[_Job, int, Verdict]] = deque()
+        self._answers: deque[tuple[AskedJob, int, Verdict]] = deque()
         self._mine = threading.local()
         self._out = 0
         self._started: set[str] = set()
@@ -121,7 +105,7 @@ class DirectAsker:
         row = self._store.job(grip.job_id)
         if row is None:
             return
-        job = _Job(grip, row, decode_params(row.params))
+        job = AskedJob(grip, row, decode_params(row.params))
         with self._monitor:
             if self._halted:
                 return
@@ -152,7 +136,7 @@ class DirectAsker:
         with self._monitor:
             self._jobs.pop(job_id, None)
 
-    def _lost(self, job: _Job) -> None:
+    def _lost(self, job: AskedJob) -> None:
         """Forget a job, unless it was taken anew meanwhile."""
         with self._monitor:
             known = self._jobs.get(job.grip.job_id) is job
@@ -214,7 +198,7 @@ class DirectAsker:
         finally:
             self._clock.ended()
 
-    def _next_turn(self) -> tuple[_Job, int] | None:
+    def _next_turn(self) -> tuple[AskedJob, int] | None:
         """Wait until there is room for a further item and a job that has one."""
         with self._monitor:
             while not self._halted:
@@ -235,7 +219,7 @@ class DirectAsker:
                 self._monitor.wait(None if soonest == math.inf else soonest - self._clock.now())
             return None
 
-    def _ask_some(self, job: _Job, room: int) -> None:
+    def _ask_some(self, job: AskedJob, room: int) -> None:
         with self._monitor:
             job.wanting = False  # before the claim: an offer that comes after it is a new one
         row = self._store.job(job.grip.job_id)
@@ -245,23 +229,44 @@ class DirectAsker:
             if row is not None and row.cancel_requested and settled:
                 self._done(job.grip.job_id)
             return
+        job.till = job.till or self._till(job.grip, row)
         items = self._store.claim_direct(job.grip, room)
         with self._monitor:
             job.stumbles = 0
             job.wanting = job.wanting or len(items) == room
             self._out += len(items)
             job.out.update(dict.fromkeys(item.ix for item in items))
+        refused = {} if job.till is None else self._without_money(job, job.till, items)
         for item in items:
-            self._ask_one(job, item)
+            if item.ix in refused:
+                self._answered(job, item.ix, refused[item.ix])
+            else:
+                self._ask_one(job, item)
 
-    def _ask_one(self, job: _Job, item: Direct) -> None:
+    def _without_money(self, job: AskedJob, till: Till, items: Sequence[Direct]) -> dict[int, Verdict]:
+        """Pledge what items can cost; say what becomes of those the job's budget has no room for."""
+        try:
+            refused = till.draw(items)
+        except BaseException as error:  # nothing is pledged, so nothing is asked
+            for item in items:
+                self._answered(job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""))))
+            raise
+        with self._monitor:
+            others = len(job.out) > len(refused)
+            job.short = bool(refused)
+        if not refused:
+            return {}
+        return dict.fromkeys(refused, short_of_money(self._store, job.row, refused, others=others))
+
+    def _ask_one(self, job: AskedJob, item: Direct) -> None:
         def sink(result: Result) -> None:
-            self._answered(job, item.ix, verdict_of(result, attended=job.attended))
+            self._answered(job, item.ix, _verdict(job, item.ix, result))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         try:
             request = decode_request(item.payload, job.shared, id=user_id)
-            future = self._ask(job.row, request, sink)
+            purse = None if job.till is None else job.till.purse
+            future = self._ask(job.row, request, sink, purse)
         except BaseException as error:  # closed, full, refused: each has its verdict
             sink(Result(user_id, error=_as_ours(error, user_id)))
             return
@@ -272,12 +277,12 @@ class DirectAsker:
         if late:
             self._drop(future)
 
-    def _answered(self, job: _Job, ix: int, verdict: Verdict) -> None:
+    def _answered(self, job: AskedJob, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._answers.append((job, ix, verdict))
             self._inbox.notify()
 
-    def _stumbled(self, job: _Job, error: BaseException) -> None:
+    def _stumbled(self, job: AskedJob, error: BaseException) -> None:
         with self._monitor:
             job.stumbles += 1
             job.wanting = True
@@ -293,7 +298,7 @@ class DirectAsker:
     def _storing(self) -> None:
         self._clock.began()
         self._mine.here = True
-        pending: dict[_Job, list[tuple[int, Verdict]]] = {}
+        pending: dict[AskedJob, list[tuple[int, Verdict]]] = {}
         tries = 0
         try:
             while self._gather(pending, tries):
@@ -311,7 +316,7 @@ class DirectAsker:
         finally:
             self._clock.ended()
 
-    def _gather(self, pending: dict[_Job, list[tuple[int, Verdict]]], tries: int) -> bool:
+    def _gather(self, pending: dict[AskedJob, list[tuple[int, Verdict]]], tries: int) -> bool:
         """Take all that came: while one group is stored, the next one gathers. False at the end."""
         with self._inbox:
             if tries and not self._ended:
@@ -327,18 +332,21 @@ class DirectAsker:
                 pending.setdefault(job, []).append((ix, verdict))
             return True
 
-    def _store_all(self, job: _Job, answers: Sequence[tuple[int, Verdict]]) -> None:
+    def _store_all(self, job: AskedJob, answers: Sequence[tuple[int, Verdict]]) -> None:
         results = [verdict.result(ix) for ix, verdict in answers]
         verdicts = [verdict for _, verdict in answers]
         try:
-            self._store.answer(job.grip, results, at=self._clock.wall())
+            if job.till is None:
+                self._store.answer(job.grip, results, at=self._clock.wall())
+            else:
+                job.till.store(results, at=self._clock.wall())
         except LostGrip:
             self._lost(job)
         else:
             self._tell_of(job, results, verdicts)
         self._stored(job, results, max(verdict.wait for verdict in verdicts))
 
-    def _tell_of(self, job: _Job, results: Sequence[NewResult], verdicts: Sequence[Verdict]) -> None:
+    def _tell_of(self, job: AskedJob, results: Sequence[NewResult], verdicts: Sequence[Verdict]) -> None:
         """Note and tell what is stored. No failure may lead back: an answer is stored once."""
         try:
             self._note(job, verdicts)
@@ -347,7 +355,7 @@ class DirectAsker:
         except Exception as error:
             self._report(job.grip.job_id, error)
 
-    def _stored(self, job: _Job, results: Sequence[NewResult], wait: float) -> None:
+    def _stored(self, job: AskedJob, results: Sequence[NewResult], wait: float) -> None:
         with self._monitor:
             for result in results:
                 job.out.pop(result.ix, None)
@@ -356,13 +364,15 @@ class DirectAsker:
                 job.wanting = True
             if wait:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
+            if job.short and any(result.final for result in results):  # there may be room for others now
+                job.short, job.wanting, job.resumes_at = False, True, -math.inf
             settled = not job.out and not job.wanting
             self._monitor.notify()
             self._empty.notify_all()
         if settled:
             self._done(job.grip.job_id)
 
-    def _note(self, job: _Job, verdicts: Sequence[Verdict]) -> None:
+    def _note(self, job: AskedJob, verdicts: Sequence[Verdict]) -> None:
         """Say in the store what the job waits for, or that it waits no more."""
         for verdict in verdicts:
             if verdict.note is not None:
@@ -372,6 +382,12 @@ class DirectAsker:
         if job.noted:
             self._store.note(job.grip, None)
             job.noted = False
+
+
+def _verdict(job: AskedJob, ix: int, result: Result) -> Verdict:
+    if isinstance(result.error, BudgetExceeded) and job.till is not None and job.till.fell_short(ix):
+        return Verdict("unrun", result)  # it costs more than was pledged for it: asked again with more
+    return verdict_of(result, attended=job.attended)
 
 
 def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:

@@ -150,11 +150,30 @@ def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
 
 
 def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: VirtualClock, place: str) -> None:
-    """The note says so; a client with more money finishes the job."""
-    remote = Remote(clock, batches=False, priced=True)
+    """A job without a budget of its own waits for a client with more money, and the note says so."""
+    broken = threading.Event()
+    broken.set()
+
+    def reply(prompt: str) -> str:
+        if broken.is_set():
+            raise ProviderError("out of use", kind=ErrorKind.AUTH_ERROR, status=401)
+        return prompt
+
+    remote = Remote(clock, batches=False, priced=True, reply=reply)
     prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
-    poor = client_of(remote, store=place, prices=prices, budget=150.0, max_tokens=10, parallelism=1)
-    job = submitted(poor, 40)
+    first = client_of(remote, store=place, prices=prices, max_tokens=10)
+    accepted = submitted(first, 40)
+    held = threading.Event()
+    accepted.on_progress(lambda status: held.set() if status.state == "held" else None)
+    assert held.wait(PATIENCE)
+    first.stop(timeout=0)
+    broken.clear()
+    clock.sleep(60.0)  # the gates keep a refused account closed for a while
+    poor = client_of(
+        remote, store=place, prices=prices, budget=150.0, max_tokens=10, parallelism=1, seed_of_dice=3
+    )
+    job = poor.job(accepted.id)
+    job.resume()
     waiting = threading.Event()
     job.on_progress(lambda status: waiting.set() if status.note and "budget" in status.note else None)
     assert waiting.wait(PATIENCE)
