@@ -31,9 +31,10 @@ from smartbatch.cli.run_jobs import RunJob, RunName
 from smartbatch.cli.run_progress import RunProgress
 from smartbatch.client import BatchingClient
 from smartbatch.clock import Clock
-from smartbatch.errors import ClientClosed, ConfigError, InputError, StoreError
+from smartbatch.core.wishes import Wishes
+from smartbatch.errors import ClientClosed, InputError, StoreError
 from smartbatch.jobs.status import JobStatus
-from smartbatch.models import Request, Result, evolve
+from smartbatch.models import Kind, Request, Result, evolve
 from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.observe.progress import Mode, Progress
 
@@ -65,6 +66,8 @@ class Manner:
 
     Attributes:
         realtime: ask one by one, in real time; else through the Batch API.
+        first: rows that are asked in real time at once, where the others go through the Batch API.
+        wishes: what the route was chosen for.
         model: ``provider:model``.
         output: path of the output; ``None`` is standard output.
         fallback: where rows go that a batch has not run; the setting when ``None``.
@@ -72,6 +75,8 @@ class Manner:
     """
 
     realtime: bool
+    first: int = 0
+    wishes: Wishes = field(factory=Wishes)
     model: str
     output: str | None
     fallback: Literal["batch", "individual"] | None = None
@@ -99,9 +104,6 @@ class ByJob:
         manner: how to ask.
         answered: says of a row's index that the output has its answer.
         clock: time.
-
-    Raises:
-        ConfigError: a budget is set for batches.
     """
 
     def __init__(
@@ -114,11 +116,6 @@ class ByJob:
         answered: Callable[[int], bool],
         clock: Clock,
     ) -> None:
-        if client.config.budget is not None and not manner.realtime:
-            raise ConfigError(
-                "a budget cannot bound batches, whose requests are sent all at once: leave --budget and the "
-                "setting budget out, or ask in real time"
-            )
         self._client = client
         self._questions = questions
         self._keys = keys
@@ -220,8 +217,16 @@ class ByJob:
         if self._manner.realtime:
             job = self._client._submit_attended(requests, key=key, metadata=labels)
         else:
-            job = self._client.submit_batch(
-                requests, key=key, metadata=labels, fallback=self._manner.fallback
+            self._client._check_batches(Kind.GENERATE, self._manner.fallback)
+            job = self._client._submit_rows(
+                map(self._client._prepared, requests),
+                Kind.GENERATE,
+                {},
+                realtime=self._manner.first,
+                wishes=self._manner.wishes,
+                key=key,
+                metadata=labels,
+                fallback=self._manner.fallback,
             )
             self._say(
                 f"job {job.id}: {job.total:,} rows are stored and go by batch; should this command end, the "

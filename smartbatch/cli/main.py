@@ -21,8 +21,16 @@ Give -o and the same line again resumes: rows already answered are neither asked
 are tried again. Without -o the results go to standard output, in the order of the input.
 
 The rows are kept in a store until they are answered, so that the same line resumes after any end, with and
-without -o; see smartbatch jobs. --batching-strategy batch sends them through the provider's Batch API, most
-often at half the price; such jobs stay in the store until they are forgotten, and nothing is paid twice.
+without -o; see smartbatch jobs. Their route is chosen: the cheapest that meets --deadline, or the one whose
+price and wait weigh least; smartbatch plan says it beforehand. Jobs that went through the provider's Batch
+API stay in the store until they are forgotten, and nothing is paid twice.
+
+A run that is taken up again goes on with what it has under way, by the route and the deadline of then.
+"""
+_PLAN_HELP = """\
+Say what a run with the same arguments would take: time, money, calls and batches, for every route that is
+open, and which one would be chosen and why. Nothing is sent, and no key is needed. With -o, rows that are
+answered there are left out.
 """
 _RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
 
@@ -57,6 +65,10 @@ def _dispatch(args: argparse.Namespace) -> int:
         from smartbatch.cli import emulator
 
         return emulator.run(args)
+    if args.command == "plan":
+        from smartbatch.cli import plan
+
+        return plan.run(args)
     if args.command == "jobs":
         from smartbatch.cli import jobs
 
@@ -74,11 +86,32 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_run(subparsers)
+    _add_plan(subparsers)
     from smartbatch.cli import emulator, jobs
 
     jobs.add_parser(subparsers)
     emulator.add_parser(subparsers)
     return parser
+
+
+def _add_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="say what a run would take, by which route and why; nothing is sent",
+        description=_PLAN_HELP,
+        epilog="exit codes: 0 a plan, 2 bad usage or input, or wishes that no route meets",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_input(parser)
+    _add_generation(parser)
+    _add_limits(parser)
+    _add_batches(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="OUT.jsonl", help="of the run: what it has is not planned")
+    output.add_argument("--store", metavar="PLACE", help="of the run: it knows what was seen before")
+    output.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(quiet=True, verbose=False)
 
 
 def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,9 +176,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
     group.add_argument(
         "--batching-strategy",
-        choices=("auto", "individual", "batch"),
-        help="how the way is chosen; batch: through the provider's Batch API, slower and cheaper",
+        choices=("auto", "individual", "batch", "hybrid", "threshold"),
+        help="how the route is chosen; auto forecasts and compares, threshold counts, the others force",
     )
+    group.add_argument(
+        "--deadline",
+        metavar="D",
+        help="when all is to be done, such as 2h or 6h30min; the cheapest way",
+    )
+    group.add_argument(
+        "--prefer", choices=("balanced", "speed", "cost"), help="what counts where there is no deadline"
+    )
+    group.add_argument("--time-value", type=float, metavar="USD", help="what an hour of waiting is worth")
     group.add_argument(
         "--provider-option",
         action="append",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from smartbatch.cli.notes import note, say, tell_event
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
 from smartbatch.cli.prompts import PromptMaker
 from smartbatch.cli.questions import Questions
+from smartbatch.cli.routes import choose
 from smartbatch.cli.summary import Tally, failure_line
 from smartbatch.client import BatchingClient
 from smartbatch.clock import RealClock
@@ -31,8 +33,11 @@ from smartbatch.errors import (
 from smartbatch.jobs.status import JobStatus
 from smartbatch.models import Generation
 from smartbatch.observe.progress import Progress
+from smartbatch.observe.reporters import decision_rows
 
-__all__ = ["run"]
+__all__ = ["client_of", "params_of", "run"]
+
+Score = Callable[[float, float | None], None]
 
 _OTHER_NAMES: Final = {
     "parallelism": "--concurrency",
@@ -76,7 +81,7 @@ class _Run:
         self._tally = Tally()
         self._before = Recovered()
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
-        self._client = _client(args)
+        self._client = client_of(args)
         source = stack.enter_context(Source(args.input, args.format))
         self._out: OutputFile | None = None
         if args.output not in (None, "-"):
@@ -84,14 +89,7 @@ class _Run:
                 raise InputError(f"{args.output}: is the input itself; choose another -o")
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
-        self._manner = Manner(
-            realtime=args.batching_strategy != "batch",
-            model=args.model,
-            output=None if self._out is None else self._out.path,
-            fallback=args.fallback,
-            quiet=args.quiet,
-        )
-        self._questions = Questions(source, maker, model=args.model, params=_params(args), limit=args.limit)
+        self._questions = Questions(source, maker, model=args.model, params=params_of(args), limit=args.limit)
 
     def go(self) -> int:
         """Ask, write, put in order, tell."""
@@ -102,10 +100,10 @@ class _Run:
         answered = self._out.is_answered if self._out is not None else lambda _: False
         asking: ByJob | None = None
         caught = 0
+        score: Score = _unscored
         if self._before.answered < len(keys):
-            asking = ByJob(
-                self._client, self._questions, keys, self._manner, answered=answered, clock=self._clock
-            )
+            manner, score = self._choose(keys, answered)
+            asking = ByJob(self._client, self._questions, keys, manner, answered=answered, clock=self._clock)
             caught = asking.go(self._take)
         if self._out is not None:
             self._out.put_in_order()
@@ -114,10 +112,33 @@ class _Run:
             if self._out is not None:
                 self._out.sync()
             asking.forget(all_answered=not self._tally.failed)
+            score(self._clock.now() - self._began, None if self._tally.unpriced else self._tally.cost)
         self._tell_end(caught, unanswered, [] if asking is None else asking.batches)
         if caught:
             return 128 + caught
         return 1 if self._tally.failed or unanswered else 0
+
+    def _choose(self, keys: array[int], answered: Callable[[int], bool]) -> tuple[Manner, Score]:
+        """Choose the route and say which; return how to ask, and what scores the choice at the end."""
+        args, advisor = self._args, self._client._advisor
+        output = None if self._out is None else self._out.path
+        chosen = choose(self._client, self._questions, keys, output, answered=answered, args=args)
+        manner = Manner(
+            realtime=chosen.realtime,
+            first=chosen.first,
+            wishes=chosen.wishes,
+            model=args.model,
+            output=output,
+            fallback=args.fallback,
+            quiet=args.quiet,
+        )
+        decision = chosen.decision
+        if decision is None:
+            return manner, _unscored
+        number = advisor.tell(decision)
+        if not args.quiet and args.batching_strategy != "individual":
+            say(f"route: {decision.chosen.route.value}, {decision.reason}")
+        return manner, lambda seconds, cost: advisor.score(number, decision, seconds, cost)
 
     def _take(self, rows: Iterator[tuple[AskedRow, Found]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
@@ -154,23 +175,36 @@ class _Run:
         wall = self._clock.now() - self._began
         failures = not self._args.verbose
         say(self._tally.render(wall=wall, before=self._before, jobs=jobs, failures=failures))
+        for name, words in decision_rows(self._client.metrics.snapshot().decisions):
+            say(f"{name:<8} {words}")
         if unanswered:
             why = "interrupted: " if caught else ""
             say(f"{why}{unanswered:,} rows not answered; run the same line again to resume")
 
 
-def _params(args: argparse.Namespace) -> Generation:
+def _unscored(seconds: float, cost: float | None) -> None:
+    """Nothing was chosen."""
+
+
+def params_of(args: argparse.Namespace) -> Generation:
     return Generation(
         system=args.system, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
     )
 
 
-def _client(args: argparse.Namespace) -> BatchingClient:
-    by_batch = args.batching_strategy == "batch"
-    for name in () if by_batch else _OF_BATCHES:
+def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
+    """Return the client of a run, not started.
+
+    Args:
+        options: of the provider, which those among the arguments win over.
+
+    Raises:
+        ConfigError: for what cannot be, such as an unknown model or a missing key.
+    """
+    for name in _OF_BATCHES if args.batching_strategy == "individual" else ():
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is about batches: say --batching-strategy batch as well")
+            raise ConfigError(f"--{option} is about batches: leave --batching-strategy individual out")
     given: dict[str, Any] = {
         "parallelism": args.concurrency,
         "max_rpm": args.max_rpm,
@@ -178,7 +212,7 @@ def _client(args: argparse.Namespace) -> BatchingClient:
         "budget": args.budget,
         "call_timeout": args.timeout,
         "retries": args.retries,
-        "batching_strategy": None if by_batch else args.batching_strategy,
+        "batching_strategy": args.batching_strategy,
         "store": args.store,
         "batch_poll_interval": args.poll_interval,
         "batch_timeout": args.batch_timeout,
@@ -187,7 +221,7 @@ def _client(args: argparse.Namespace) -> BatchingClient:
     return BatchingClient(
         args.model,
         config=BatchingConfig.load(file=args.config, **given),
-        provider_options=_provider_options(args.provider_option),
+        provider_options={**options, **_provider_options(args.provider_option)},
         system=args.system,
         max_tokens=args.max_tokens,
         temperature=args.temperature,

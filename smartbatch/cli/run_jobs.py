@@ -79,6 +79,15 @@ class RunName:
         digest.update(memoryview(self._keys)[:rows])
         return f"run:{digest.hexdigest()}"
 
+    def route_under_way(self, client: BatchingClient) -> bool | None:
+        """Return whether what an earlier run of the same line has under way goes in real time; ``None``
+        where nothing has."""
+        for job in self._labelled(client):
+            one = self._as_it_stands(job)
+            if not one.ended and self._is_mine(one):
+                return one.realtime
+        return None
+
     def labels(self) -> dict[str, str]:
         """Return the labels of a job of this run."""
         labels = {_RUN: self.label, _ROWS: str(self.rows)}

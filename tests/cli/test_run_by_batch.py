@@ -247,8 +247,14 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (["--model", "sim:demo", "--fallback", "individual"], "--fallback is about batches"),
-        (["--model", "sim:demo", "--poll-interval", "5"], "--poll-interval is about batches"),
+        (
+            ["--model", "sim:demo", "--batching-strategy", "individual", "--fallback", "batch"],
+            "--fallback is",
+        ),
+        (
+            ["--model", "sim:demo", "--batching-strategy", "individual", "--poll-interval", "5"],
+            "--poll-interval is about batches",
+        ),
         (["--model", "sim:demo", "--batching-strategy", "batch", "--budget", "5"], "a budget cannot bound"),
         (
             ["--model", "sim:demo", "--batching-strategy", "batch", "--poll-interval", "0"],
