@@ -14,6 +14,7 @@ from attrs import field, frozen
 from smartbatch.emulator.head import Head
 from smartbatch.emulator.ledger import Call
 from smartbatch.emulator.limits import Limits, Refusal
+from smartbatch.emulator.requests import Refused
 from smartbatch.emulator.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,11 +75,13 @@ class Task(ABC):
         model: its model.
         prompt: the text the ledger knows it by: that of the last user message.
         charge: tokens the limits charge for it at admission.
+        tier: ``flex`` for one in the cheaper, slower tier.
     """
 
     model: str
     prompt: str
     charge: int
+    tier: str = "default"
 
     @property
     def prompt_tokens(self) -> int:
@@ -152,6 +155,14 @@ class Api(ABC):
     @abstractmethod
     def used_up(self, model: str) -> Reply:
         """Return the reply when credit, or the quota of the day, is used up."""
+
+    def no_room(self) -> Reply:
+        """Return the reply of a slower tier without capacity."""
+        return self.overloaded()
+
+    def no_tier(self, model: str) -> Refused:
+        """Return the refusal of a slower tier that ``model`` does not have."""
+        raise NotImplementedError(f"no tier of {model} is asked for here")
 
     def error_event(self) -> bytes:
         """Return the event that ends a stream when the service is overloaded meanwhile."""

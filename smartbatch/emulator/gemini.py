@@ -128,6 +128,13 @@ class GeminiApi(Api):
         quota = ("generate_requests", "GenerateRequestsPerDayPerProjectPerModel")
         return Reply(429, _exhausted(*quota, "250", model, "12.345678901s"))
 
+    def no_room(self) -> Reply:
+        message = "This model is currently at capacity in the flex tier. Please try again later."
+        return Reply(503, error_body(503, message))
+
+    def no_tier(self, model: str) -> Refused:
+        return GeminiRefused(400, f"Service tier flex is not supported for models/{model}.")
+
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         return [("server-timing", f"gfet4t7; dur={int(seconds * 1000)}")]
 
@@ -149,6 +156,7 @@ class _Generation(Task):
 
     def __init__(self, asked: Asked, *, events: bool) -> None:
         self.model, self.prompt, self.charge = asked.model, asked.prompt, asked.input_tokens
+        self.tier = asked.tier
         self._asked = asked
         self._events = events
 
@@ -160,7 +168,7 @@ class _Generation(Task):
             raise GeminiRefused(400, f"* generation_config.response_json_schema: {refused}") from refused
         frame = {"modelVersion": asked.model, "responseId": identity}
         if refuse:
-            blocked = {"promptFeedback": {"blockReason": "SAFETY"}, **_usage(asked.input_tokens, 0), **frame}
+            blocked = {"promptFeedback": {"blockReason": "SAFETY"}, **_usage(asked, 0), **frame}
             chunks, tokens = [blocked], 0
         elif asked.stream:
             chunks, tokens = _chunks(asked, answer, frame), answer.tokens
@@ -219,12 +227,14 @@ def _chunk(
     candidate: dict[str, Any] = {"content": {"parts": [{"text": text}], "role": "model"}, "index": 0}
     if finish:
         candidate["finishReason"] = finish
-    return {"candidates": [candidate], **_usage(asked.input_tokens, tokens), **frame}
+    return {"candidates": [candidate], **_usage(asked, tokens), **frame}
 
 
-def _usage(taken: int, made: int) -> dict[str, Any]:
+def _usage(asked: Asked, made: int) -> dict[str, Any]:
     """Return the usage; counters that are zero are left out, as everywhere in this API."""
+    taken = asked.input_tokens
     usage: dict[str, Any] = {"promptTokenCount": taken, "totalTokenCount": taken + made}
+    usage["serviceTier"] = asked.tier
     if made:
         usage["candidatesTokenCount"] = made
     return {"usageMetadata": usage | {"promptTokensDetails": [{"modality": "TEXT", "tokenCount": taken}]}}

@@ -43,6 +43,7 @@ _FIELDS = frozenset(
     )
 )
 _RANGES = (("temperature", 0, 2), ("topP", 0, 1))
+_TIERS = ("unspecified", "standard", "flex", "priority")
 _JSON = "application/json"
 
 
@@ -129,6 +130,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Asked:
         form=_form(config),
         stream=stream,
         include_usage=True,
+        tier=_tier(found(fields, "serviceTier")),
     )
 
 
@@ -196,6 +198,13 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
             raise GeminiRefused(400, f"* GenerateContentRequest.generation_config.{name}: must be positive")
     if (found(config, "candidateCount") or 1) > 1:
         raise GeminiRefused(400, "Multiple candidates is not enabled for this model")
+
+
+def _tier(given: Any) -> str:
+    """Return the tier that serves a request; enumerated values may come in capitals."""
+    if given is not None and (not isinstance(given, str) or given.lower() not in _TIERS):
+        raise GeminiRefused(400, 'Invalid value at "service_tier" (type.googleapis.com/ServiceTier)')
+    return "flex" if str(given).lower() == "flex" else "standard"
 
 
 def _stops(given: Any) -> tuple[str, ...]:

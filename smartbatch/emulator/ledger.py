@@ -28,6 +28,7 @@ class Call:
         at: monotonic seconds of its arrival.
         endpoint: method and path.
         model: the model it named.
+        tier: ``flex`` for one in the cheaper, slower tier, whose tokens cost half.
         prompt: SHA-256 (hexadecimal) of the text of the last user message.
         text: that text, when prompts are kept.
         fault: the fault it met, ``outage`` and ``limit`` included.
@@ -52,6 +53,7 @@ class Call:
     billed: int = 0
     delivered: bool = False
     done: bool = False
+    tier: str | None = None
 
 
 class Ledger:
@@ -156,6 +158,7 @@ class Ledger:
             "by_fault": dict(Counter(call.fault for call in calls if call.fault)),
             "billed": len(billed),
             "billed_tokens": sum(call.billed for call in billed),
+            "billed_flex_tokens": sum(call.billed for call in billed if call.tier == "flex"),
             "prompts_billed": len(self.billed_by_prompt),
             "paid_twice": len(self.paid_twice()),
             "utilisation": self.utilisation(),

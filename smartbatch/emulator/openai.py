@@ -55,7 +55,7 @@ def chat_body(asked: Asked, answer: Composed, *, identity: str, created: int) ->
         "model": asked.model,
         "choices": choices,
         "usage": chat_usage(asked, answer),
-        "service_tier": "default",
+        "service_tier": asked.tier,
         "system_fingerprint": "fp_emulator",
     }
 
@@ -92,6 +92,7 @@ def response_body(asked: Asked, answer: Composed, *, identity: str, created: int
         "model": asked.model,
         "output": [response_message(answer, identity)],
         "parallel_tool_calls": True,
+        "service_tier": asked.tier,
         "temperature": 1.0,
         "tool_choice": "auto",
         "tools": [],

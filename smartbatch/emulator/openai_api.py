@@ -77,6 +77,14 @@ class OpenAIApi(Api):
         message = "You exceeded your current quota, please check your plan and billing details."
         return Reply(429, error_body(message, type_="insufficient_quota", code="insufficient_quota"))
 
+    def no_room(self) -> Reply:
+        message = "Resource Unavailable: flex processing has no capacity for your request at this time."
+        return Reply(429, error_body(message, type_="resource_unavailable", code="resource_unavailable"))
+
+    def no_tier(self, model: str) -> Refused:
+        message = f"Invalid service_tier argument: flex is not available for the model `{model}`."
+        return Refused(400, message, param="service_tier")
+
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:
         return [
             ("x-request-id", f"req_{identity}"),

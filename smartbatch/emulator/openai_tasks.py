@@ -31,6 +31,7 @@ class _Generation(Task):
         self, asked: Asked, whole: Callable[..., dict[str, Any]], events: Callable[..., list[bytes]]
     ) -> None:
         self.model, self.prompt, self.charge = asked.model, asked.prompt, asked.charge
+        self.tier = asked.tier
         self._asked = asked
         self._whole = whole
         self._events = events

@@ -16,6 +16,7 @@ __all__ = ["Asked", "Refused", "error_body", "parse_body", "parse_chat", "parse_
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _RANGES = (("temperature", 0, 2), ("top_p", 0, 1), ("frequency_penalty", -2, 2), ("presence_penalty", -2, 2))
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 _COUNTS = (("max_tokens", 1), ("max_completion_tokens", 1), ("max_output_tokens", 1), ("n", 1))
 
 
@@ -63,6 +64,7 @@ class Asked:
         form: a JSON schema; empty for any JSON object; ``None`` for text.
         stream: True when the answer is streamed.
         include_usage: True when the stream ends with the usage.
+        tier: the tier of service.
     """
 
     model: str
@@ -74,6 +76,7 @@ class Asked:
     form: Mapping[str, Any] | None
     stream: bool
     include_usage: bool
+    tier: str = "default"
 
     @property
     def charge(self) -> int:
@@ -157,6 +160,7 @@ def _asked(
         form=form,
         stream=body.get("stream") is True,
         include_usage=include_usage,
+        tier=_tier(body.get("service_tier")),
     )
 
 
@@ -236,6 +240,19 @@ def _check_numbers(body: Mapping[str, Any]) -> None:
             )
     if (body.get("n") or 1) > 128:
         raise Refused(400, "Invalid 'n': integer above maximum value. Expected a value <= 128.", param="n")
+
+
+def _tier(given: Any) -> str:
+    """Return the tier that serves a request: what is left to the service, or unknown here, is the default."""
+    if given is not None and given not in _TIERS:
+        names = ", ".join(f"'{name}'" for name in _TIERS)
+        raise Refused(
+            400,
+            f"Invalid value for 'service_tier'. Supported values are: {names}.",
+            code="invalid_value",
+            param="service_tier",
+        )
+    return "flex" if given == "flex" else "default"
 
 
 def _stop(given: Any) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ _log = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
 # The first that serves a request; OpenAI's serves what is left.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
+FLEX = "flex"
 MAX_UPLOAD = 256 * 1024 * 1024
 """Bytes of a body that brings a file or a batch: what Anthropic takes, the most of the three."""
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
@@ -147,6 +148,9 @@ class Service:
         if settings.keep_prompts:
             call.text = task.prompt
         api.check_model(task.model, settings)
+        call.tier = task.tier
+        if task.tier == FLEX and not settings.flex:
+            raise api.no_tier(task.model)
         if rules.plan.in_outage(call.index, now - (self._first or now)):
             call.fault = "outage"
             return api.overloaded()
@@ -155,7 +159,7 @@ class Service:
             hint = settings.retry_after and refusal.wait is not None
             return api.limited(refusal, task.model, hint=hint)
         call.admitted = True
-        call.fault = _fault(rules, call.index, fields)
+        call.fault = _fault(rules, call.index, fields, task.tier)
         return _work(api, rules, task, call, now)
 
     def _answer_batch(
@@ -193,12 +197,13 @@ def _listed() -> str:
     return ", ".join(sorted(Settings.names()))
 
 
-def _fault(rules: _Rules, index: int, fields: Mapping[str, Any]) -> str | None:
+def _fault(rules: _Rules, index: int, fields: Mapping[str, Any], tier: str = "") -> str | None:
     chosen = rules.settings.fault_for
     kind = chosen(index, fields) if chosen is not None else None
     if kind is not None and kind not in FAULTS:
         raise ConfigError(f"fault_for named an unknown fault {kind!r}; use one of {', '.join(FAULTS)}")
-    return kind or rules.plan.fault(index)
+    kind = kind or rules.plan.fault(index)
+    return None if kind == "no_room" and tier != FLEX else kind
 
 
 def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
@@ -207,12 +212,13 @@ def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
     if (refused := _refused_at_once(api, settings, task.model, fault)) is not None:
         return refused
     done = task.perform(settings, rules.plan.identity(call.index), refuse=fault == "refusal")
-    delay = call.latency = rules.plan.latency(call.index, done.output_tokens)
+    slower = settings.flex_slower if task.tier == FLEX else 1.0
+    delay = call.latency = slower * rules.plan.latency(call.index, done.output_tokens)
     rules.limits.spend(now, 0 if fault in ("500", "html") else done.output_tokens)
     reply = Reply(200, done.body, delay=delay, billed=done.billed)
     if isinstance(done.body, list) and fault not in ("500", "html"):
-        pace = settings.per_token * done.output_tokens / len(done.body)
-        delay = rules.plan.first_token(call.index)
+        pace = slower * settings.per_token * done.output_tokens / len(done.body)
+        delay = slower * rules.plan.first_token(call.index)
         reply = evolve(reply, content_type="text/event-stream", delay=delay, pace=pace)
     return _spoiled(api, reply, fault)
 
@@ -222,6 +228,8 @@ def _refused_at_once(api: Api, settings: Settings, model: str, fault: str | None
     match fault:
         case "503":
             return api.overloaded()
+        case "no_room":
+            return api.no_room()
         case "429" | "429_no_header":
             return api.limited(_injected(settings), model, hint=fault == "429")
         case "no_money":

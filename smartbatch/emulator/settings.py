@@ -24,6 +24,7 @@ A request about files or batches has no body to look at: it gets ``{"method": â€
 FAULTS = {
     "500": "server error after the usual latency",
     "503": "overloaded, at once",
+    "no_room": "the slower tier has no capacity, said at once; other requests do not meet it",
     "429": "rate limit with Retry-After, at once",
     "429_no_header": "rate limit without any hint how long to wait",
     "no_money": "credit, or the quota of the day, is used up; 429 at once, waiting does not help",
@@ -75,6 +76,8 @@ class Settings(BatchSettings):
         latency: median seconds until an answer (or until a stream's first event).
         latency_sigma: sigma of the lognormal spread around it; 0 makes all latencies equal.
         per_token: further seconds for each token of output.
+        flex: whether the models have the slower tier; without it a request for it is refused.
+        flex_slower: how many times as long as others an answer in the slower tier takes.
         rpm: requests a minute; ``None`` for no limit.
         tpm: tokens a minute, charged at admission: at OpenAI the larger of the output cap and the prompt,
             elsewhere the prompt.
@@ -106,6 +109,8 @@ class Settings(BatchSettings):
     latency: float = 0.0
     latency_sigma: float = 0.0
     per_token: float = 0.0
+    flex: bool = True
+    flex_slower: float = 3.0
     rpm: float | None = None
     tpm: float | None = None
     otpm: float | None = None
@@ -129,7 +134,10 @@ class Settings(BatchSettings):
     max_body: int = 32 * 1024 * 1024
 
     def __attrs_post_init__(self) -> None:
-        for name in ("latency", "latency_sigma", "per_token", "hang_seconds", "fault_retry_after"):
+        for name in (
+            *("latency", "latency_sigma", "per_token", "flex_slower"),
+            *("hang_seconds", "fault_retry_after"),
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} is a number of 0 or more, not {value!r}")
