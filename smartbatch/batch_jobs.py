@@ -28,6 +28,7 @@ from smartbatch.lists import ResultList
 from smartbatch.models import Answer, Kind, Prompt, Request, Result
 from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.prices import PriceBook, Processing
+from smartbatch.providers.base import Provider
 from smartbatch.providers.batches import BatchApi
 
 __all__ = ["BatchJobs", "Fallback"]
@@ -243,15 +244,17 @@ class BatchJobs(JobHost):
         Raises:
             ConfigError: a price is unknown.
         """
-        if self.config.allow_unknown_price or not self._provider.capabilities.priced:
+        if self.config.allow_unknown_price:
             return
         book, wall = PriceBook(self.config.prices), self._clock.wall()
-        ways: list[Processing] = ["standard", "batch"] if by_batch else ["standard"]
-        for way in ways:
-            if book.rates(self._provider.name, self.model, wall, way) is None:
+        asked: list[tuple[Provider, str, Processing]] = [(self._provider, self.model, "standard")]
+        asked += [(self._provider, self.model, "batch")] if by_batch else []
+        asked += [] if self._second is None else [(*self._second, "standard")]
+        for provider, model, way in asked:
+            if provider.capabilities.priced and book.rates(provider.name, model, wall, way) is None:
                 where = " in batches" if way == "batch" else ""
                 raise ConfigError(
-                    f"a budget is set, but the price of {self._provider.name}:{self.model}{where} is "
+                    f"a budget is set, but the price of {provider.name}:{model}{where} is "
                     "unknown, so it could not be kept: give a price under prices, or set allow_unknown_price"
                 )
 

@@ -15,12 +15,12 @@ from smartbatch.core.budget import Budget
 from smartbatch.core.rescue import Speed
 from smartbatch.core.tokens import Calibration
 from smartbatch.errors import ConfigError, SmartbatchError, StoreError, WrongProcess
-from smartbatch.events import Event, JobFinished, JobProgress
+from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
 from smartbatch.experience import Experience
 from smartbatch.intake import Intake
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
-from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.records import OPEN_SHARDS, JobRow, JobState
 from smartbatch.models import Kind, Request, Result, evolve
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
@@ -49,6 +49,7 @@ class JobHost:
     _intake: Intake
     _provider: Provider
     _providers: dict[str, Provider]
+    _second: tuple[Provider, str] | None
     _given_rng: random.Random | None
     _post_process: PostProcess | None
     _engine: Engine | None
@@ -152,24 +153,25 @@ class JobHost:
         return self._experience.calibration(row.model, Kind(row.kind))
 
     def _job_told(self, event: Event) -> None:
-        if isinstance(event, (JobProgress, JobFinished)) and self._allotments.has(event.job_id):
-            if isinstance(event, JobProgress):
-                self._allotments.book(event.job_id, event.cost, ended=False)
-            else:
-                self._look_at_allotment(event.job_id)
+        if isinstance(event, JobProgress):
+            self._allotments.book(event.job_id, event.cost, ended=False)
+        elif isinstance(event, (JobFinished, ShardChanged)) and self._allotments.has(event.job_id):
+            self._look_at_allotment(event.job_id)
         self._tell(event)
 
     def _look_at_allotment(self, job_id: str) -> None:
-        """Book what a job has cost; what may have been billed counts as spent when it has ended."""
+        """Book what a job has cost. When it has ended, what may have been billed all the same counts, too;
+        that is known when the last of its batches is settled."""
         try:
-            row = self._desk.store.job(job_id)
+            store = self._desk.store
+            row = store.job(job_id)
+            going_on = row is not None and (
+                row.state is not JobState.DONE or bool(store.shards(job_id, states=OPEN_SHARDS))
+            )
         except SmartbatchError:  # it stays held back
             return
-        ended = row is None or row.state is JobState.DONE
-        if row is not None:
-            self._allotments.book(job_id, row.cost + (row.pledged if ended else 0.0), ended=ended)
-        else:
-            self._allotments.book(job_id, 0.0, ended=True)
+        cost = 0.0 if row is None else row.cost + (0.0 if going_on else max(0.0, row.pledged))
+        self._allotments.book(job_id, cost, ended=not going_on)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 

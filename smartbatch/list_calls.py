@@ -185,9 +185,7 @@ class ListCalls(BatchJobs):
         if all(params.get(name) is None for name in WISHES):
             plain = {name: value for name, value in params.items() if name not in WISHES}
             return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
-        asked = self._asked(list(requests), {"strategy": "batch", **params})
-        if asked.wishes.strategy in (Strategy.BATCH, Strategy.HYBRID):
-            self._check_batches(asked.kind, fallback)
+        asked = self._asked(list(requests), {"strategy": "batch", **params}, fallback)
         decision = self._advisor.consider(
             self._sketch(asked), asked.wishes, asked.kind, batchable=asked.batchable
         )
@@ -243,17 +241,21 @@ class ListCalls(BatchJobs):
         chosen = params.get("strategy") or self.config.batching_strategy
         return chosen in {strategy.value for strategy in _PATIENT}
 
-    def _asked(self, prompts: Sequence[Prompt], params: Mapping[str, Any]) -> _Asked:
+    def _asked(
+        self, prompts: Sequence[Prompt], params: Mapping[str, Any], fallback: str | None = None
+    ) -> _Asked:
         """Check a list as a whole.
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: for a wish that is none.
+            ConfigError: for a wish that is none, and where a batch was asked for and there is no Batch API.
         """
         plain = {name: value for name, value in params.items() if name not in WISHES}
         wishes = self._wishes({name: params.get(name) for name in WISHES})
         requests = list(self._intake.requests(prompts, plain))
         kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
+        if params.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
+            self._check_batches(min(kinds, key=lambda kind: kind.value), fallback)
         hurried = [self._alone(request) for request in requests]
         batchable = len(kinds) == 1 and not all(hurried) and all(map(_patient, requests))
         if wishes.strategy is Strategy.AUTO and requests and all(hurried):
@@ -350,9 +352,10 @@ class ListCalls(BatchJobs):
         )
 
     def _purse(self, budget: Any) -> Budget | None:
-        """Return what a list may spend, within the client's own budget."""
+        """Return what a list may spend, within the client's own budget; refuse it where no price is known."""
         if budget is None:
             return None
+        self._check_priced(by_batch=False)
         return Budget(self._wishes({"budget": budget}).budget, self._budget)
 
     def _stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,13 +31,18 @@ def spending_client(tokens: Any, **settings: Any) -> BatchingClient:
     return BatchingClient("m", provider=provider, prices=PRICES, **settings)
 
 
+def questions(count: int, mark: object = "question") -> Iterator[str]:
+    """Read one by one: a list that is known as a whole is refused when its budget will hardly do."""
+    return (f"{mark} {number}" for number in range(count))
+
+
 def spent(results: list[Result]) -> float:
     return sum(result.cost or 0.0 for result in results)
 
 
 def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> None:
     with spending_client(lambda _: 3) as client:
-        results = client.generate([f"question {n}" for n in range(10)], max_tokens=3, budget="10 USD")
+        results = client.generate(questions(10), max_tokens=3, budget="10 USD")
     assert results.succeeded == 3
     assert spent(results) == pytest.approx(9.0)
     assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
@@ -47,7 +53,7 @@ def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
     with spending_client(lambda _: 2, budget=30.0, parallelism=8) as client:
         with ThreadPoolExecutor(3) as pool:
             lists = pool.map(
-                lambda who: client.generate([f"{who} {n}" for n in range(12)], max_tokens=2, budget=14.0),
+                lambda who: client.generate(questions(12, who), max_tokens=2, budget=14.0),
                 range(3),
             )
             costs = [spent(results) for results in lists]
@@ -62,7 +68,7 @@ def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
     limit = rng.uniform(20, 200)
     costs = {f"question {n}": rng.randint(0, 9) for n in range(150)}
     with spending_client(lambda prompt: costs[prompt], parallelism=64) as client:
-        results = client.generate(list(costs), max_tokens=9, budget=limit)
+        results = client.generate(iter(costs), max_tokens=9, budget=limit)
     assert spent(results) <= limit
     assert results.succeeded == len(costs) or spent(results) > limit - 9
 
