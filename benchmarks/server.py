@@ -25,5 +25,9 @@ def emulator(*options: str) -> Iterator[str]:
         yield found.group()
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:  # it has gigabytes to give back
+            process.kill()
+            process.wait()
         process.stdout.close()
