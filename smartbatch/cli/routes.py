@@ -89,6 +89,8 @@ def choose(
     under_way = name.route_under_way(client)
     if under_way is not None and args.batching_strategy in (None, "auto"):
         return Chosen(under_way, 0, wishes, None)
+    if args.batching_strategy in ("batch", "hybrid"):
+        client._check_batches(Kind.GENERATE, args.fallback)
     decision = decide(client, questions, answered, wishes)
     chosen = decision.chosen
     return Chosen(chosen.route not in _BATCHED, chosen.first, wishes, decision)
