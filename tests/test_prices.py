@@ -342,3 +342,68 @@ def test_a_bad_price_in_a_table_names_model_and_field() -> None:
 
 def test_prices_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(Price(1, 2))) == Price(1, 2)
+
+
+def flex_card(provider: str, model: str, wall: float = WALL) -> RateCard | None:
+    return PriceBook().rates(provider, model, wall, "flex")
+
+
+class TestTheSlowerTier:
+    def test_the_cost_of_any_request_there_is_what_the_library_works_out_where_it_lists_the_tier(
+        self,
+    ) -> None:
+        book, models = PriceBook(), set()
+        for provider in data_snapshot.get_snapshot().providers:
+            if provider.id not in ("openai", "anthropic", "google", "mistral", "groq", "x-ai"):
+                continue
+            for model in provider.models:
+                rates = book.rates(provider.id, model.id, WALL, "flex")
+                if rates is None:
+                    continue
+                models.add(model.id)
+                for size in {0, 999, *(b.above + d for b in rates.bands[1:] for d in (0, 1))}:
+                    for usage in (Usage(size, 77), Usage(size, 77, size // 2, 40)):
+                        expected = listed_price(provider.id, model.id, usage, service_tier="flex")
+                        assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15)
+        assert {"gpt-5", "gpt-5-mini", "o3"} <= models
+
+    @pytest.mark.parametrize("model", ["gpt-5", "gpt-5-mini", "gpt-5-nano"])
+    def test_it_costs_half(self, model: str) -> None:
+        rates = flex_card("openai", model)
+        assert rates is not None
+        usage = Usage(1000, 200, 300)
+        assert rates.cost(usage) == pytest.approx(card("openai", model).cost(usage) / 2)
+
+    @pytest.mark.parametrize(
+        ("provider", "model"),
+        [
+            ("openai", "gpt-4o-mini"),
+            ("openai", "text-embedding-3-small"),
+            ("gemini", "gemini-3.8-flash"),
+            ("anthropic", "claude-haiku-5-5"),
+            ("openai", "no-such-model"),
+        ],
+    )
+    def test_a_model_without_rates_of_its_own_there_has_no_price_there(
+        self, provider: str, model: str
+    ) -> None:
+        """A price of the standard tier, or a discount that holds for batches, does not stand in."""
+        assert flex_card(provider, model) is None
+
+    def test_before_its_rates_begin_there_is_none(self) -> None:
+        assert flex_card("openai", "gpt-5-mini", datetime(2026, 10, 1, tzinfo=UTC).timestamp()) is None
+
+    def test_the_users_price_says_whether_there_is_one(self) -> None:
+        prices = {"plain": Price(2.0, 8.0), "slow": Price(2.0, 8.0, 0.9, flex_input=0.5, flex_output=4.0)}
+        book = PriceBook(prices)
+        assert book.rates("gemini", "plain", WALL, "flex") is None
+        rates = book.rates("gemini", "slow", WALL, "flex")
+        assert rates is not None
+        assert rates.cost(Usage(1_000_000, 1_000_000)) == pytest.approx(4.5)
+        assert rates.cost(Usage(1_000_000, 0, 1_000_000)) == pytest.approx(0.5), "cached is never dearer"
+
+    def test_half_a_price_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="together"):
+            Price(2.0, 8.0, flex_input=1.0)
+        with pytest.raises(ConfigError, match=r"prices\['m'\]"):
+            Price.parse("m", {"input": 1, "output": 2, "flex_output": 1})
