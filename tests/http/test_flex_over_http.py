@@ -1,0 +1,176 @@
+"""Lists in the slower tier, over real HTTP: chosen by themselves, at half the price, every answer right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient, ResultList
+from smartbatch.emulator.answers import answer_for
+from smartbatch.events import CallFinished, Event, FlexChanged
+from smartbatch.models import Route
+from smartbatch.prices import Price, PriceBook
+from smartbatch.providers.base import Provider
+from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.testing import Emulator, emulator
+
+KEY = "sk-of-the-test-1234567890"
+PROBLEMS = [
+    f"Ann bakes {i % 9 + 2} trays of {i} rolls and sells {i % 7} rolls. How many rolls are left?"
+    for i in range(200)
+]
+GEMINI = Price(input=0.75, output=3.75, flex_input=0.375, flex_output=1.875)
+SOON: dict[str, Any] = {"deadline": "10m", "max_tokens": 300}
+"""Time for the slower tier, and none for a batch."""
+
+
+@pytest.fixture
+def emu() -> Iterator[Emulator]:
+    with emulator(latency=0.005) as emu:
+        yield emu
+
+
+def openai(emu: Emulator, api: str = "chat") -> Provider:
+    return OpenAIProvider(KEY, emu.base_url, flex=True, api=api)  # type: ignore[arg-type]
+
+
+def gemini(emu: Emulator) -> Provider:
+    return GeminiProvider(KEY, emu.base_url.removesuffix("/v1"), flex=True)
+
+
+def client_of(provider: Provider, model: str = "gpt-5-mini", **settings: Any) -> BatchingClient:
+    return BatchingClient(model, provider=provider, parallelism=32, **settings)
+
+
+def right(results: ResultList, model: str = "gpt-5-mini") -> bool:
+    return results.texts == [answer_for(problem, model) for problem in PROBLEMS]
+
+
+def at_the_prices(results: ResultList) -> float:
+    """USD of the results by the standard and the flex prices of their routes."""
+    book, now = PriceBook(), 1_795_000_000.0
+    cards = {
+        None: book.rates("openai", "gpt-5-mini", now),
+        Route.FLEX: book.rates("openai", "gpt-5-mini", now, "flex"),
+    }
+    total = 0.0
+    for result in results:
+        card = cards[Route.FLEX if result.route is Route.FLEX else None]
+        assert card is not None
+        total += card.cost(result.usage)
+    return total
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api: str) -> None:
+    """Two hundred word problems; the ledger knows every one as of the tier, and no call was wasted."""
+    with client_of(openai(emu, api)) as client:
+        plan = client.plan(PROBLEMS, **SOON)
+        assert plan.route is Route.FLEX
+        results = client.generate(PROBLEMS, **SOON)
+        plainly = client.generate(PROBLEMS, strategy="individual", deduplicate=False, **SOON)
+    assert right(results)
+    assert {result.route for result in results} == {Route.FLEX}
+    assert {result.route for result in plainly} == {Route.INDIVIDUAL}
+    assert plainly.cost is not None
+    assert results.cost == pytest.approx(plainly.cost / 2)
+    assert results.cost == pytest.approx(at_the_prices(results))
+    assert emu.ledger.received == 400
+    assert emu.ledger.summary()["billed_flex_tokens"] == results.usage.total_tokens
+
+
+def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) -> None:
+    emu.configure(flex_slower=10.0)
+    calls: list[CallFinished] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, CallFinished):
+            calls.append(event)
+
+    with client_of(openai(emu), observers=[note]) as client:
+        client.generate(PROBLEMS, **SOON)
+        client.generate(PROBLEMS[:50], strategy="individual", max_tokens=300, deduplicate=False)
+        slow, plain = (
+            client._experience.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
+            for route in (Route.FLEX, Route.INDIVIDUAL)
+        )
+    assert [call.route for call in calls].count(Route.FLEX) == 200
+    assert slow > 2 * plain
+
+
+def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice(emu: Emulator) -> None:
+    """One in ten is sent away: the bill is exactly that of the tiers that answered."""
+    emu.configure(faults={"no_room": 0.1})
+    with client_of(openai(emu)) as client:
+        results = client.generate(PROBLEMS, **SOON)
+        assert client.spent == pytest.approx(at_the_prices(results))
+    assert right(results)
+    routes = [result.route for result in results]
+    away = sum(call.fault == "no_room" for call in emu.ledger.calls)
+    assert 5 <= away <= 40
+    assert routes.count(Route.INDIVIDUAL) >= away
+    assert routes.count(Route.FLEX) >= 100
+    assert emu.ledger.received == 200 + away
+    assert emu.ledger.paid_twice() == []
+
+
+@pytest.mark.parametrize("why", ["full", "missing"])
+def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu: Emulator, why: str) -> None:
+    if why == "full":
+        emu.configure(faults={"no_room": 1.0})
+    else:
+        emu.configure(flex=False)
+    told: list[Event] = []
+    with client_of(openai(emu), observers=[told.append]) as client:
+        results = client.generate(PROBLEMS, **SOON)
+        assert client.plan(PROBLEMS, deduplicate=False, **SOON).route is not Route.FLEX
+    assert right(results)
+    assert {result.route for result in results} == {Route.INDIVIDUAL}
+    assert emu.ledger.received <= 200 + 32
+    assert [event.enabled for event in told if isinstance(event, FlexChanged)] == [False]
+    assert emu.ledger.summary()["billed_flex_tokens"] == 0
+
+
+def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
+    """Its refusals come as 503 there, which must not be taken for an outage of the model."""
+    emu.configure(faults={"no_room": 0.05})
+    model = "gemini-3.8-flash"
+    prices = {f"gemini:{model}": GEMINI}
+    with client_of(gemini(emu), model, prices=prices, breaker_threshold=1) as client:
+        results = client.generate(PROBLEMS, **SOON)
+    assert right(results, model)
+    routes = [result.route for result in results]
+    assert routes.count(Route.FLEX) > 100
+    assert emu.ledger.paid_twice() == []
+    flexed = sum(call.billed for call in emu.ledger.calls if call.tier == "flex")
+    assert flexed == sum(result.usage.total_tokens for result in results if result.route is Route.FLEX)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wishes"),
+    [
+        ({"flex": False}, {}),
+        ({}, {"extra": {"service_tier": "default"}}),
+        ({}, {"priority": "high"}),
+        ({}, {"timeout": 60}),
+    ],
+)
+def test_nobody_who_did_not_ask_for_patience_is_sent_there(
+    emu: Emulator, settings: dict[str, Any], wishes: dict[str, Any]
+) -> None:
+    """Nor who turned it off, or named a tier."""
+    with client_of(openai(emu), **settings) as client:
+        routes = [option.route for option in client.plan(PROBLEMS, **SOON, **wishes).options]
+    assert Route.INDIVIDUAL in routes
+    assert Route.FLEX not in routes
+
+
+def test_a_server_that_is_not_known_to_have_it_is_never_asked_for_it(emu: Emulator) -> None:
+    with client_of(OpenAIProvider(KEY, emu.base_url)) as client:
+        client.generate(PROBLEMS, strategy="individual", **SOON)
+        routes = [option.route for option in client.plan(PROBLEMS, **SOON).options]
+    assert Route.FLEX not in routes
+    assert {call.tier for call in emu.ledger.calls} == {"default"}
