@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
@@ -430,6 +431,43 @@ def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path, content: by
     with pytest.raises(StoreError, match=r"damaged|no store of jobs"):
         open_store(str(path))
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("state", ["first page only", "hot journal"])
+def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, state: str) -> None:
+    """Killed between the first write and the mark, which are two transactions, or in the middle of one."""
+    dead, path = tmp_path / "dead.db", tmp_path / "jobs.db"
+    theirs = sqlite3.connect(dead, isolation_level=None)
+    if state == "first page only":
+        theirs.execute("CREATE TABLE t (x)")
+        theirs.execute("DROP TABLE t")
+    else:
+        theirs.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
+        theirs.execute("BEGIN")
+        theirs.execute("CREATE TABLE t (x)")
+        theirs.executemany("INSERT INTO t VALUES (zeroblob(20000))", [()] * 20)
+        shutil.copy(f"{dead}-journal", f"{path}-journal")
+    shutil.copy(dead, path)
+    theirs.close()
+    assert path.stat().st_size > 0
+    store = open_store(str(path))
+    store.remember("k", 1)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as look:
+        assert look.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # incremental
+        assert look.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert look.execute("SELECT count(*) FROM sqlite_master WHERE name = 't'").fetchone() == (0,)
+    assert open_store(str(path)).recall("k") == 1
+
+
+def test_an_empty_database_with_a_mark_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs.db")
+    with contextlib.closing(sqlite3.connect(path)) as theirs:
+        theirs.execute("PRAGMA user_version = 7")
+    before = digest(path)
+    with pytest.raises(StoreError, match="no store of jobs: it was not touched"):
+        open_store(path)
+    assert digest(path) == before
 
 
 def test_a_database_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:

@@ -125,43 +125,55 @@ class SqliteDatabase(Database):
             )
         checks.prepare_folder(self._path)
         try:
-            with self._alone_while_new() as new:
-                connection = self._connect()
-                try:
-                    version = self._version(connection, new)
-                finally:
-                    connection.close()
-                if version < len(self._steps):
-                    migrate(self, _TYPES, self._steps)
-                self._file = checks.inode(self._path)
+            made = os.path.exists(self._path) and os.path.getsize(self._path) > 0
+            if not (made and self._opened(alone=False)):
+                with self._alone():
+                    self._opened(alone=True)
         except (sqlite3.Error, OSError) as error:
             raise self._explained(error) from None
 
+    def _opened(self, *, alone: bool) -> bool:
+        """Check the file, and make it if ``alone``; return False when it is still to be made."""
+        connection = self._connect()
+        try:
+            version = self._version(connection, alone)
+        finally:
+            connection.close()
+        if version is None:
+            return False
+        if version < len(self._steps):
+            migrate(self, _TYPES, self._steps)
+        self._file = checks.inode(self._path)
+        return True
+
     @contextmanager
-    def _alone_while_new(self) -> Iterator[bool]:
-        """Let one process at a time make the file; yield whether it is to be made."""
-        if os.path.exists(self._path) and os.path.getsize(self._path) > 0:
-            yield False
-            return
+    def _alone(self) -> Iterator[None]:
+        """Let one process at a time make the file."""
         lock = os.open(f"{self._path}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            yield os.path.getsize(self._path) == 0
+            yield
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._path}.new")
         finally:
             os.close(lock)
 
-    def _version(self, connection: sqlite3.Connection, new: bool) -> int:
-        """Return the form of the file's tables after a look at whether it is a store and whole."""
-        if new:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        marked = connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
+    def _version(self, connection: sqlite3.Connection, alone: bool) -> int | None:
+        """Return the form of the file's tables after a look at whether it is a store and whole; ``None`` when
+        it is a new one, and one has to be ``alone`` to make it."""
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-        if not marked:
+        marks = [
+            connection.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version")
+        ]
+        if not tables and marks == [0, 0]:  # nothing was ever put in: it is new, or its maker died at once
+            if not alone:
+                return None
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("VACUUM")  # else it does not hold for a file that has its first page
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        elif marks[0] != APPLICATION:
             raise StoreError(
                 f"the file {self._path} is an SQLite database, but no store of jobs: it was not touched; name"
                 " another file as the store"
