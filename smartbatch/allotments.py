@@ -90,13 +90,12 @@ class Allotments:
             if allotment is None:
                 return
             more = max(0.0, cost - allotment.cost)
-            rest = max(0.0, allotment.held.amount - more)
-            self.budget.settle(allotment.held, more)
             if ended:
                 del self._jobs[job_id]
-                return
-            held = self.budget.reserve(min(rest, self.budget.left or 0.0), lasting=True)
-            self._jobs[job_id] = _Allotment(held, max(cost, allotment.cost))
+                self.budget.settle(allotment.held, more)
+            else:
+                self.budget.spend(allotment.held, more)
+                allotment.cost += more
 
 
 @define

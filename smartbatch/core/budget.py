@@ -132,6 +132,19 @@ class Budget:
         self._spent += nano
         self._overrun += max(0, nano - reservation._nano)
 
+    def spend(self, reservation: SpendReservation, actual: float) -> None:
+        """Book a part of what is held back as spent, in USD; the rest stays held back."""
+        nano = round(_checked(actual, "actual cost") * _NANO)
+        part = min(nano, reservation._nano)
+        reservation._nano -= part
+        self._reserved -= part
+        if reservation._lasting:
+            self._lasting -= part
+        self._spent += nano
+        self._overrun += nano - part
+        if self._outer is not None and reservation._outer is not None:
+            self._outer.spend(reservation._outer, actual)
+
     def release(self, reservation: SpendReservation) -> None:
         """Free all of it: the call cost nothing."""
         self._close(reservation)
@@ -154,4 +167,6 @@ def _checked(usd: float, what: str) -> float:
 
 
 def _up(cost: float) -> int:
-    return math.ceil(_checked(cost, "cost") * _NANO)
+    nano = _checked(cost, "cost") * _NANO
+    whole = round(nano)  # a whole number of them may come as a float a little above
+    return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)
