@@ -26,7 +26,7 @@ from tests.durability.judge import Verdict
 from tests.durability.killing import Loop, Plan, settle_of
 from tests.durability.mutants import MUTANTS, OWNERLESS
 from tests.durability.orders import MODELS
-from tests.durability.servers import LIST_LAG, unlucky
+from tests.durability.servers import LATEST, LIST_LAG, unlucky
 from tests.durability.sharing import Shared, Sharing
 from tests.durability.zygote import Zygote
 from tests.jobs.stores import postgres_server
@@ -35,6 +35,8 @@ FREEZE = 1.2
 """Seconds a worker is stopped at most where workers are stopped."""
 FROZEN = 30.0
 """Seconds one of four processes is stopped: two leases."""
+MUCH_LATER = 6.0
+"""Seconds after which a late create has landed where a rule is broken: luck must not make up for the rule."""
 LEASE = 0.6
 """Seconds of a job's lease where two workers share a store: shorter than most freezes."""
 _HEAD = (
@@ -53,7 +55,7 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> Verdi
     plan = {"settle": settle_of(provider, freeze=freeze), "visibility": LIST_LAG + 0.2, **plan}
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        unlucky(seed) as url,
+        unlucky(seed, latest=MUCH_LATER if plan.get("mutant") else LATEST) as url,
         Zygote(Path(name) / "workers.log") as zygote,
     ):
         loop = Loop(

@@ -26,18 +26,25 @@ _CALL_FAULTS = {"reset": 0.01, "reset_before": 0.01, "500": 0.01}
 
 
 @contextmanager
-def unlucky(seed: int, *, turnaround: float = 0.1, sigma: float = 0.5, share: float = 1.0) -> Iterator[str]:
+def unlucky(
+    seed: int,
+    *,
+    turnaround: float = 0.1,
+    sigma: float = 0.5,
+    share: float = 1.0,
+    latest: float = LATEST,
+) -> Iterator[str]:
     """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the address.
 
     Batches take about ``turnaround`` seconds, lognormally spread by ``sigma``. Of the creates without an
-    answer some were made, some were not, and some will be, up to :data:`LATEST` seconds later.
+    answer some were made, some were not, and some will be, up to ``latest`` seconds later.
     """
     options = {
         "seed": seed,
         "latency": 0,
         "batch-turnaround": turnaround,
         "batch-turnaround-sigma": sigma,
-        "batch-late-seconds": LATEST,
+        "batch-late-seconds": latest,
         "batch-list-lag": LIST_LAG,
         "batch-get-lag": 0.3,
         "batch-faults": _rates(_BATCH_FAULTS, share),
