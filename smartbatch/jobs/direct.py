@@ -17,13 +17,13 @@ from random import Random
 from smartbatch.clock import Clock
 from smartbatch.core.budget import Budget
 from smartbatch.core.pauses import pause
-from smartbatch.errors import BudgetExceeded, SmartbatchError
+from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import Grip, JobRow, JobState, NewResult
 from smartbatch.jobs.store.base import Direct, LostGrip, Store
 from smartbatch.jobs.till import AskedJob, Till, short_of_money
-from smartbatch.jobs.verdicts import Verdict, item_id, verdict_of
+from smartbatch.jobs.verdicts import Verdict, item_id
 from smartbatch.jobs.work import report
 from smartbatch.models import Request, Result
 
@@ -236,6 +236,9 @@ class DirectAsker:
             job.wanting = job.wanting or len(items) == room
             self._out += len(items)
             job.out.update(dict.fromkeys(item.ix for item in items))
+            nothing = not job.out
+        if nothing:
+            self._done(job.grip.job_id)  # others of the job may have waited for that
         refused = {} if job.till is None else self._without_money(job, job.till, items)
         for item in items:
             if item.ix in refused:
@@ -260,7 +263,7 @@ class DirectAsker:
 
     def _ask_one(self, job: AskedJob, item: Direct) -> None:
         def sink(result: Result) -> None:
-            self._answered(job, item.ix, _verdict(job, item.ix, result))
+            self._answered(job, item.ix, job.verdict_of(item.ix, result))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         try:
@@ -382,12 +385,6 @@ class DirectAsker:
         if job.noted:
             self._store.note(job.grip, None)
             job.noted = False
-
-
-def _verdict(job: AskedJob, ix: int, result: Result) -> Verdict:
-    if isinstance(result.error, BudgetExceeded) and job.till is not None and job.till.fell_short(ix):
-        return Verdict("unrun", result)  # it costs more than was pledged for it: asked again with more
-    return verdict_of(result, attended=job.attended)
 
 
 def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:

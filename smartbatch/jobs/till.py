@@ -23,7 +23,7 @@ from smartbatch.jobs.money import Meter, budget_of, exceeded, room
 from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import OPEN_SHARDS, Grip, JobRow, NewResult
 from smartbatch.jobs.store.base import Direct, OverBudget, Store
-from smartbatch.jobs.verdicts import LATER, Verdict
+from smartbatch.jobs.verdicts import LATER, Verdict, verdict_of
 from smartbatch.models import Result
 from smartbatch.prices import PriceBook
 
@@ -66,6 +66,12 @@ class AskedJob:
     def attended(self) -> bool:
         """Somebody sits before it."""
         return bool(self.row.policy.get("attended"))
+
+    def verdict_of(self, ix: int, result: Result) -> Verdict:
+        """Return what becomes of an item; one that costs more than was pledged for it is asked again."""
+        if isinstance(result.error, BudgetExceeded) and self.till is not None and self.till.fell_short(ix):
+            return Verdict("unrun", result)
+        return verdict_of(result, attended=self.attended)
 
 
 class Till:
@@ -186,4 +192,5 @@ def short_of_money(store: Store, row: JobRow, refused: Mapping[int, float], *, o
         error = BudgetExceeded("what is left of the job's budget is held for requests under way")
         return Verdict("unrun", Result("", error=error), wait=LATER, note=f"waits: {error.message}")
     fresh = store.job(row.id) or row
-    return Verdict("failed", Result("", error=exceeded(fresh, len(refused), min(refused.values()))))
+    error = exceeded(fresh, len(refused), min(refused.values()))
+    return Verdict("failed", Result("", error=error, cost=0.0))

@@ -53,7 +53,8 @@ class Verdict:
         result = self.result_of
         if self.outcome == "unrun":
             assert result.error is not None
-            return NewResult(ix, "unrun", encode_error(result.error))
+            told = result.usage.input_tokens, result.usage.output_tokens
+            return NewResult(ix, "unrun", encode_error(result.error), b"", *told, cost=result.cost)
         return NewResult(
             ix,
             self.outcome,

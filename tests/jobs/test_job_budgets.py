@@ -1,0 +1,247 @@
+"""Budgets of jobs, and of clients with jobs: never exceeded, by the provider's own ledger.
+
+Over real HTTP and in virtual time; see :mod:`tests.faults.world`. Every token costs a tenth of a cent, and
+half of it in a batch, so that the ledger's tokens are money.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch import Price, Result
+from smartbatch.client import BatchingClient
+from smartbatch.core.tokens import estimate_request
+from smartbatch.errors import BudgetExceeded, ConfigError
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.store import open_store
+from smartbatch.models import Request
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, world
+
+TOKEN = 0.001
+PRICE = Price(input=1000.0, output=1000.0)
+TINY = 1e-6
+
+
+def texts(count: int, mark: str = "question") -> list[str]:
+    return [f"{mark} {number + 100} of a few" for number in range(count)]
+
+
+MOST = TOKEN * (estimate_request(Request(texts(1)[0])) + 6) / 2
+"""USD that a request of these tests can cost in a batch, with up to 6 tokens out."""
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+
+
+@contextmanager
+def market(provider: str, folder: Path, **settings: Any) -> Iterator[World]:
+    with world(provider, folder, rare=60, **{"batch_turnaround": 10 * MINUTE, **settings}) as w:
+        yield w
+
+
+def buyer(w: World, **settings: Any) -> BatchingClient:
+    return w.process(**{"prices": {f"{w.provider}:{w.model}": PRICE}, "max_tokens": 6, **settings})
+
+
+def paid(w: World) -> float:
+    """What the provider bills for all that reached it."""
+    lines = [line for batch in w.creates for line in batch.lines.values()]
+    return TOKEN * (sum(call.billed for call in w.emu.ledger.calls) + sum(line.billed for line in lines) / 2)
+
+
+def row_of(client: BatchingClient, job_id: str) -> JobRow:
+    row = client._desk.store.job(job_id)
+    assert row is not None
+    return row
+
+
+def answered(results: list[Result]) -> int:
+    rest = [result for result in results if not result.ok]
+    assert all(isinstance(result.error, BudgetExceeded) for result in rest), {str(r.error) for r in rest}
+    return len(results) - len(rest)
+
+
+@each_provider
+def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
+    provider: str, tmp_path: Path
+) -> None:
+    with market(provider, tmp_path) as w:
+        client = buyer(w, budget=0.2)
+        job = client.submit_batch(texts(80))
+        results = w.results(job)
+        assert 0.2 - MOST < paid(w) <= 0.2
+        assert 40 <= answered(results) < 80
+        assert [result.text for result in results if result.ok] == [
+            text for text, result in zip(w.right(texts(80)), results, strict=True) if result.ok
+        ]
+        told = str(next(result.error for result in results if not result.ok))
+        assert "requests were not sent" in told
+        assert "of the job's budget of 0.2 USD" in told
+        w.pass_time(10 * MINUTE)
+        assert row_of(client, job.id).pledged == pytest.approx(0.0, abs=TINY)
+        assert client.spent == pytest.approx(paid(w))
+
+
+def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
+    """Together they could cost more than there is; none of them does, so all are answered."""
+    with market("gemini", tmp_path) as w:
+        client = buyer(w, budget=60 * MOST * 0.7)
+        job = client.submit_batch(texts(60))
+        assert [result.text for result in w.results(job)] == w.right(texts(60))
+        assert len(w.creates) > 1
+        assert paid(w) <= 60 * MOST * 0.7
+
+
+def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) -> None:
+    with market("anthropic", tmp_path) as w:
+        client = buyer(w, budget=0.3, batch_enabled=False)
+        job = client.submit_batch(texts(80), fallback="individual")
+        results = w.results(job)
+        assert 0.3 - 4 * MOST < paid(w) <= 0.3
+        assert 20 < answered(results) < 80
+        assert not w.creates
+        assert row_of(client, job.id).pledged == pytest.approx(0.0, abs=TINY)
+        assert client.spent == pytest.approx(paid(w))
+
+
+def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
+    """Lines that ran and are in no result; their requests go again where there is room for both."""
+
+    def fault(batch: int, position: int, custom_id: str | None) -> str | None:
+        return "missing_lines" if batch == 0 and position % 2 else None
+
+    with market("openai", tmp_path, batch_line_fault_for=fault) as w:
+        client = buyer(w, budget=40 * MOST)
+        job = client.submit_batch(texts(40))
+        assert answered(w.results(job)) == 40
+        assert paid(w) <= 40 * MOST
+        w.pass_time(10 * MINUTE)
+        assert row_of(client, job.id).pledged == pytest.approx(20 * MOST)
+        assert client.spent == pytest.approx(row_of(client, job.id).cost + 20 * MOST)
+
+
+def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
+    """Nothing keeps a late create of Anthropic's out, so what it may cost stays pledged: there is no more."""
+    late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
+    named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}
+    with market("anthropic", tmp_path, **late, **named) as w:
+        client = buyer(w, budget=21.2 * MOST, batch_settle=MINUTE)
+        job = client.submit_batch(texts(20))
+        assert answered(w.results(job)) == 1
+        w.pass_time(3 * HOUR)
+        assert [record.fate for record in w.creates] == ["late", "landed"]
+        assert paid(w) <= 21.2 * MOST
+        assert w.incidents(job) == {"double_submission": 1}
+
+
+def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: Path) -> None:
+    """A process dies with ten requests under way; the next one keeps to what is left without their money."""
+    alone = 2 * MOST
+    with market("openai", tmp_path) as w:
+        first = buyer(w, budget=20 * alone, batch_enabled=False)
+        w.service.meet = lambda seen: w.refusal(401)
+        job = first.submit_batch(texts(60), fallback="individual")
+        w.pass_time(MINUTE)
+        assert job.status().state == "held"
+        w.stop(first)
+        dead = open_store(w.store, wall=w.clock.wall, rng=random.Random(1))
+        grip = dead.claim(job.id, 15.0)
+        assert grip is not None
+        assert len(dead.claim_direct(grip, 10)) == 10
+        dead.pledge(grip, 10 * alone)
+        w.pass_time(MINUTE)
+        w.service.meet = lambda seen: None
+        second = buyer(w, batch_enabled=False)
+        again = second.job(job.id)
+        again.resume()
+        results = w.results(again)
+        assert 0 < answered(results) < 60
+        assert 10 * alone - 2 * alone < paid(w) <= 10 * alone
+        assert row_of(second, job.id).pledged == pytest.approx(10 * alone)
+        dead.close()
+
+
+FAULTS = (
+    {},
+    {"lost_create": 0.3, "dropped_create": 0.3},
+    {"expire_part": 0.5, "item_error": 0.1},
+    {"missing_lines": 0.1, "malformed_lines": 0.1, "fail_validation": 0.3},
+    {"late_create": 0.5},
+)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    provider = dice.choice(PROVIDERS)
+    faults = {"batch_faults": dice.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1}}
+    budget = dice.uniform(5, 60) * MOST
+    with market(provider, tmp_path, batch_late_seconds=20 * MINUTE, batch_turnaround=MINUTE, **faults) as w:
+        client = buyer(
+            w, budget=budget, batch_settle=5 * MINUTE, batch_max_requests=dice.choice([7, 20, 500])
+        )
+        count = dice.randint(5, 50)
+        way = dice.choice(["batch", "individual"])
+        job = client.submit_batch(texts(count), fallback=way)
+        results = w.results(job)
+        assert len(results) == count
+        assert paid(w) <= budget + TINY
+        w.pass_time(HOUR)  # what lands late is counted, too
+        assert paid(w) <= budget + TINY
+        assert client.spent <= budget + TINY
+
+
+# -- the client's own ----------------------------------------------------------------------------------------
+
+
+def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
+    """What a job may need is not waited for; when it has ended, what it left is there again."""
+    with market("openai", tmp_path) as w:
+        client = buyer(w, budget=0.4)
+        job = client.submit_batch(texts(40), budget="0.35 USD")
+        with w.flowing(), pytest.raises(BudgetExceeded):
+            client.submit(texts(1, "beside")[0], max_tokens=100).result().raise_for_error()
+        assert answered(w.results(job)) == 40
+        w.pass_time(10 * MINUTE)
+        assert client.spent == pytest.approx(paid(w))
+        with w.flowing():
+            assert client.submit(texts(1, "beside")[0], max_tokens=100).result().ok
+            rest = list(client.map(iter(texts(60, "after"))))
+        assert 0 < answered(rest) < 60
+        assert client.spent == pytest.approx(paid(w))
+        assert paid(w) <= 0.4
+
+
+def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
+    with market("openai", tmp_path) as w:
+        first = buyer(w, budget=0.4)
+        job = first.submit_batch(texts(30), key="one", budget="0.3 USD")
+        w.pass_time(MINUTE)
+        w.stop(first)
+        assert first.spent == 0.0
+        second = buyer(w, budget=0.5)
+        assert second.submit_batch(texts(30), key="one", budget="0.3 USD").id == job.id
+        assert second._budget.lasting == pytest.approx(0.3)
+        w.wait(job := second.job(job.id))
+        w.pass_time(10 * MINUTE)
+        assert second._budget.lasting == 0.0
+        assert second.spent == pytest.approx(paid(w))
+
+
+def test_a_budget_is_refused_where_it_could_not_be_kept(tmp_path: Path) -> None:
+    with market("openai", tmp_path) as w:
+        client = w.process(model="no-such-model", max_tokens=6)
+        for asked in (lambda: client.submit_batch(texts(3), budget=1.0), lambda: limited(client)):
+            with pytest.raises(ConfigError, match="price of openai:no-such-model is unknown"):
+                asked()
+        assert not client.jobs()
+        assert not w.service.seen
+
+
+def limited(client: BatchingClient) -> object:
+    return next(client.map(iter(texts(3)), budget="1 USD"))
