@@ -6,8 +6,8 @@ Three comparisons, of jobs that :mod:`benchmarks.routing_world` makes and polici
 :mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes.
 
 - *Regret*: for each trace and each regime of the provider, what the library pays more than an oracle that
-  knows how long each batch and each call will take; over the jobs whose deadline the oracle meets. What the
-  library refuses of those counts as missed.
+  knows how long each batch and each call will take; over the jobs whose deadline the oracle meets. *Refused*
+  are those of them that the library refuses, before anything is sent, as nothing is likely to be in time.
 - *Deadlines*: 1,000 jobs, with turnarounds of heavy tails.
 - *Without deadlines*: USD with each hour until the last answer at 5 USD.
 
@@ -28,13 +28,12 @@ RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": 
 def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outcome]) -> tuple[float, float]:
     """Return by how much a policy costs more than the oracle, and the share of deadlines it misses.
 
-    Both of jobs that the oracle does in time; the former of those the policy does at all.
+    Both of jobs that the oracle does in time, and that the policy did not refuse.
     """
-    feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
-    done = [at for at in feasible if mine[at].route is not None]
-    missed = sum(not mine[at].met(fates[at].job) for at in feasible)
+    done = [at for at, fate in enumerate(fates) if best[at].met(fate.job) and mine[at].route is not None]
+    missed = sum(not mine[at].met(fates[at].job) for at in done)
     cost = sum(mine[at].cost for at in done) / sum(best[at].cost for at in done)
-    return cost - 1, missed / len(feasible)
+    return cost - 1, missed / len(done)
 
 
 def report_regret(jobs: dict[str, list[Job]]) -> None:
@@ -47,9 +46,9 @@ def report_regret(jobs: dict[str, list[Job]]) -> None:
             best = [policies.oracle(fate) for fate in fates]
             mine = Library().run(fates)
             ran = [mine, *([rule(fate) for fate in fates] for rule in RULES.values())]
-            feasible = sum(one.met(fate.job) for one, fate in zip(best, fates, strict=True))
-            refused = sum(one.route is None for one in mine)
-            print(f"{trace:<20}{regime.name:<24}{len(fates):>6}{feasible:>10}{refused:>9}", end="")
+            feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
+            refused = sum(mine[at].route is None for at in feasible)
+            print(f"{trace:<20}{regime.name:<24}{len(fates):>6}{len(feasible):>10}{refused:>9}", end="")
             for outcomes in ran:
                 cost, missed = compared(fates, best, outcomes)
                 print(f"{f'{cost:+.1%}, {missed:.1%} missed':>22}", end="")

@@ -14,7 +14,7 @@ from smartbatch.core.choosing import Infeasible, Option, choose
 from smartbatch.core.forecast import Forecaster, Seen
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.pace import Pace
-from smartbatch.core.rescue import MARGIN, SURE, Held, Speed, rescue
+from smartbatch.core.rescue import MARGIN, Held, Speed, rescue
 from smartbatch.core.tokens import Calibration
 from smartbatch.core.wishes import Wishes
 from smartbatch.experience import BATCH, CALL, CANCEL
@@ -22,7 +22,7 @@ from smartbatch.models import Route, Usage
 
 PARALLELISM = 4
 """The client's default."""
-THRESHOLD = 10
+THRESHOLD, AT_ONCE = 10, 3
 TIME_VALUE = 5.0
 """The client's default, USD an hour."""
 LEARNED = 200
@@ -52,9 +52,9 @@ class Outcome:
         return self.seconds <= job.deadline
 
 
-def shards(count: int) -> list[int]:
+def shards(count: int, pieces: int = 1) -> list[int]:
     """Return the sizes of the batches that so many requests become."""
-    batches = math.ceil(count / LARGEST)
+    batches = max(pieces, math.ceil(count / LARGEST))
     return [count // batches + (place < count % batches) for place in range(batches)]
 
 
@@ -80,17 +80,23 @@ def threshold(fate: Fate) -> Outcome:
 
 
 def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
-    """Take what turns out best: each batch of the job whose end it knows to be in time, the rest in real time.
+    """Take what turns out best: each batch of the job that will be in time, the rest in real time.
 
-    It knows how long each batch will take, and each call. So it never cancels any.
+    It knows how long each batch will take, and each call, so it never cancels any. It keeps to the rule that
+    up to three requests go in real time, and of up to nine the first three.
     """
     job = fate.job
-    plain, batch = alone(fate), by_batch(fate)
-    if not deadline:
-        return min(plain, batch, key=lambda each: weight(each))
+    n = len(job.rows)
+    plain = alone(fate)
+    if n <= AT_ONCE:
+        return plain
     workers = Workers(PARALLELISM, fate.regime.rpm)
-    cost, seconds, first = 0.0, 0.0, 0
-    for place, size in enumerate(shards(len(job.rows))):
+    first = AT_ONCE if n < THRESHOLD else 0
+    cost, seconds = job.cost(0, first), workers.take(fate.calls[:first], 0.0)
+    if not deadline:
+        took = max(seconds, by_batch(fate).seconds)
+        return min(plain, Outcome(took, cost + HALF * job.cost(first), Route.BATCH), key=weight)
+    for place, size in enumerate(shards(n - first)):
         price, took = job.cost(first, first + size), fate.batch(place, job.at)
         if took <= job.deadline:
             cost, seconds = cost + HALF * price, max(seconds, took)
@@ -98,8 +104,7 @@ def oracle(fate: Fate, *, deadline: bool = True) -> Outcome:
             cost += price
             seconds = max(seconds, workers.take(fate.calls[first : first + size], 0.0))
         first += size
-    mixed = Outcome(seconds, cost, Route.BATCH if seconds else None)
-    met = [each for each in (batch, mixed, plain) if each.met(job)]
+    met = [each for each in (Outcome(seconds, cost, Route.BATCH), plain) if each.met(job)]
     return min(met or [plain], key=lambda each: each.cost)
 
 
@@ -124,10 +129,6 @@ class Knowledge:
         """Return how fast real time is."""
         return Pace(self.calls.at(now), PARALLELISM, tokens=tokens, rpm=rpm)
 
-    def cancelling(self, now: float) -> float:
-        """Return the seconds kept for a cancel."""
-        return self.cancels.quantile(SURE, 1, now)
-
     def decide(self, fate: Fate, wishes: Wishes) -> Option:
         """Return the route by the library's own code.
 
@@ -140,7 +141,7 @@ class Knowledge:
         price = given * INPUT + made * OUTPUT
         cost = Cost(price, price, price)
         pace = self.pace(now, (given + made) / n, fate.regime.rpm)
-        batch = BatchOffer(self.batches.at(now), cost.of(HALF), self.cancelling(now), LARGEST)
+        batch = BatchOffer(self.batches.at(now), cost.of(HALF), self.cancels.at(now), LARGEST)
         load = Load(n, given, made)
         return choose(load, [Offer(Route.INDIVIDUAL, pace, cost)], batch, wishes).chosen
 
@@ -153,6 +154,11 @@ class _Shard:
     created: float
     ends: float
     cancelled: float | None = None
+
+
+def _held(shard: _Shard, now: float) -> Held:
+    cancelled = None if shard.cancelled is None else now - shard.cancelled
+    return Held(shard.size, True, cancelled is not None, shard.size, now - shard.created, cancelled)
 
 
 Steps = Generator[float, None, Outcome]
@@ -208,7 +214,7 @@ class Library:
         first = option.first if option.batches else len(job.rows)
         self._call(fate, workers, 0, first)
         cost = job.cost(0, first)
-        open_ = self._create(fate, first) if option.batches else []
+        open_ = self._create(fate, first, option.pieces) if option.batches else []
         late = False
         while open_:
             now = self.now
@@ -223,9 +229,9 @@ class Library:
             yield workers.ends[-1]
         return Outcome(self.now - job.at, cost, option.route, late)
 
-    def _create(self, fate: Fate, first: int) -> list[_Shard]:
+    def _create(self, fate: Fate, first: int, pieces: int) -> list[_Shard]:
         found, now = [], self.now
-        for place, size in enumerate(shards(len(fate.job.rows) - first)):
+        for place, size in enumerate(shards(len(fate.job.rows) - first, pieces)):
             found.append(_Shard(place, first, size, now, now + fate.batch(place, now)))
             first += size
         return found
@@ -247,8 +253,9 @@ class Library:
         job, now = fate.job, self.now
         left = job.at + job.deadline - now
         tokens = 1.0
-        speed = Speed(self.know.pace(now, tokens, fate.regime.rpm), self.know.cancelling(now))
-        held = [Held(shard.size, True, stuck=shard.cancelled is not None) for shard in open_]
+        know = self.know
+        speed = Speed(know.pace(now, tokens, fate.regime.rpm), know.cancels.at(now), know.batches.at(now))
+        held = [_held(shard, now) for shard in open_]
         found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed)
         for at in found.back:
             shard = open_[at]

@@ -32,9 +32,6 @@ from smartbatch.runtime.quotas import shared_quota
 
 __all__ = ["Advisor"]
 
-CANCELLED = 0.99
-"""How sure it must be that a cancelled batch has ended when its rest is due."""
-
 
 class Advisor:
     """Chooses routes for one provider and model.
@@ -194,8 +191,9 @@ class Advisor:
         texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
         used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
-        cancelling = self._experience.cancelling(self._provider.name).quantile(CANCELLED, 1)
-        return Speed(self._pace(route, used, per_call=max(1, texts)), cancelling)
+        pace = self._pace(route, used, per_call=max(1, texts))
+        cancelling = self._experience.cancelling(self._provider.name)
+        return Speed(pace, cancelling, self._experience.turnaround(row.model))
 
     def learned(self, event: Event) -> None:
         """Note that a forecast moved, and perhaps the threshold with it."""
@@ -270,7 +268,7 @@ class Advisor:
         return BatchOffer(
             times=self._experience.turnaround(self._label),
             cost=cost,
-            cancelling=self._experience.cancelling(self._provider.name).quantile(CANCELLED, 1),
+            cancelling=self._experience.cancelling(self._provider.name),
             most=most,
             at_a_time=at_a_time,
             share=_share(cost, standard),

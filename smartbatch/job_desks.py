@@ -13,7 +13,7 @@ from smartbatch.clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.budget import Budget
 from smartbatch.core.pace import Pace
-from smartbatch.core.rescue import SURE, Speed
+from smartbatch.core.rescue import Speed
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
 from smartbatch.experience import Experience
 from smartbatch.job_host import tell_waiters, warn_of
@@ -94,8 +94,9 @@ class StoreDesk:
         """Return how fast requests of a job are answered in real time, by what the store knows of it."""
         self._experience.refresh()
         call = self._experience.latency(Route.INDIVIDUAL, row.model)
-        cancelling = self._experience.cancelling(row.model.partition(":")[0]).quantile(SURE, 1)
-        return Speed(Pace(call, parallelism=self._config.parallelism), cancelling)
+        cancelling = self._experience.cancelling(row.model.partition(":")[0])
+        turnaround = self._experience.turnaround(row.model)
+        return Speed(Pace(call, parallelism=self._config.parallelism), cancelling, turnaround)
 
     def _ask(
         self, row: JobRow, request: Request, sink: Callable[[Result], None], purse: Budget | None

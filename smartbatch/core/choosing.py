@@ -5,22 +5,26 @@ The rules, in order:
 1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone.
 2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
    beside the first few, that is as a hybrid. From ``threshold`` on everything is considered.
-3. With a deadline: the cheapest route that meets it in 95 of 100 cases. A batch meets every deadline that
-   leaves time to cancel it and to do all of its requests in real time; what that is expected to cost is in
-   its cost. Where there is too little time for all of them, the first few go in real time at once (hybrid).
+3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
+   the soonest. A batch meets every deadline that leaves time to cancel it and to do all of its requests in
+   real time; what that is expected to cost is in its cost. Where there is too little time for all of them,
+   the first few go in real time at once (hybrid). Where nothing is that sure, the likeliest is taken, if it
+   is at least as likely to be in time as not.
 4. Without one: the least ``weight``, which is the cost plus what the expected wait is worth. ``prefer``
    ``"cost"`` leaves the wait out, ``"speed"`` the cost.
-5. A budget rules out what is expected to cost more.
+5. A budget rules out what will hardly cost as little; what may, goes, and is stopped at the budget.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.offers import BatchOffer, Load, Offer
+from smartbatch.core.options import Option, by_batch, individual, likeliest, open_routes, price, real_time
+from smartbatch.core.risk import SURE, within
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Route, Strategy
 
@@ -28,53 +32,10 @@ __all__ = ["Decision", "Infeasible", "Option", "choose"]
 
 PROMISE = 86_400.0
 """Seconds in which batches end, as their providers aim at; ``prefer="cost"`` waits no longer."""
-SURE = 0.99
-"""How sure it must be that what a late batch leaves over can still be done in real time."""
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Splits of a hybrid that are compared; the best is found well enough, in little time."""
-EARLY = 0.1
-"""A forced hybrid asks at most this share individually, so that it costs at most a tenth more than a batch
-where those cost half."""
-
-
-@frozen
-class Option:
-    """A route with its forecast.
-
-    Attributes:
-        route: see :class:`~smartbatch.Route`.
-        first: requests that go individually at once.
-        p50, p95, expected: seconds until the last answer.
-        cost: USD; ``None`` where the price is unknown.
-        calls, batches: how many it takes.
-        weight: USD, the cost with what the expected wait is worth; what is compared where no deadline is set.
-        rescue_at: seconds from now at which a batch that has not ended is cancelled; ``None`` for never.
-        rescue_needs: seconds that are kept free for what it leaves over, the cancelling included.
-        chance: how likely it ends before that; without a rescue, before the deadline.
-        quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
-        problem: why it will not do; empty when it will.
-    """
-
-    route: Route
-    p50: float
-    p95: float
-    expected: float
-    cost: Cost | None
-    calls: int
-    batches: int = 0
-    first: int = 0
-    weight: float = 0.0
-    rescue_at: float | None = None
-    rescue_needs: float = 0.0
-    chance: float = 1.0
-    share: float = 1.0
-    quota: float | None = None
-    problem: str = ""
-
-    @property
-    def feasible(self) -> bool:
-        """Whether it meets deadline and budget."""
-        return not self.problem
+CLOSE = 0.02
+"""Share of the price that is not worth waiting for up to a deadline, nor the risk of a rescue."""
+EVEN = 0.5
+"""How likely a deadline must be met for a list to be tried at all."""
 
 
 @frozen
@@ -123,12 +84,12 @@ def choose(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes
     Raises:
         Infeasible: nothing does.
     """
-    options = tuple(_judged(option, wishes) for option in _options(load, offers, batch, wishes))
+    options = tuple(_judged(option, wishes) for option in open_routes(load, offers, batch, wishes))
     feasible = [option for option in options if option.feasible]
-    if not feasible:
+    found = _best(feasible, load, wishes) if feasible else _likeliest(options, wishes)
+    if found is None:
         raise _infeasible(load, offers, batch, wishes)
-    chosen, reason = _best(feasible, load, wishes)
-    return Decision(load, wishes, options, chosen, reason, *_plain(load, offers, batch, wishes, options))
+    return Decision(load, wishes, options, *found, *_plain(load, offers, batch, wishes, options))
 
 
 def _plain(
@@ -136,134 +97,13 @@ def _plain(
 ) -> tuple[Option, Option | None]:
     """Return what always-individual and always-batch would be, to compare with."""
     found = {option.route: option for option in options}
-    alone = found.get(Route.INDIVIDUAL) or _judged(_real_time(_individual(offers), load.requests), wishes)
+    alone = found.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), wishes)
     if batch is None or not load.requests:
         return alone, None
     endless = evolve(wishes, deadline=None)
     return alone, found.get(Route.BATCH) or _judged(
-        _batch(load.requests, 0, offers[0], batch, endless), endless
+        by_batch(load.requests, 0, offers[0], batch, endless), endless
     )
-
-
-def _individual(offers: Sequence[Offer]) -> Offer:
-    """Return the offer of one request a call."""
-    return next((offer for offer in offers if offer.route is Route.INDIVIDUAL), offers[0])
-
-
-# -- what there is to choose from ----------------------------------------------------------------------------
-
-
-def _options(
-    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes
-) -> Iterator[Option]:
-    n, strategy = load.requests, wishes.strategy
-    if strategy is Strategy.THRESHOLD:
-        strategy = Strategy.BATCH if n >= wishes.threshold else Strategy.INDIVIDUAL
-    standard = offers[0]
-    if strategy is Strategy.INDIVIDUAL:
-        yield _real_time(_individual(offers), n)
-        return
-    if strategy is Strategy.AUTO or batch is None:
-        yield from (_real_time(offer, n) for offer in offers if offer.open)
-    if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= wishes.at_once):
-        return
-    if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= wishes.threshold):
-        yield _batch(n, 0, standard, batch, wishes)
-    if strategy is Strategy.HYBRID:
-        yield _batch(n, _early(n, standard, batch, wishes), standard, batch, wishes)
-    elif strategy is Strategy.AUTO:
-        yield _best_split(n, standard, batch, wishes)
-
-
-def _real_time(offer: Offer, n: int) -> Option:
-    pace = offer.pace
-    return Option(
-        route=offer.route,
-        p50=pace.finish(n, 0.5),
-        p95=pace.finish(n, 0.95),
-        expected=pace.expected(n),
-        cost=offer.cost,
-        calls=pace.calls(n),
-        share=offer.share,
-        quota=pace.quota(n),
-    )
-
-
-def _batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
-    """Return the forecast of a list whose ``first`` requests go individually and all others in a batch."""
-    rest = n - first
-    at_once = standard.pace.finish(first, 0.95)
-    needs, rescue_at, chance = _rescue(rest, at_once, standard, batch, wishes)
-    p50 = max(standard.pace.finish(first, 0.5), batch.finish(rest, 0.5))
-    p95 = max(at_once, batch.finish(rest, 0.95))
-    expected = max(standard.pace.expected(first), batch.expected(rest))
-    if rescue_at is not None and wishes.deadline is not None:
-        p50, p95, expected = (min(each, wishes.deadline) for each in (p50, p95, expected))
-    return Option(
-        route=Route.HYBRID if first else Route.BATCH,
-        p50=p50,
-        p95=p95,
-        expected=expected,
-        cost=_mixed_cost(n, first, chance, standard, batch),
-        calls=standard.pace.calls(first) if first else 0,
-        batches=batch.batches(rest),
-        first=first,
-        rescue_at=rescue_at,
-        rescue_needs=needs,
-        chance=chance,
-        share=(first + rest * (chance * batch.share + 1 - chance)) / n,
-    )
-
-
-def _rescue(
-    rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: Wishes
-) -> tuple[float, float | None, float]:
-    """Return the seconds a rescue needs, when it begins at the latest, and the chance to end before.
-
-    The requests that went individually first are answered by then, or the rescue waits for them.
-    """
-    if wishes.deadline is None:
-        return 0.0, None, 1.0
-    needs = batch.cancelling + standard.pace.finish(rest, SURE)
-    at = wishes.deadline - needs
-    if at <= busy:
-        return needs, None, batch.chance(wishes.deadline, rest)
-    return needs, at, batch.chance(at, rest)
-
-
-def _mixed_cost(n: int, first: int, chance: float, standard: Offer, batch: BatchOffer) -> Cost | None:
-    """Return what it costs: a batch that is rescued is taken as one of which nothing was done."""
-    if standard.cost is None or batch.cost is None:
-        return None
-    individually, rest = standard.cost.of(first / n), (n - first) / n
-    early, late = batch.cost.of(rest), standard.cost.of(rest)
-    expected = chance * early.expected + (1 - chance) * late.expected
-    mixed = Cost(early.low, expected, late.high if chance < SURE else early.high)
-    return individually.plus(mixed)
-
-
-def _early(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> int:
-    """Return how many a forced hybrid asks at once: what real time answers in a tenth of the batch's time."""
-    tenth = EARLY * batch.finish(n, 0.5)
-    most = max(wishes.at_once, math.floor(EARLY * n))
-    if standard.pace.finish(most, 0.5) <= tenth:
-        return min(most, n - 1) if n > 1 else 0
-    low, high = min(wishes.at_once, n - 1), most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if standard.pace.finish(middle, 0.5) <= tenth else (low, middle - 1)
-    return max(0, low)
-
-
-def _best_split(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
-    """Return the cheapest hybrid that meets the deadline, else the one of the fewest at once."""
-    fewest = min(wishes.at_once, n - 1)
-    if wishes.deadline is None:
-        return _batch(n, fewest, standard, batch, wishes)
-    splits = sorted({fewest, *(max(fewest, math.ceil(share * n)) for share in SHARES)} - {n})
-    candidates = [_batch(n, first, standard, batch, wishes) for first in splits]
-    met = [each for each in candidates if each.p95 <= wishes.deadline]
-    return min(met or candidates[:1], key=_price)
 
 
 # -- which of them -------------------------------------------------------------------------------------------
@@ -278,33 +118,57 @@ def _judged(option: Option, wishes: Wishes) -> Option:
         problems.append("misses the deadline")
     elif wishes.deadline is not None and option.rescue_at is None and option.chance < SURE:
         problems.append("could be late, and leaves no time for a rescue")
-    if wishes.budget is not None and option.cost is not None and option.cost.expected > wishes.budget:
+    if _too_dear(option, wishes):
         problems.append("costs more than the budget")
     if wishes.prefer == "cost" and wishes.deadline is None and option.p95 > 2 * PROMISE:
         problems.append("takes more than two days")
-    return evolve(option, weight=weight, problem=" and ".join(problems))
+    odds = option.odds
+    if wishes.deadline is not None and not option.batches:
+        odds = within(wishes.deadline, option.p50, option.p95)
+    return evolve(option, weight=weight, odds=odds, problem=" and ".join(problems))
 
 
-def _price(option: Option) -> tuple[float, float]:
-    return (option.share if option.cost is None else option.cost.expected, option.expected)
+def _too_dear(option: Option, wishes: Wishes) -> bool:
+    return wishes.budget is not None and option.cost is not None and option.cost.low > wishes.budget
+
+
+def _likeliest(options: Sequence[Option], wishes: Wishes) -> tuple[Option, str] | None:
+    """Return the option that meets the deadline most likely, where none is as sure as it should be."""
+    if wishes.deadline is None:
+        return None
+    tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, wishes)]
+    if not tried:
+        return None
+    chosen = likeliest(tried)
+    return (
+        chosen,
+        f"nothing is sure to meet the deadline, and this has the best chance of it, {chosen.odds:.0%}",
+    )
 
 
 def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Option, str]:
     if wishes.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, wishes)
     if wishes.prefer == "speed":
-        chosen = min(feasible, key=lambda option: (option.p50, *_price(option)))
+        chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
     elif wishes.deadline is not None:
-        chosen = min(feasible, key=_price)
+        cheapest = min(feasible, key=price)
+        most = (1 + CLOSE) * price(cheapest)[0]
+        chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
         reason = f"the cheapest of {_counted(feasible)} that meet the deadline"
+        if chosen is not cheapest:
+            reason = (
+                f"the soonest of {_counted(feasible)} that meet the deadline and cost at most {CLOSE:.0%} "
+                "more than the cheapest"
+            )
         if chosen.rescue_at is not None:
             reason += (
                 f"; ends by itself in time with a chance of {chosen.chance:.0%}, else what is left over goes "
                 f"in real time from {chosen.rescue_at:.0f} s on, with {chosen.rescue_needs:.0f} s for it"
             )
     elif wishes.prefer == "cost":
-        chosen = min(feasible, key=_price)
+        chosen = min(feasible, key=price)
         reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' asks"
     else:
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
@@ -340,11 +204,11 @@ def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, w
     """Return the error with the nearest wishes that are met: another deadline, or another budget."""
 
     def met(eased: Wishes) -> list[Option]:
-        judged = (_judged(option, eased) for option in _options(load, offers, batch, eased))
+        judged = (_judged(option, eased) for option in open_routes(load, offers, batch, eased))
         return [option for option in judged if option.feasible]
 
     later = min(met(evolve(wishes, deadline=None)), key=lambda option: option.p95, default=None)
-    dearer = min(met(evolve(wishes, budget=None)), key=_price, default=None)
+    dearer = min(met(evolve(wishes, budget=None)), key=price, default=None)
     if later is None and dearer is None:
         later = min(
             met(evolve(wishes, deadline=None, budget=None)), key=lambda option: option.p95, default=None
@@ -354,7 +218,7 @@ def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, w
         money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
         near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
     if dearer is None and later is not None and wishes.deadline is not None and wishes.budget is not None:
-        if later.cost is not None and later.cost.expected > wishes.budget:
+        if later.cost is not None and later.cost.low > wishes.budget:
             near[0] += ", which is above the budget as well"
     elif dearer is not None and dearer.cost is not None and wishes.budget is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")

@@ -9,6 +9,7 @@ from smartbatch.core.rescue import MARGIN, Held, Rescue, rescue
 from smartbatch.events import JobRescued
 from smartbatch.jobs import polling
 from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.timing import CANCELLED_AT
 from smartbatch.jobs.work import Work
 
 __all__ = ["in_time"]
@@ -47,16 +48,19 @@ def _found(work: Work, deadline: float, held: Sequence[ShardRow]) -> Rescue:
         deadline - work.wall,
         margin,
         max(0, backlog),
-        [_held(shard) for shard in held],
+        [_held(shard, work.wall) for shard in held],
         work.speed(work.job),
     )
 
 
-def _held(shard: ShardRow) -> Held:
+def _held(shard: ShardRow, wall: float) -> Held:
     done = shard.remote.get("completed")
     left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
     movable = shard.state in _UNSENT or (shard.state is _S.SUBMITTED and not shard.cancelled)
-    return Held(max(0, left), shard.state not in _UNSENT, stuck=not movable)
+    age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
+    asked = shard.remote.get(CANCELLED_AT)
+    cancelled = max(0.0, wall - asked) if isinstance(asked, float) else None
+    return Held(max(0, left), shard.state not in _UNSENT, not movable, shard.size, age, cancelled)
 
 
 def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> None:
