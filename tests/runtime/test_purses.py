@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import budgets
 from smartbatch import BatchingClient, Price, Result
 from smartbatch.core.budget import Budget
 from smartbatch.errors import BudgetExceeded
@@ -71,6 +72,13 @@ def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
         results = client.generate(iter(costs), max_tokens=9, budget=limit)
     assert spent(results) <= limit
     assert results.succeeded == len(costs) or spent(results) > limit - 9
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed: int) -> None:
+    found = budgets.run(seed)
+    assert not found.exceeded
+    assert found.answered > 0
 
 
 @given(

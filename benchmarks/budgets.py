@@ -1,0 +1,166 @@
+"""Budgets under 64 threads: 1,000 clients, each with lists and a job that have budgets of their own.
+
+    python -m benchmarks.budgets [RUNS]
+
+In each run a client with 64 calls at a time answers one to three lists side by side, some with a budget of
+their own, and every second one a job besides. What an answer costs is drawn, up to what it may; calls fail,
+some of them billed, and are tried again. The provider keeps the bill. Pauses are virtual, threads are real.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field, frozen
+
+from smartbatch import BatchingClient, Price, Result
+from smartbatch.clock import VirtualClock
+from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
+from smartbatch.models import Answer, Request, Usage
+from smartbatch.providers.mock import MockProvider
+
+THREADS: Final = 64
+RUNS: Final = 1000
+MOST: Final = 9
+"""Tokens of an answer at most; each costs a USD."""
+TINY: Final = 1e-6
+
+
+@define
+class Till:
+    """What the provider bills, by the list that asked."""
+
+    dice: random.Random
+    faults: float
+    bill: Counter[str] = field(factory=Counter)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def answer(self, request: Request) -> Answer:
+        """Answer at a drawn cost, or fail, billed or not."""
+        assert isinstance(request.prompt, str)
+        with self._lock:
+            fate, tokens = self.dice.random(), self.dice.randint(0, MOST)
+            failed = fate < self.faults
+            if failed and fate < self.faults / 2:
+                tokens = 0
+            self.bill[request.prompt.split()[0]] += tokens
+        if failed:
+            usage = Usage(1, tokens) if tokens else None
+            raise ProviderError("overloaded", kind=ErrorKind.SERVER_ERROR, status=500, usage=usage)
+        return Answer("ok", usage=Usage(1, tokens))
+
+
+@frozen
+class Run:
+    """One client: what it was allowed, and what was billed.
+
+    Attributes:
+        budget: of the client, USD; ``None`` for no limit.
+        bounds: of each list and of the job, by name.
+        bill: what the provider billed, by name.
+        answered: requests that were answered.
+        stopped: requests that were not sent for want of money.
+    """
+
+    budget: float | None
+    bounds: dict[str, float | None]
+    bill: dict[str, int]
+    answered: int
+    stopped: int
+
+    @property
+    def exceeded(self) -> list[str]:
+        """Whose budget was exceeded."""
+        found = [
+            name
+            for name, bound in self.bounds.items()
+            if bound is not None and self.bill[name] > bound + TINY
+        ]
+        over = self.budget is not None and sum(self.bill.values()) > self.budget + TINY
+        return [*found, "the client"] if over else found
+
+
+def run(seed: int) -> Run:
+    """Have one client spend what it may."""
+    dice = random.Random(seed)
+    till = Till(random.Random(seed + 1), dice.choice([0.0, 0.1, 0.3]))
+    budget = dice.uniform(30, 400) if dice.random() < 0.7 else None
+    bounds = {f"list{n}": dice.choice([None, dice.uniform(5, 200)]) for n in range(dice.randint(1, 3))}
+    results: list[Result] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _client(till, budget, folder, seed) as client,
+        ThreadPoolExecutor(len(bounds) + 1) as pool,
+    ):
+        asked = [pool.submit(_list, client, name, own) for name, own in bounds.items()]
+        if seed % 2:
+            own = float(MOST * dice.randint(5, 30))  # retries that are billed may not fit it
+            bounds["job"] = own
+            asked.append(pool.submit(_job, client, own))
+        for each in asked:
+            results += each.result()
+    answered = sum(result.ok for result in results)
+    stopped = sum(isinstance(result.error, BudgetExceeded) for result in results)
+    return Run(budget, bounds, {name: till.bill[name] for name in bounds}, answered, stopped)
+
+
+def _client(till: Till, budget: float | None, folder: str, seed: int) -> BatchingClient:
+    provider = MockProvider(till.answer)
+    provider.capabilities = type(provider.capabilities)(priced=True)
+    return BatchingClient(
+        "m",
+        provider=provider,
+        prices={"m": Price(input=0.0, output=1e6)},
+        budget=budget,
+        parallelism=THREADS,
+        max_tokens=MOST,
+        store=str(Path(folder) / "jobs.db"),
+        clock=VirtualClock(),
+        rng=random.Random(seed),
+    )
+
+
+def _list(client: BatchingClient, name: str, budget: float | None) -> list[Result]:
+    """Ask one by one: a list that is known as a whole is refused when its budget will hardly do."""
+    return list(client.map((f"{name} {number}" for number in range(60)), budget=budget))
+
+
+def _job(client: BatchingClient, budget: float) -> list[Result]:
+    prompts = [f"job {number}" for number in range(int(budget / MOST))]
+    job = client.submit_batch(prompts, budget=budget, strategy="individual", fallback="individual")
+    return list(job.results())
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    began = time.perf_counter()
+    exceeded = answered = stopped = 0
+    nearest: list[float] = []
+    for seed in range(runs):
+        found = run(seed)
+        for name in found.exceeded:
+            exceeded += 1
+            print(f"run {seed}: {name} was exceeded: {found}")
+        answered += found.answered
+        stopped += found.stopped
+        if found.budget is not None and found.stopped:
+            nearest.append(sum(found.bill.values()) / found.budget)
+    share = sum(nearest) / len(nearest) if nearest else 0.0
+    print(
+        f"{runs:,} runs, {THREADS} threads, {time.perf_counter() - began:.0f} s: {answered:,} requests "
+        f"answered, {stopped:,} not sent for want of money; budgets exceeded: {exceeded}; of a budget "
+        f"that bound, {share:.1%} were spent on average"
+    )
+    sys.exit(bool(exceeded))
+
+
+if __name__ == "__main__":
+    main()
