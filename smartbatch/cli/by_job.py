@@ -180,6 +180,8 @@ class ByJob:
         if new is not None:
             self._jobs.append(new)
         self._live = [one for one in self._jobs if not one.ended]
+        for one in self._live:
+            self._client._take_up(one.job.id)  # what it can still spend is part of this run's budget
         with self._progress() as bar:
             follower = self._follower = Follower(
                 [one.job for one in self._live],
