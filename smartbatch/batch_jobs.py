@@ -161,13 +161,20 @@ class BatchJobs(JobHost):
         *,
         realtime: int | None,
         wishes: Wishes,
+        most: int | None = None,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         fallback: str | None = None,
     ) -> Job:
-        """Store checked requests of one kind as a job whose route was chosen; see :meth:`_accept`."""
+        """Store checked requests of one kind as a job whose route was chosen; see :meth:`_accept`.
+
+        Args:
+            most: most requests of one batch, where that is fewer than the settings allow.
+        """
         api, _ = self._batches(kind)
         policy = self._policy(fallback, wishes)
+        if most is not None:
+            policy["max_requests"] = min(most, policy["max_requests"])
         first = next(requests, None)
         return self._accept(first, requests, kind, api, params, key, metadata, policy, realtime=realtime)
 

@@ -197,6 +197,7 @@ class ListCalls(BatchJobs):
             asked.params,
             realtime=decision.chosen.first if by_batch else None,
             wishes=decision.wishes,
+            most=decision.piece,
             key=key,
             metadata=metadata,
             fallback=fallback,
@@ -345,6 +346,7 @@ class ListCalls(BatchJobs):
                 asked.params,
                 realtime=decision.chosen.first,
                 wishes=decision.wishes,
+                most=decision.piece,
             )
         cache = self._intake.cache
         return JobResults(

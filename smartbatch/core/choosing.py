@@ -59,6 +59,14 @@ class Decision:
     batch: Option | None = field(repr=False)
     """What always-batch would be; ``None`` where there is no Batch API for it."""
 
+    @property
+    def piece(self) -> int | None:
+        """Most requests of one batch, where it is cut into pieces."""
+        chosen = self.chosen
+        if chosen.pieces == 1:
+            return None
+        return math.ceil((self.load.requests - chosen.first) / chosen.pieces)
+
 
 class Infeasible(ValueError):
     """No route meets the wishes.
