@@ -71,8 +71,8 @@ def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
         *(priority.name.lower() for priority in Priority),
         *("succeeded", "failed", "cancelled", "waiting", "in_flight", "counted", "uncounted"),
         *("input", "output", "closed", "open", "half_open", "stopped"),
-            *("met", "missed", "p50", "p95", "all"),
-            *(route.value for route in Route),
+        *("met", "missed", "p50", "p95", "all"),
+        *(route.value for route in Route),
     }
     for family in reporter.registry.collect():
         for sample in family.samples:
