@@ -96,3 +96,48 @@ def test_amounts_that_are_no_money_are_refused(bad: float) -> None:
     with pytest.raises(ValueError):
         budget.settle(reservation, bad)
     assert budget.reserved == 0.5
+
+
+def test_what_is_held_back_for_long_is_not_waited_for() -> None:
+    """A call under way may leave something in a moment, a job in a day."""
+    budget = Budget(10.0)
+    call, job = budget.reserve(4.0), budget.reserve(4.0, lasting=True)
+    assert not budget.fits(3.0)
+    assert not budget.hopeless(6.0)
+    assert budget.hopeless(6.1)
+    assert (budget.reserved, budget.lasting, budget.left) == (8.0, 4.0, 2.0)
+    budget.spend(job, 1.5)
+    assert (budget.spent, budget.lasting, budget.left) == (1.5, 2.5, 2.0)
+    budget.spend(job, 3.0)  # more than was held back
+    assert (budget.spent, budget.lasting, budget.overrun) == (4.5, 0.0, 0.5)
+    budget.settle(job, 0.0)
+    budget.release(call)
+    assert (budget.spent, budget.reserved, budget.left) == (4.5, 0.0, 5.5)
+
+
+@given(st.floats(0.0, 1e6), st.lists(st.floats(0.0, 1.0), max_size=8))
+def test_all_that_is_left_can_be_held_back_and_spent_part_by_part(limit: float, shares: list[float]) -> None:
+    outer = Budget(limit)
+    budget = Budget(limit, outer)
+    assert budget.left is not None
+    held = budget.reserve(budget.left, lasting=True)
+    assert budget.left == 0.0
+    for share in shares:
+        budget.spend(held, share * held.amount)
+        for each in (budget, outer):
+            assert each.spent + each.reserved <= limit + 1e-9
+            assert each.lasting == each.reserved
+    budget.release(held)
+    assert outer.reserved == budget.reserved == budget.lasting == 0.0
+    assert outer.spent == budget.spent
+    assert budget.overrun == 0.0
+
+
+def test_a_limit_can_be_moved() -> None:
+    budget = Budget(0.0)
+    assert budget.hopeless(0.3)
+    budget.widen(0.3)
+    assert budget.fits(0.3)
+    budget.widen(-0.1)
+    assert budget.fits(0.2)
+    assert not budget.fits(0.2001)
