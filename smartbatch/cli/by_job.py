@@ -27,12 +27,12 @@ from smartbatch.cli.interrupts import Interrupts
 from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.notes import note, say
 from smartbatch.cli.questions import Questions
+from smartbatch.cli.routes import Chosen
 from smartbatch.cli.run_jobs import RunJob, RunName
 from smartbatch.cli.run_progress import RunProgress
 from smartbatch.client import BatchingClient
 from smartbatch.clock import Clock
-from smartbatch.core.wishes import Wishes
-from smartbatch.errors import ClientClosed, InputError, StoreError
+from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.models import Kind, Request, Result, evolve
 from smartbatch.observe.job_progress import JobProgressBar
@@ -65,18 +65,16 @@ class Manner:
     """How a run asks and tells.
 
     Attributes:
-        realtime: ask one by one, in real time; else through the Batch API.
-        first: rows that are asked in real time at once, where the others go through the Batch API.
-        wishes: what the route was chosen for.
+        choose: chooses the route of the rows that must be asked: those with a 1.
+        batched: the route is the Batch API in any case, also for what an earlier run left in real time.
         model: ``provider:model``.
         output: path of the output; ``None`` is standard output.
         fallback: where rows go that a batch has not run; the setting when ``None``.
         quiet: say nothing.
     """
 
-    realtime: bool
-    first: int = 0
-    wishes: Wishes = field(factory=Wishes)
+    choose: Callable[[bytearray], Chosen]
+    batched: bool
     model: str
     output: str | None
     fallback: Literal["batch", "individual"] | None = None
@@ -122,7 +120,7 @@ class ByJob:
         self._manner = manner
         self._answered = answered
         self._clock = clock
-        self._name = RunName(manner.output, manner.model, keys, realtime=manner.realtime)
+        self._name = RunName(manner.output, manner.model, keys)
         self._jobs: list[RunJob] = []
         self._live: list[RunJob] = []
         self._follower: Follower | None = None
@@ -134,6 +132,11 @@ class ByJob:
         statuses = {} if self._follower is None else self._follower.statuses
         return [statuses[one.job.id] for one in self._live if not one.realtime and one.job.id in statuses]
 
+    @property
+    def afresh(self) -> bool:
+        """Whether all that this run waited for was submitted by it."""
+        return all(one.fresh for one in self._live)
+
     def go(self, write: Write) -> int:
         """Submit what is left, and have ``write`` take every row's result, in the order of the input.
 
@@ -141,7 +144,7 @@ class ByJob:
             the number of the signal that ended it early, or 0.
 
         Raises:
-            ConfigError: the provider has no Batch API.
+            ConfigError: no route meets the wishes, or the provider has no Batch API.
             InputError: the input changed, or a job of another input goes on for the same output.
             StoreError: the store cannot be used.
         """
@@ -175,7 +178,7 @@ class ByJob:
                     self._say(f"job {one.job.id} stays in the store: {error.message}")
 
     def _follow(self, write: Write) -> None:
-        self._jobs = self._name.find(self._client, tell=self._say)
+        self._jobs = self._name.find(self._client, self._say, batched=self._manner.batched)
         new = self._submit(self._jobs)
         if new is not None:
             self._jobs.append(new)
@@ -198,7 +201,7 @@ class ByJob:
     def _progress(self) -> RunProgress | JobProgressBar:
         total = sum(one.job.total for one in self._live)
         mode: Mode = "quiet" if self._manner.quiet or not self._live else "auto"
-        if not self._manner.realtime:
+        if not all(one.realtime for one in self._live):
             return JobProgressBar(total or len(self._keys), mode, sys.stderr, self._clock.now)
         stored = sum(one.stored for one in self._live)
         bar = RunProgress(len(self._keys), total, stored, mode, sys.stderr, self._clock.now)
@@ -209,45 +212,33 @@ class ByJob:
 
     def _submit(self, jobs: Sequence[RunJob]) -> RunJob | None:
         """Store the rows as a job that are neither answered nor under way, if there are any."""
-        needed = self._needed(jobs)
+        needed = self._name.needed(jobs, self._answered)
         for one in jobs:
             self._tell_found(one)
         if not any(needed):
             return None
-        requests, labels = self._requests(needed), self._name.labels()
-        key = self._name.free_key({one.job.key for one in jobs})
-        if self._manner.realtime:
+        chosen = self._manner.choose(needed)
+        requests, labels = self._requests(needed), self._name.labels(realtime=chosen.realtime)
+        key = self._name.free_key({one.job.key for one in jobs}, realtime=chosen.realtime)
+        if chosen.realtime:
             job = self._client._submit_attended(requests, key=key, metadata=labels)
         else:
-            self._client._check_batches(Kind.GENERATE, self._manner.fallback)
             job = self._client._submit_rows(
                 map(self._client._prepared, requests),
                 Kind.GENERATE,
                 {},
-                realtime=self._manner.first,
-                wishes=self._manner.wishes,
+                realtime=chosen.first,
+                wishes=chosen.wishes,
                 key=key,
                 metadata=labels,
                 fallback=self._manner.fallback,
             )
+            first = f"the first {chosen.first:,} are asked at once, the others " if chosen.first else ""
             self._say(
-                f"job {job.id}: {job.total:,} rows are stored and go by batch; should this command end, the "
-                "same line again takes them up"
+                f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
+                "command end, the same line again takes them up"
             )
-        return RunJob(job, len(self._keys), realtime=self._manner.realtime, ended=False)
-
-    def _needed(self, jobs: Sequence[RunJob]) -> bytearray:
-        """Return a byte for each row: 1 when it must be asked."""
-        under_way = max((one.rows for one in jobs if not one.ended), default=0)
-        needed = bytearray(
-            index >= under_way and not self._answered(index) for index in range(len(self._keys))
-        )
-        for one in jobs:
-            if one.ended and any(needed):
-                for result in one.job.results(wait=False):
-                    if result.ok:
-                        needed[self._index(result)] = 0
-        return needed
+        return RunJob(job, len(self._keys), realtime=chosen.realtime, ended=False, fresh=True)
 
     def _requests(self, needed: bytearray) -> Iterator[Request]:
         for request in self._questions.requests(skip=lambda i: not needed[i], stopped=lambda: False):
@@ -264,15 +255,14 @@ class ByJob:
         An output in a file gets what is asked in real time as it comes, and is put in order at the end: a row
         that takes long holds up no other. Everything else comes in the order of the input.
         """
-        if not (self._manner.realtime and self._manner.output is not None):
+        if not any(self._comes_as_stored(one) for one in self._jobs):
             yield from self._to_write(self._found_of_all(), ordered=True)
             return
         for one in sorted(self._jobs, key=lambda one: (not one.ended, not one.realtime)):
             yield from self._to_write(self._found(one), ordered=not self._comes_as_stored(one))
 
     def _comes_as_stored(self, one: RunJob) -> bool:
-        realtime = self._manner.realtime and one.realtime
-        return realtime and not one.ended and self._manner.output is not None
+        return one.realtime and not one.ended and self._manner.output is not None
 
     def _to_write(self, results: Iterator[Found], *, ordered: bool) -> Iterator[tuple[AskedRow, Found]]:
         row_at = self._questions.finder(self._answered, ordered=ordered)
@@ -299,18 +289,7 @@ class ByJob:
             rest = one.realtime or self._manner.output is not None
             results = self._follower.results(one.job, rest=rest)
         for result in results:
-            yield Found(self._index(result), result, one.ended)
-
-    def _index(self, result: Result) -> int:
-        """Return the position of the row a result belongs to."""
-        match result.context:
-            case [int(index), str(key)] if 0 <= index < len(self._keys):
-                if key == f"{self._keys[index]:016x}":
-                    return index
-        raise InputError(
-            f"request {result.request_id} of the store belongs to no row of this input, although its job has "
-            "the key of this run; the job was made by something else: choose another -o or --store"
-        )
+            yield Found(self._name.index_of(result), result, one.ended)
 
     # -- saying ----------------------------------------------------------------------------------------------
 
@@ -332,7 +311,7 @@ class ByJob:
         self._client._halt_jobs()
         if self._manner.quiet:
             return
-        if self._manner.realtime:
+        if any(one.realtime for one in self._live):
             note(f"interrupted: calls under way get {GRACE:.0f} s to end; once more ends at once")
         else:
             note("interrupted: nothing is lost; what is under way at the provider goes on")

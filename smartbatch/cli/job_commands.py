@@ -12,6 +12,7 @@ from typing import Final
 from smartbatch.cli.following import Follower, is_stuck
 from smartbatch.cli.job_texts import as_json, as_text, table
 from smartbatch.cli.notes import note, say
+from smartbatch.cli.places import missing_store
 from smartbatch.cli.results import write_results
 from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
@@ -20,7 +21,6 @@ from smartbatch.job_desks import StoreDesk
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.store.opening import default_place
 from smartbatch.observe.job_progress import JobProgressBar
 
 __all__ = ["run"]
@@ -77,11 +77,9 @@ class _Jobs:
 
     def go(self) -> int:
         """Do it, unless there is no store at all, which is not made just to be looked at."""
-        place = self._config.store or default_place()
-        if "postgres" not in place.partition("://")[0]:
-            path = os.path.expanduser(place.removeprefix("sqlite:///"))
-            if not os.path.exists(path):
-                return self._no_store(path)
+        path = missing_store(self._config.store)
+        if path is not None:
+            return self._no_store(path)
         action: Callable[[JobDesk], int] = getattr(self, f"_{self._args.action}")
         desk = StoreDesk(self._config, self._clock)
         try:

@@ -61,13 +61,15 @@ class OutputFile:
 
     Args:
         path: where the results go; made when missing. A symbolic link is followed.
+        look_only: the file is there and is left as it is: not locked, not mended, never written to.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, look_only: bool = False) -> None:
         self.path = path
+        self._look_only = look_only
         self._real = os.path.realpath(path)
         self._existed = os.path.lexists(self._real)
         self._writing = threading.Lock()
@@ -116,7 +118,7 @@ class OutputFile:
         try:
             with self._reader() as file:
                 self._scan(file, keys, found)
-            if os.fstat(self._fd).st_size > self._end:
+            if os.fstat(self._fd).st_size > self._end and not self._look_only:
                 os.ftruncate(self._fd, self._end)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
@@ -176,6 +178,8 @@ class OutputFile:
             raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _open(self) -> int:
+        if self._look_only:
+            return self._open_to_look()
         try:
             while True:
                 fd = os.open(self._real, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -190,6 +194,16 @@ class OutputFile:
                 os.close(fd)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+    def _open_to_look(self) -> int:
+        try:
+            fd = os.open(self._real, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InputError(f"{self.path}: is not a regular file")
+        return fd
 
     def _reader(self) -> IO[bytes]:
         """Read the locked file itself, whatever has become of its name."""
@@ -217,7 +231,7 @@ class OutputFile:
                 found.cut = len(line.data)
                 return
             answered = self._check(line, content, keys)
-            if not line.whole:
+            if not line.whole and not self._look_only:
                 self._write(b"\n")
             self._take(line, content, keys, answered, found)
             self._end = line.offset + len(line.data) + (not line.whole)

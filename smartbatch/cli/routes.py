@@ -1,96 +1,99 @@
-"""Which route the rows of a run take: as the store has it, or else as the library chooses."""
+"""Which route the rows of a run take that must be asked: as the library chooses, or as it was told."""
 
 from __future__ import annotations
 
 import argparse
-from array import array
-from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.cli.questions import Questions
-from smartbatch.cli.run_jobs import RunName
 from smartbatch.client import BatchingClient
 from smartbatch.core.choosing import Decision
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Kind, Route
 
-__all__ = ["Chosen", "choose", "decide", "wished"]
+__all__ = ["Chooser", "Chosen"]
 
 _BATCHED = frozenset({Route.BATCH, Route.HYBRID})
+_FORCED = frozenset({"batch", "hybrid"})
 
 
 @frozen
 class Chosen:
-    """The route of a run.
+    """The route of the rows that must be asked.
 
     Attributes:
-        realtime: all rows go in real time.
-        first: rows that go in real time at once, where the others go in a batch.
+        realtime: all of them go in real time.
+        first: how many go in real time at once, where the others go in a batch.
         wishes: what the route has to meet.
-        decision: how it was chosen; ``None`` where jobs of an earlier run go on as they are.
     """
 
     realtime: bool
     first: int
     wishes: Wishes
-    decision: Decision | None
+
+    @classmethod
+    def of(cls, decision: Decision) -> Chosen:
+        """Return what a decision means for a run."""
+        chosen = decision.chosen
+        return cls(chosen.route not in _BATCHED, chosen.first, decision.wishes)
 
 
-def wished(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the wishes among the arguments. A budget is the client's, whatever the route."""
+class Chooser:
+    """Chooses for one run. A deadline counts from when this is made, while the input is not read yet.
+
+    Args:
+        client: whose settings, prices and experience count.
+        questions: the input.
+        args: strategy and wishes.
+
+    Raises:
+        ConfigError: for wishes that are none, and where batches are asked for and there is no Batch API.
+    """
+
+    def __init__(self, client: BatchingClient, questions: Questions, args: argparse.Namespace) -> None:
+        self._client = client
+        self._questions = questions
+        self._began = client._clock.now()
+        self._wishes = client._wishes({**_given(args), "budget": client.config.budget})
+        if args.batching_strategy in _FORCED:
+            client._check_batches(Kind.GENERATE, args.fallback)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the strategy is the Batch API, and there is one."""
+        asked = self._client.config.batching_strategy in _FORCED
+        return asked and self._client._batches(Kind.GENERATE)[0] is not None
+
+    def decide(self, needed: bytearray) -> Decision:
+        """Return the decision for the rows with a 1; they are read once, one after the other.
+
+        Raises:
+            ConfigError: no route meets the wishes.
+            InputError: the input changed.
+        """
+        client, intake = self._client, self._client._intake
+        sketch = client._advisor.sketch(Kind.GENERATE)
+        for request in self._questions.requests(skip=lambda i: not needed[i], stopped=lambda: False):
+            if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
+                sketch.cached += 1
+            else:
+                sketch.add(request)
+        return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True)
+
+    def _left(self) -> Wishes:
+        """Return the wishes with what is left of the time."""
+        deadline = self._wishes.deadline
+        if deadline is None:
+            return self._wishes
+        return evolve(self._wishes, deadline=max(0.0, deadline - (self._client._clock.now() - self._began)))
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "strategy": args.batching_strategy,
         "deadline": args.deadline,
         "prefer": args.prefer,
         "time_value": args.time_value,
     }
-
-
-def decide(
-    client: BatchingClient,
-    questions: Questions,
-    answered: Callable[[int], bool],
-    wishes: Wishes,
-) -> Decision:
-    """Return the decision for the rows that are not answered; they are read once, one after the other.
-
-    Raises:
-        ConfigError: no route meets the wishes.
-        InputError: the input changed.
-    """
-    sketch = client._advisor.sketch(Kind.GENERATE)
-    for request in questions.requests(skip=answered, stopped=lambda: False):
-        sketch.add(request)
-    return client._advisor.consider(sketch, wishes, Kind.GENERATE, batchable=True)
-
-
-def choose(
-    client: BatchingClient,
-    questions: Questions,
-    keys: array[int],
-    output: str | None,
-    *,
-    answered: Callable[[int], bool],
-    args: argparse.Namespace,
-) -> Chosen:
-    """Return the route of a run.
-
-    What an earlier run of the same line has under way goes on by its own route, unless another one is forced.
-
-    Raises:
-        ConfigError: no route meets the wishes; nothing was sent.
-        InputError: the input changed.
-        StoreError: the store cannot be used.
-    """
-    wishes = client._wishes({**wished(args), "budget": client.config.budget})
-    name = RunName(output, args.model, keys, realtime=False)
-    under_way = name.route_under_way(client)
-    if under_way is not None and args.batching_strategy in (None, "auto"):
-        return Chosen(under_way, 0, wishes, None)
-    if args.batching_strategy in ("batch", "hybrid"):
-        client._check_batches(Kind.GENERATE, args.fallback)
-    decision = decide(client, questions, answered, wishes)
-    chosen = decision.chosen
-    return Chosen(chosen.route not in _BATCHED, chosen.first, wishes, decision)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
+from attrs import frozen
+
 from smartbatch.cli.by_job import ByJob, Found, Manner
 from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.inputs import Source
@@ -17,32 +19,35 @@ from smartbatch.cli.notes import note, say, tell_event
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
 from smartbatch.cli.prompts import PromptMaker
 from smartbatch.cli.questions import Questions
-from smartbatch.cli.routes import choose
+from smartbatch.cli.routes import Chooser, Chosen
 from smartbatch.cli.summary import Tally, failure_line
+from smartbatch.cli.verdict import verdict
 from smartbatch.client import BatchingClient
 from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.choosing import Decision
 from smartbatch.errors import (
     ConfigError,
     InputError,
     InvalidRequest,
     JobConflict,
     JobNotFound,
+    SmartbatchError,
     StoreError,
 )
 from smartbatch.jobs.status import JobStatus
 from smartbatch.models import Generation
 from smartbatch.observe.progress import Progress
-from smartbatch.observe.reporters import decision_rows
 
-__all__ = ["client_of", "params_of", "run"]
+__all__ = ["REFUSALS", "client_of", "params_of", "refused", "run"]
 
-Score = Callable[[float, float | None], None]
+REFUSALS: Final = (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError)
+"""What ends a run with exit code 2."""
 
 _OTHER_NAMES: Final = {
-    "parallelism": "--concurrency",
-    "call_timeout": "--timeout",
-    "batch_poll_interval": "--poll-interval",
+    "parallelism = ": "--concurrency",
+    "call_timeout = ": "--timeout",
+    "batch_poll_interval = ": "--poll-interval",
     "fallback=": "--fallback",
 }
 """Settings whose option is called differently, so that an error names both."""
@@ -59,12 +64,26 @@ def run(args: argparse.Namespace) -> int:
     except OutputLost as error:
         say(f"smartbatch: {error.message}")
         return 1
-    except (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError) as error:
-        flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
-        if isinstance(error, StoreError):
-            flag = "; --store names another place for what a run keeps"
-        say(f"smartbatch: {error.message}{flag}")
+    except REFUSALS as error:
+        refused(error)
         return 2
+
+
+def refused(error: SmartbatchError) -> None:
+    """Say why a line is refused, and which option that is about."""
+    flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
+    if isinstance(error, StoreError):
+        flag = "; --store names another place for what a run keeps"
+    say(f"smartbatch: {error.message}{flag}")
+
+
+@frozen
+class _Choice:
+    """A decision of this run, as it was told and when."""
+
+    decision: Decision
+    number: str
+    at: float
 
 
 class _Run:
@@ -90,6 +109,8 @@ class _Run:
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
         self._questions = Questions(source, maker, model=args.model, params=params_of(args), limit=args.limit)
+        self._chooser = Chooser(self._client, self._questions, args)
+        self._choice: _Choice | None = None
 
     def go(self) -> int:
         """Ask, write, put in order, tell."""
@@ -99,46 +120,56 @@ class _Run:
             self._tell_resumed(self._out.path)
         answered = self._out.is_answered if self._out is not None else lambda _: False
         asking: ByJob | None = None
-        caught = 0
-        score: Score = _unscored
+        caught, ended = 0, self._clock.now()
         if self._before.answered < len(keys):
-            manner, score = self._choose(keys, answered)
-            asking = ByJob(self._client, self._questions, keys, manner, answered=answered, clock=self._clock)
+            asking = self._asking(keys, answered)
             caught = asking.go(self._take)
+            ended = self._clock.now()
         if self._out is not None:
             self._out.put_in_order()
         unanswered = len(keys) - self._before.answered - self._tally.answered - self._tally.failed
+        told: list[tuple[str, str]] = []
         if asking is not None and not caught and not unanswered:
             if self._out is not None:
                 self._out.sync()
             asking.forget(all_answered=not self._tally.failed)
-            score(self._clock.now() - self._began, None if self._tally.unpriced else self._tally.cost)
-        self._tell_end(caught, unanswered, [] if asking is None else asking.batches)
+            if asking.afresh:
+                told = self._scored(ended)
+        self._tell_end(caught, unanswered, [] if asking is None else asking.batches, told)
         if caught:
             return 128 + caught
         return 1 if self._tally.failed or unanswered else 0
 
-    def _choose(self, keys: array[int], answered: Callable[[int], bool]) -> tuple[Manner, Score]:
-        """Choose the route and say which; return how to ask, and what scores the choice at the end."""
-        args, advisor = self._args, self._client._advisor
-        output = None if self._out is None else self._out.path
-        chosen = choose(self._client, self._questions, keys, output, answered=answered, args=args)
+    def _asking(self, keys: array[int], answered: Callable[[int], bool]) -> ByJob:
+        args = self._args
         manner = Manner(
-            realtime=chosen.realtime,
-            first=chosen.first,
-            wishes=chosen.wishes,
+            choose=self._choose,
+            batched=self._chooser.batched,
             model=args.model,
-            output=output,
+            output=None if self._out is None else self._out.path,
             fallback=args.fallback,
             quiet=args.quiet,
         )
-        decision = chosen.decision
-        if decision is None:
-            return manner, _unscored
-        number = advisor.tell(decision)
-        if not args.quiet and args.batching_strategy != "individual":
+        return ByJob(self._client, self._questions, keys, manner, answered=answered, clock=self._clock)
+
+    def _choose(self, needed: bytearray) -> Chosen:
+        """Choose the route of the rows that must be asked, and say which and why."""
+        decision = self._chooser.decide(needed)
+        self._choice = _Choice(decision, self._client._advisor.tell(decision), self._clock.now())
+        if not self._args.quiet and self._args.batching_strategy not in ("individual", "batch"):
             say(f"route: {decision.chosen.route.value}, {decision.reason}")
-        return manner, lambda seconds, cost: advisor.score(number, decision, seconds, cost)
+        return Chosen.of(decision)
+
+    def _scored(self, ended: float) -> list[tuple[str, str]]:
+        """Score the choice, and return what it came to."""
+        choice = self._choice
+        if choice is None:
+            return []
+        seconds = ended - choice.at
+        cost = None if self._tally.unpriced else self._tally.cost
+        self._client._advisor.score(choice.number, choice.decision, seconds, cost)
+        rescued = self._client.metrics.snapshot().decisions.rescued
+        return list(verdict(choice.decision, seconds, cost, rescued))
 
     def _take(self, rows: Iterator[tuple[AskedRow, Found]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
@@ -169,21 +200,19 @@ class _Run:
             told.append(f"a torn last line of {before.cut:,} bytes cut off")
         say(f"{path}: " + ", ".join(told))
 
-    def _tell_end(self, caught: int, unanswered: int, jobs: Sequence[JobStatus]) -> None:
+    def _tell_end(
+        self, caught: int, unanswered: int, jobs: Sequence[JobStatus], told: Sequence[tuple[str, str]]
+    ) -> None:
         if self._args.quiet:
             return
         wall = self._clock.now() - self._began
         failures = not self._args.verbose
         say(self._tally.render(wall=wall, before=self._before, jobs=jobs, failures=failures))
-        for name, words in decision_rows(self._client.metrics.snapshot().decisions):
+        for name, words in told:
             say(f"{name:<8} {words}")
         if unanswered:
             why = "interrupted: " if caught else ""
             say(f"{why}{unanswered:,} rows not answered; run the same line again to resume")
-
-
-def _unscored(seconds: float, cost: float | None) -> None:
-    """Nothing was chosen."""
 
 
 def params_of(args: argparse.Namespace) -> Generation:

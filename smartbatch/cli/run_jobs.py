@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -16,6 +16,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
+from smartbatch.models import Result
 
 __all__ = ["RunJob", "RunName"]
 
@@ -39,6 +40,7 @@ class RunJob:
         realtime: it is asked in real time.
         ended: every request had its result already.
         stored: requests that had their results.
+        fresh: this run submitted it.
     """
 
     job: Job
@@ -46,6 +48,7 @@ class RunJob:
     realtime: bool
     ended: bool
     stored: int = 0
+    fresh: bool = False
 
 
 class RunName:
@@ -58,49 +61,39 @@ class RunName:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
         keys: the key of every row, see :class:`smartbatch.cli.prompts.Keys`.
-        realtime: the run asks in real time.
     """
 
-    def __init__(self, output: str | None, model: str, keys: array[int], *, realtime: bool) -> None:
+    def __init__(self, output: str | None, model: str, keys: array[int]) -> None:
         place = "-" if output is None else os.path.realpath(output)
         self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self.rows = len(keys)
         self._output = output
         self._model = model
-        self._realtime = realtime
         self._keys = keys
+        self._named = keys
         if sys.byteorder != "little":  # the same name on every machine that shares a store
-            self._keys = array("Q", keys)
-            self._keys.byteswap()
+            self._named = array("Q", keys)
+            self._named.byteswap()
 
     def key(self, rows: int) -> str:
         """Return what the key of a job begins with that asks rows of the first ``rows`` ones."""
         digest = hashlib.blake2b(f"{self.label}\n{self._model}\n".encode(), digest_size=16)
-        digest.update(memoryview(self._keys)[:rows])
+        digest.update(memoryview(self._named)[:rows])
         return f"run:{digest.hexdigest()}"
 
-    def route_under_way(self, client: BatchingClient) -> bool | None:
-        """Return whether what an earlier run of the same line has under way goes in real time; ``None``
-        where nothing has."""
-        for job in self._labelled(client):
-            one = self._as_it_stands(job)
-            if not one.ended and self._is_mine(one):
-                return one.realtime
-        return None
-
-    def labels(self) -> dict[str, str]:
+    def labels(self, *, realtime: bool) -> dict[str, str]:
         """Return the labels of a job of this run."""
         labels = {_RUN: self.label, _ROWS: str(self.rows)}
-        return {**labels, _ROUTE: _REALTIME} if self._realtime else labels
+        return {**labels, _ROUTE: _REALTIME} if realtime else labels
 
-    def free_key(self, taken: set[str | None]) -> str:
+    def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
 
         For batches the first one, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
         the same line at once, one submits. In real time each asks for itself, as often as somebody wants.
         """
         base = key = self.key(self.rows)
-        if self._realtime:
+        if realtime:
             return f"{base}#{secrets.token_hex(8)}"
         number = 1
         while key in taken:
@@ -108,7 +101,7 @@ class RunName:
             key = f"{base}#{number}"
         return key
 
-    def find(self, client: BatchingClient, tell: Callable[[str], object]) -> list[RunJob]:
+    def find(self, client: BatchingClient, tell: Callable[[str], object], *, batched: bool) -> list[RunJob]:
         """Return the jobs of this run, oldest first.
 
         What was left of a run in real time, and cannot or shall not go on as it is, is withdrawn: it was
@@ -116,6 +109,7 @@ class RunName:
 
         Args:
             tell: says what is done with jobs.
+            batched: whatever is left in real time shall go by batch.
 
         Raises:
             InputError: another input's job goes on that would write to the same output: what both ask
@@ -123,13 +117,59 @@ class RunName:
             StoreError: the store cannot be used.
         """
         desk = client._desk
-        found = sorted(self._labelled(client), key=lambda one: one.created_at)
-        return [one for job in found if (one := self._taken_up(desk, job, tell)) is not None]
+        found = (self._taken_up(desk, job, tell, batched) for job in self._labelled(client))
+        return [one for one in found if one is not None]
 
-    def _labelled(self, client: BatchingClient) -> Iterator[Job]:
-        return (job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label)
+    def standing(self, client: BatchingClient) -> list[RunJob]:
+        """Return the jobs that a run would find, oldest first, and leave them as they are.
 
-    def _taken_up(self, desk: JobDesk, job: Job, tell: Callable[[str], object]) -> RunJob | None:
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        found = (self._as_it_stands(job) for job in self._labelled(client))
+        return [one for one in found if self._is_mine(one)]
+
+    def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
+        """Return a byte for each row: 1 when it must be asked, as nothing has its answer or will have it.
+
+        Args:
+            jobs: of this run.
+            answered: says of a row's index that the output has its answer.
+
+        Raises:
+            InputError: a job has answers of something else.
+        """
+        under_way = max((one.rows for one in jobs if not one.ended), default=0)
+        needed = bytearray(index >= under_way and not answered(index) for index in range(self.rows))
+        for one in jobs:
+            if one.ended and any(needed):
+                for result in one.job.results(wait=False):
+                    if result.ok:
+                        needed[self.index_of(result)] = 0
+        return needed
+
+    def index_of(self, result: Result) -> int:
+        """Return the position of the row a result belongs to.
+
+        Raises:
+            InputError: there is no such row.
+        """
+        match result.context:
+            case [int(index), str(key)] if 0 <= index < self.rows:
+                if key == f"{self._keys[index]:016x}":
+                    return index
+        raise InputError(
+            f"request {result.request_id} of the store belongs to no row of this input, although its job has "
+            "the key of this run; the job was made by something else: choose another -o or --store"
+        )
+
+    def _labelled(self, client: BatchingClient) -> list[Job]:
+        found = [job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label]
+        return sorted(found, key=lambda job: job.created_at)
+
+    def _taken_up(
+        self, desk: JobDesk, job: Job, tell: Callable[[str], object], batched: bool
+    ) -> RunJob | None:
         """Return a job as this run takes it up; ``None`` when it does not."""
         one = self._as_it_stands(job)
         if one.ended:
@@ -146,7 +186,7 @@ class RunName:
         if not one.realtime:
             return one
         row = desk.store.job(job.id)
-        if not self._realtime:
+        if batched:
             reason = "the rest goes by batch now"
         elif row is not None and desk.serving.provider_of(row) is None:
             reason = "it was submitted with another account"

@@ -13,7 +13,7 @@ from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.models import Result, Usage
 from smartbatch.observe.text import escape
 
-__all__ = ["Tally", "failure_line"]
+__all__ = ["Tally", "failure_line", "in_words"]
 
 _FAILURES_SHOWN: Final = 5
 """Failed rows told at the end when not every one was told as it happened."""
@@ -91,7 +91,7 @@ class Tally:
             "done     " + ", ".join(counts),
             f"tokens   {self.input_tokens:,} in, {self.output_tokens:,} out",
             f"cost     {self._cost_text()}",
-            f"wall     {_seconds(wall)}{self._speedup(wall)}",
+            f"wall     {in_words(wall)}{self._speedup(wall)}",
         ]
         lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
         if failures and self.failures:
@@ -112,10 +112,11 @@ class Tally:
     def _speedup(self, wall: float) -> str:
         if wall <= 0 or not self.sequential:
             return ""
-        return f"; one after another {_seconds(self.sequential)}, so {self.sequential / wall:.1f}× faster"
+        return f"; one after another {in_words(self.sequential)}, so {self.sequential / wall:.1f}× faster"
 
 
-def _seconds(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Return seconds as people say them."""
     if seconds < 100:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)

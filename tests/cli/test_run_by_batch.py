@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -255,7 +256,6 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
             ["--model", "sim:demo", "--batching-strategy", "individual", "--poll-interval", "5"],
             "--poll-interval is about batches",
         ),
-        (["--model", "sim:demo", "--batching-strategy", "batch", "--budget", "5"], "a budget cannot bound"),
         (
             ["--model", "sim:demo", "--batching-strategy", "batch", "--poll-interval", "0"],
             "(--poll-interval)",
@@ -278,6 +278,24 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(
     assert told in message
     assert "Traceback" not in message
     assert not Path("out.jsonl").exists()
+
+
+def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond it fail and say so; what was paid stays within it; the same line with more asks only them."""
+    answers = dict.fromkeys(lines_of(40), "a long word " * 20)
+    with emulator(answers=answers) as emu:
+        at_home(emu, monkeypatch)
+        options = ["-o", "out.jsonl", "--max-tokens", "100", "--budget"]
+        assert run(*options, "0.002", model=OPENAI) == 1
+        kinds = Counter(row["error"] and row["error"]["kind"] for row in written())
+        assert set(kinds) == {None, "budget_exceeded"}
+        (first,) = jobs()
+        assert 0 < first.cost <= 0.002
+        assert first.cost == pytest.approx(sum(row["cost"] or 0 for row in written()))
+        assert run(*options, "5", model=OPENAI) == 0
+        assert emu.ledger.paid_twice(excluding_lost=False) == []
+    assert [row["error"] for row in written()] == [None] * 40
+    assert [job.total for job in jobs()] == [40, kinds["budget_exceeded"]]
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:

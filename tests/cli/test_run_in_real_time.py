@@ -301,17 +301,25 @@ def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: 
 
 
 def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
-    monkeypatch: pytest.MonkeyPatch, calls: Any
+    monkeypatch: pytest.MonkeyPatch, calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """They wait for nobody: the run ends, says so in every line, and the next one goes on."""
-    prompts(40)
-    with emulator(latency=0) as emu:
+    """What will hardly do is refused, with what would. What may, goes: the rows beyond it wait for nobody,
+    say so in their lines, and the next run goes on."""
+    with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
         at_home(emu, monkeypatch)
-        options = ["--max-tokens", "100", "--budget"]
-        assert run(*options, "0.0003", model=OPENAI) == 1
+        options = ["--max-tokens", "100", "--batching-strategy", "individual", "--budget"]
+        assert run(*options, "0.0003", model=OPENAI) == 2
+        told = capfd.readouterr().err
+        assert "no route meets a budget of 0.0003 USD for 40 requests; nothing was sent" in told
+        assert "a budget of 0.008097 USD (individual)" in told
+        assert not Path("out.jsonl").exists()
+        assert emu.ledger.received == 0
+
+        assert run(*options, "0.004", model=OPENAI) == 1
         kinds = Counter(row["error"] and row["error"]["kind"] for row in written())
         assert set(kinds) == {None, "budget_exceeded"}
         assert len(emu.ledger.calls) == kinds[None] > 0
+        assert sum(row["cost"] or 0 for row in written()) <= 0.004
         assert run(*options, "5", model=OPENAI) == 0
         assert len(emu.ledger.calls) == 40
 
