@@ -57,12 +57,15 @@ class Sketch:
         self.tokens_out += made
         if made and limit is None:
             self._bounded = False
+        asked, answered = Usage(given, 0), Usage(given, math.ceil(made))
+        longest = Usage(given, limit) if made and limit else None
         for name, card in self._rates.items():
-            alone = card.cost(Usage(given, 0))
+            alone = card.cost(asked)
             self._given[name] += alone
             if made:
-                self._made[name] += card.cost(Usage(given, math.ceil(made))) - alone
-                self._most[name] += card.cost(Usage(given, limit or 0)) - alone
+                self._made[name] += card.cost(answered) - alone
+            if longest is not None:
+                self._most[name] += card.cost(longest) - alone
 
     @property
     def load(self) -> Load:
