@@ -23,7 +23,7 @@ def settings_table() -> str:
     rows = ["| key | default | range | meaning |", "|---|---|---|---|"]
     for setting in BatchingConfig().describe():
         default = "none" if setting.default is None else str(setting.default).replace("True", "true")
-        default = {"False": "false", "{}": "empty"}.get(default, default)
+        default = {"False": "false", "{}": "empty", "frozenset()": "empty"}.get(default, default)
         rows.append(f"| `{setting.name}` | {default} | {setting.range} | {setting.help} |")
     return "\n".join(rows)
 

@@ -205,7 +205,7 @@ def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
     """What stands in for the provider on every page."""
-    with emulator(latency=0.01) as running:
+    with emulator(latency=0.01, batch_turnaround=0.2) as running:
         for name, value in at_home(running).items():
             monkeypatch.setenv(name, value)
         yield running
