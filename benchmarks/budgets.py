@@ -4,7 +4,8 @@
 
 In each run a client with 64 calls at a time answers one to three lists side by side, some with a budget of
 their own, and every second one a job besides. What an answer costs is drawn, up to what it may; calls fail,
-some of them billed, and are tried again. The provider keeps the bill. Pauses are virtual, threads are real.
+some of them billed, some with their answers lost, and are tried again. The provider keeps the bill. Pauses
+are virtual, threads are real.
 """
 
 from __future__ import annotations
@@ -44,17 +45,21 @@ class Till:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def answer(self, request: Request) -> Answer:
-        """Answer at a drawn cost, or fail, billed or not."""
+        """Answer at a drawn cost, or fail: not billed, billed and told, or billed and the answer lost."""
         assert isinstance(request.prompt, str)
         with self._lock:
-            fate, tokens = self.dice.random(), self.dice.randint(0, MOST)
-            failed = fate < self.faults
-            if failed and fate < self.faults / 2:
+            fate, tokens = (
+                self.dice.random() / self.faults if self.faults else 1.0,
+                self.dice.randint(0, MOST),
+            )
+            if fate < 0.3:
                 tokens = 0
             self.bill[request.prompt.split()[0]] += tokens
-        if failed:
+        if fate < 0.6:
             usage = Usage(1, tokens) if tokens else None
             raise ProviderError("overloaded", kind=ErrorKind.SERVER_ERROR, status=500, usage=usage)
+        if fate < 1.0:
+            raise ProviderError("connection reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
         return Answer("ok", usage=Usage(1, tokens))
 
 

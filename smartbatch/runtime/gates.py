@@ -131,6 +131,7 @@ class Gates:
         tokens: float | None = None,
         output: float | None = None,
         cost: float | None = None,
+        maybe_billed: bool = False,
         retry_after: float | None = None,
         limits: LimitReport | None = None,
     ) -> list[Change]:
@@ -140,6 +141,7 @@ class Gates:
             tokens: what was really used; ``None`` keeps the estimate of a success and gives back others.
             output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
             cost: what was really paid, USD; ``None`` as with ``tokens``.
+            maybe_billed: the answer of a failed call is lost, and with it what it cost: its most counts.
             retry_after: seconds the provider asked to wait.
             limits: what the answer said about limits, whether it was a success or a failure.
         """
@@ -168,7 +170,7 @@ class Gates:
             if demand.retry:
                 lane.retry_budget.succeeded()
         else:
-            payer.settle(permit.hold, cost or 0.0)
+            payer.settle(permit.hold, demand.cost if maybe_billed else cost or 0.0)
             if demand.retry and ending is Ending.DROPPED:
                 lane.retry_budget.dropped()
         health = _HEALTH.get(ending, Outcome.IGNORED)

@@ -315,6 +315,7 @@ class ResponseRouter:
             tokens=usage.total_tokens if usage is not None else None,
             output=usage.output_tokens if usage is not None else None,
             cost=None if None in costs else sum(cost for cost in costs if cost is not None),
+            maybe_billed=worst is not None and worst.maybe_billed and usage is None,
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )

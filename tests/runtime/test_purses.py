@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks import budgets
 from smartbatch import BatchingClient, Price, Result
+from smartbatch.clock import VirtualClock
 from smartbatch.core.budget import Budget
-from smartbatch.errors import BudgetExceeded
+from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.mock import MockProvider
 
@@ -48,6 +49,23 @@ def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> No
     assert spent(results) == pytest.approx(9.0)
     assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
     assert "this list's budget" in str(results[-1].error)
+
+
+def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
+    """It may have been billed, and nobody can tell."""
+    calls = []
+
+    def lose(request: Request) -> Answer:
+        calls.append(request.prompt)
+        raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+
+    provider = MockProvider(lose)
+    provider.capabilities = type(provider.capabilities)(priced=True)
+    with BatchingClient("m", provider=provider, prices=PRICES, clock=VirtualClock(), budget=20.0) as client:
+        results = list(client.map(questions(5), max_tokens=3, budget=10.0))
+        assert client.spent == 9.0
+    assert len(calls) == 3
+    assert not any(result.ok for result in results)
 
 
 def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
