@@ -27,6 +27,8 @@ PIECES, FEWEST = 4, 10
 """Batches that a list with a deadline is cut into, and the fewest requests that are worth one."""
 SAME = 0.01
 """Chances that differ by no more are about the same."""
+SELDOM = 0.05
+"""A share that comes by batch so seldom does not make a list cheaper at the least."""
 WORTH = 0.005
 """Share of the requests that must more likely come by batch for cutting it to be worth the calls."""
 
@@ -200,8 +202,8 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
     individually, rest = standard.cost.of(first / n), (n - first) / n
     early, late = batch.cost.of(rest), standard.cost.of(rest)
     expected = share * early.expected + (1 - share) * late.expected
-    mixed = Cost(early.low, expected, late.high if share < SURE else early.high)
-    return individually.plus(mixed)
+    low, high = late.low if share < SELDOM else early.low, late.high if share < SURE else early.high
+    return individually.plus(Cost(low, expected, high))
 
 
 def _early(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> int:
