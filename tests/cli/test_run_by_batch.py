@@ -281,7 +281,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(
 
 
 def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows beyond it fail and say so; what was paid stays within it; the same line with more asks only them."""
+    """Rows beyond it fail and say so, what was paid stays within it, and with more only they are asked."""
     answers = dict.fromkeys(lines_of(40), "a long word " * 20)
     with emulator(answers=answers) as emu:
         at_home(emu, monkeypatch)

@@ -1,0 +1,204 @@
+"""``smartbatch plan``: what a run would take; nothing is sent, nothing is made, no key is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.children import Child, stored_jobs, until
+
+from smartbatch.cli.main import main
+
+OPENAI = "openai:gpt-5-mini"
+MODELS = [OPENAI, "anthropic:claude-haiku-5-5", "gemini:gemini-3-flash", "sim:demo", "call:json:dumps"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, and no key at all."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def prompts(count: int) -> list[str]:
+    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
+    return [f"prompt {i}" for i in range(count)]
+
+
+def plan(*more: str, model: str = OPENAI) -> int:
+    return main(["plan", "in.txt", "--model", model, *more])
+
+
+def planned(capfd: pytest.CaptureFixture[str], *more: str, model: str = OPENAI) -> dict[str, Any]:
+    capfd.readouterr()
+    assert plan("--json", *more, model=model) == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def files() -> set[Path]:
+    return {path for path in Path().rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever has no account yet may look; no store is made for it."""
+    prompts(50)
+    before = files()
+    assert plan(model=model) == 0
+    told = capfd.readouterr()
+    assert told.out.startswith("50 requests: about ")
+    assert "\nchosen: individual, 50 calls\nbecause: " in told.out
+    assert told.err == ""
+    assert files() == before
+
+
+def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFixture[str]) -> None:
+    """Time, money, calls and batches, and which of them will do; the table and the JSON say the same."""
+    prompts(40)
+    found = planned(capfd, "--max-tokens", "100", "--prefer", "cost", "--max-rpm", "600")
+    assert (found["route"], found["requests"], found["tokens_out"]) == ("batch", 40, 4000)
+    routes = {option["route"]: option for option in found["options"]}
+    assert list(routes) == ["individual", "batch", "hybrid"]
+    individual, batch, hybrid = routes.values()
+    assert batch["cost"] == pytest.approx(individual["cost"] / 2)
+    assert batch["cost"] < hybrid["cost"] < individual["cost"]
+    assert (individual["calls"], individual["batches"]) == (40, 0)
+    assert (batch["calls"], batch["batches"]) == (0, 1)
+    assert hybrid["calls"] == hybrid["first"] > 0
+    assert 0 < individual["quota"] <= 1
+    assert plan("--max-tokens", "100", "--prefer", "cost", "--max-rpm", "600") == 0
+    table = capfd.readouterr().out
+    line = next(line for line in table.splitlines() if line.startswith("> batch"))
+    assert f"{batch['p50']:.1f} s" in line
+    assert f"{batch['cost']:.6f}" in line
+    assert "because: the cheapest of 3 routes, as prefer='cost' asks" in table
+
+
+@pytest.mark.parametrize(
+    ("wishes", "route"),
+    [
+        ([], "individual"),
+        (["--time-value", "0"], "batch"),
+        (["--prefer", "cost"], "batch"),
+        (["--prefer", "speed"], "individual"),
+        (["--deadline", "6h30min"], "batch"),
+        (["--deadline", "2min"], "individual"),
+        (["--batching-strategy", "hybrid"], "hybrid"),
+        (["--batching-strategy", "threshold"], "batch"),
+        (["--batching-strategy", "threshold", "--limit", "9"], "individual"),
+        (["--budget", "0.002", "--max-tokens", "100"], "batch"),
+    ],
+)
+def test_the_route_follows_the_wishes(
+    wishes: list[str], route: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in Python: no wish waits for nothing, cheapness waits, a deadline takes what is in time."""
+    prompts(40)
+    assert planned(capfd, *wishes)["route"] == route
+
+
+def test_wishes_may_stand_in_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Environment and file count as for every other setting; an option wins over them."""
+    prompts(40)
+    monkeypatch.setenv("SMARTBATCH_PREFER", "cost")
+    assert planned(capfd)["route"] == "batch"
+    Path("settings.toml").write_text('batching_strategy = "hybrid"\n')
+    assert planned(capfd, "--config", "settings.toml")["route"] == "hybrid"
+    assert planned(capfd, "--config", "settings.toml", "--batching-strategy", "auto")["route"] == "batch"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (["--deadline", "1s"], r"no route meets a deadline of 1 s .* a deadline of \d+ s \(individual, 0\."),
+        (["--budget", "0.0001"], r"a budget of 0.0001 USD for 40 .* a budget of 0\.\d+ USD \(batch\)"),
+        (["--deadline", "2weeks"], r"deadline = '2weeks' is no time from now"),
+        (["--deadline", "-3"], r"deadline = '-3' is no time from now"),
+        (["--time-value", "-1"], r"time_value = -1\.0 is out of range"),
+        (["--budget", "5 EUR"], r"budget"),
+        (["--concurrency", "0"], r"\(--concurrency\)"),
+        (["--provider-option", "colour=red"], r"no API key|colour"),
+        (["--template", "{nothing}"], r"no field 'nothing'"),
+        (["-o", "in.txt"], r"was not written by smartbatch run"),
+        (["--model", "openai:unheard-of", "--budget", "5"], r"the price of openai:unheard-of is unknown"),
+        (["--model", "nobody:any"], r"unknown provider"),
+        (
+            ["--model", "call:json:dumps", "--batching-strategy", "hybrid"],
+            r"has no Batch API.*\(--fallback\)",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_has_no_plan(
+    line: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and why; for wishes that nothing meets, the nearest that would be met."""
+    prompts(40)
+    assert main(["plan", "in.txt", *(["--model", OPENAI] if "--model" not in line else []), *line]) == 2
+    message = capfd.readouterr()
+    assert re.search(told, message.err), message.err
+    assert message.out == ""
+    assert "Traceback" not in message.err
+
+
+def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    """Answered rows are not planned; a torn line stays, and a run that holds the file is not in the way."""
+    prompts(20)
+    model = "sim:demo?latency=0"
+    assert main(["run", "in.txt", "--model", model, "-o", "out.jsonl", "--limit", "15", "--quiet"]) == 0
+    with Path("out.jsonl").open("ab") as out:
+        out.write(b'{"index": 15, "id": 15, "inp')
+    before = Path("out.jsonl").read_bytes()
+    assert planned(capfd, "-o", "out.jsonl", model=model)["requests"] == 5
+    assert Path("out.jsonl").read_bytes() == before
+    assert planned(capfd, model=model)["requests"] == 20
+    assert planned(capfd, "-o", "other.jsonl", model=model)["requests"] == 20
+    assert not Path("other.jsonl").exists()
+
+
+def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """While a run holds output and rows, its plan asks the new rows alone, and the run never hears of it."""
+    prompts(10)
+    with Child("--concurrency", "1", "-o", "out.jsonl") as child:
+        child.let_go(2)
+        child.begun(3)
+        until(lambda: Path("out.jsonl").read_bytes().count(b"\n") == 2)
+        (job,) = stored_jobs()
+        prompts(13)
+        assert planned(capfd, "-o", "out.jsonl", model="call:own_calls:gated")["requests"] == 3
+        assert plan("-o", "out.jsonl", "--limit", "10", model="call:own_calls:gated") == 0
+        told = capfd.readouterr()
+        assert f"job {job.id} goes on; the 8 rows it still asks are not planned" in told.err
+        assert "the run would ask nothing" in told.err
+        assert told.out.startswith("0 requests")
+        child.let_go(8)
+        assert child.process.wait() == 0
+    assert calls.asked == []
+
+
+def test_a_plan_takes_no_memory_for_its_rows() -> None:
+    """Twenty thousand rows take less than 3 MB more than one thousand: they are only counted."""
+    program = (
+        "import sys\n"
+        "from smartbatch.cli.main import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)\n"
+    )
+    peaks = []
+    for count in (1000, 20_000):
+        Path("in.txt").write_text("".join(f"prompt {i}, {'and more ' * 20}\n" for i in range(count)))
+        line = [sys.executable, "-c", program, "plan", "in.txt", "--model", OPENAI, "--json"]
+        ended = subprocess.run(line, env=dict(os.environ), capture_output=True, text=True, check=True)
+        assert json.loads(ended.stdout)["requests"] == count
+        peaks.append(int(ended.stderr))
+    assert peaks[1] - peaks[0] < 3000

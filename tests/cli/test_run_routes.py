@@ -1,0 +1,262 @@
+"""``smartbatch run`` chooses the route of its rows, says which and why, holds to it, and scores it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.children import Child, stored_jobs, until
+
+from smartbatch.cli.main import main
+from smartbatch.cli.outputs import OutputFile
+from smartbatch.testing import Emulator, emulator
+
+OPENAI = "openai:gpt-5-mini"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, for input, output and the embedded provider's batches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
+    return tmp_path
+
+
+def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-of-routes")
+
+
+def prompts(count: int) -> list[str]:
+    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
+    return [f"prompt {i}" for i in range(count)]
+
+
+def run(*more: str, model: str = OPENAI, output: str | None = "out.jsonl") -> int:
+    out = [] if output is None else ["-o", output]
+    return main(["run", "in.txt", "--model", model, *out, *more])
+
+
+def written() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("out.jsonl").read_bytes().split(b"\n")[:-1]]
+
+
+def asked_alone(emu: Emulator) -> int:
+    """Calls in real time: those of batches have no prompt."""
+    return sum(call.prompt is not None for call in emu.ledger.calls)
+
+
+def lines_of_batches(emu: Emulator) -> int:
+    return sum(len(batch.lines) for batch in emu.ledger.batches)
+
+
+def row_of(told: str, name: str) -> str:
+    """A row of the summary."""
+    return next(line for line in told.splitlines() if line.startswith(f"{name:<9}"))
+
+
+# -- which route ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wishes", "alone", "by_batch"),
+    [
+        ([], 24, 0),
+        (["--prefer", "cost"], 0, 24),
+        (["--time-value", "0"], 0, 24),
+        (["--deadline", "6h"], 0, 24),
+        (["--deadline", "2min"], 24, 0),
+        (["--batching-strategy", "individual"], 24, 0),
+        (["--batching-strategy", "hybrid"], 3, 21),
+        (["--batching-strategy", "threshold"], 0, 24),
+    ],
+)
+def test_rows_go_by_the_route_that_was_chosen(
+    wishes: list[str],
+    alone: int,
+    by_batch: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The plan says so before, the output is in order, nothing is paid twice, the same line asks nothing."""
+    expected = prompts(24)
+    with emulator(latency=0) as emu:
+        at_home(emu, monkeypatch)
+        assert main(["plan", "in.txt", "--model", OPENAI, "--json", *wishes]) == 0
+        planned = json.loads(capfd.readouterr().out)
+        assert run(*wishes) == 0
+        told = capfd.readouterr().err
+        assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
+        assert run(*wishes) == 0
+        assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
+        assert emu.ledger.paid_twice(excluding_lost=False) == []
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert row_of(told, "route").split()[1].strip(",:") == planned["route"]
+    assert "route" not in capfd.readouterr().err  # there was nothing left to choose for
+
+
+def test_the_choice_and_its_reason_are_told_first_and_scored_last(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line before anything is sent; in the end the forecast, what it took, and the two plain routes."""
+    prompts(30)
+    with emulator(latency=0) as emu:
+        at_home(emu, monkeypatch)
+        assert run("--batching-strategy", "hybrid", "--deadline", "2h", "--max-tokens", "50") == 0
+    told = capfd.readouterr().err
+    assert told.startswith("route: hybrid, strategy='hybrid' was asked for\njob job-")
+    assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in told
+    assert row_of(told, "route") == "route    hybrid, 3 at once: strategy='hybrid' was asked for"
+    assert "; it took " in row_of(told, "forecast")
+    individually, by_batch = [line for line in told.splitlines() if line.startswith("against ")]
+    assert individually.startswith("against  always individually, by the forecast: 0.00")
+    assert " USD less, " in individually
+    assert by_batch.startswith("against  always by batch, by the forecast: 0.00")
+    assert row_of(told, "deadline").startswith("deadline met, ")
+
+
+def test_quiet_says_nothing_of_routes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not before and not after."""
+    prompts(12)
+    with emulator(latency=0) as emu:
+        at_home(emu, monkeypatch)
+        assert run("--prefer", "cost", "--quiet") == 0
+        assert len(emu.ledger.batches) == 1
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [
+        (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
+        (["--deadline", "yesterday"], "deadline = 'yesterday' is no time from now"),
+        (["--budget", "0.00001"], "What would be met: a budget of 0.0"),
+        (["--time-value", "-5"], "time_value = -5.0 is out of range"),
+    ],
+)
+def test_wishes_that_cannot_be_met_end_the_run_before_anything_is_sent(
+    wishes: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, the nearest that would be met, no output, no job, no call."""
+    prompts(40)
+    with emulator(latency=0) as emu:
+        at_home(emu, monkeypatch)
+        assert run(*wishes) == 2
+        assert emu.ledger.received == 0
+    message = capfd.readouterr().err
+    assert told in message
+    assert "Traceback" not in message
+    assert not Path("out.jsonl").exists()
+    assert stored_jobs() == []
+
+
+# -- what an earlier run left --------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_nothing_to_ask_chooses_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has every answer: no wish can be too much for that, and nothing is chosen or scored."""
+    prompts(20)
+    sim = "sim:demo?batch_seconds=0.02"
+    assert run("--prefer", "cost", model=sim, output=None) == 0
+    first = capfd.readouterr().out
+    assert run("--prefer", "cost", "--deadline", "1s", model=sim, output=None) == 0
+    again = capfd.readouterr()
+    assert again.out == first
+    assert "route" not in again.err
+    assert len(stored_jobs()) == 1
+
+
+def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rows asked at once and the batch are one job; it keeps its deadline, whatever is said next."""
+    expected = prompts(40)
+    created = threading.Event()
+
+    def note(_index: int, _headers: Mapping[str, str]) -> None:
+        created.set()
+
+    with emulator(latency=0, batch_turnaround=2.0, batch_fault_for=note) as emu:
+        at_home(emu, monkeypatch)
+        line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "hybrid"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "smartbatch", *line, "--deadline", "2h"],
+            env=dict(os.environ),
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            assert created.wait(20)
+            until(lambda: stored_jobs()[0].succeeded >= 4)
+        finally:
+            process.kill()
+            process.wait()
+        (killed,) = stored_jobs()
+        assert killed.succeeded < 40
+        alone = asked_alone(emu)
+        assert main([*line, "--deadline", "1s"]) == 0
+        (job,) = stored_jobs()
+        assert (job.id, job.succeeded, job.policy) == (killed.id, 40, killed.policy)
+        assert 4 <= asked_alone(emu) == alone
+        assert emu.ledger.paid_twice(excluding_lost=False) == []
+    assert [row["input"]["prompt"] for row in written()] == expected
+    told = capfd.readouterr().err
+    assert f"job {job.id}: goes on; " in told
+    assert "\nroute" not in told  # it was chosen then
+
+
+def test_new_rows_get_a_choice_of_their_own(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is under way in real time goes on so; the rows added at the end go by the batch they are worth."""
+    prompts(8)
+    killed = threading.Event()
+
+    def fault(index: int, _body: Mapping[str, Any]) -> str | None:
+        return "hang" if index >= 3 and not killed.is_set() else None
+
+    with emulator(latency=0, hang_seconds=60, fault_for=fault) as emu:
+        at_home(emu, monkeypatch)
+        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+            until(lambda: emu.ledger.received >= 4 and Path("out.jsonl").read_bytes().count(b"\n") == 3)
+            child.process.kill()
+            child.process.wait()
+        killed.set()
+        expected = prompts(30)
+        assert run("--prefer", "cost") == 0
+        assert len(emu.ledger.batches) == 1
+        assert emu.ledger.paid_twice(excluding_lost=True) == []
+    assert [row["input"]["prompt"] for row in written()] == expected
+    told = capfd.readouterr().err
+    assert "goes on; 3 of 8 rows have their results" in told
+    assert "route: batch, " in told
+    assert [job.total for job in stored_jobs()] == [22]
+    assert "against" not in told  # time and cost of both jobs say nothing of the choice for one
+
+
+def test_the_time_an_input_takes_to_read_counts(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A deadline is meant from when the command was given."""
+    prompts(12)
+    recover = OutputFile.recover
+    begun = threading.Event()
+
+    def slowly(self: OutputFile, keys: Any) -> Any:
+        begun.wait(0.7)
+        return recover(self, keys)
+
+    monkeypatch.setattr(OutputFile, "recover", slowly)
+    assert run("--deadline", "0.5s", model="sim:demo?latency=0") == 2
+    assert "no route meets a deadline of 0 s" in capfd.readouterr().err
