@@ -10,8 +10,9 @@ __all__ = ["FlexHealth"]
 class FlexHealth:
     """Counts how often the tier sent requests away. Such a request goes on at the standard price.
 
-    A refusal costs no money, but the time until it comes. After a pause a single refusal ends the trial, and
-    the next pause is twice as long.
+    A refusal costs no money, but the time until it comes. It comes sooner than an answer, so the first ones
+    of many calls that began together say little: half as many as are under way must be refused in a row.
+    After a pause a single one is enough, and the next pause is twice as long.
     """
 
     REFUSALS = 3
@@ -24,6 +25,7 @@ class FlexHealth:
     def __init__(self) -> None:
         self._off_until = -math.inf
         self._on = True
+        self._trial = False
         self._row = 0
         self._pause = self.PAUSE
 
@@ -35,26 +37,28 @@ class FlexHealth:
         """Note that a pause is over; return the reason, once."""
         if self._on or not self.is_open(now):
             return None
-        self._on, self._row = True, self.REFUSALS - 1
+        self._on, self._trial, self._row = True, True, 0
         return "the pause is over; the next request is a trial"
 
     def answered(self) -> None:
         """Note that the tier answered a request."""
         if self._on:
-            self._row, self._pause = 0, self.PAUSE
+            self._row, self._pause, self._trial = 0, self.PAUSE, False
 
-    def refused(self, now: float, why: str, *, for_good: bool = False) -> str | None:
+    def refused(self, now: float, why: str, *, beside: int = 0, for_good: bool = False) -> str | None:
         """Note that the tier sent a request away; return the reason when this turns it off.
 
         Args:
             now: monotonic seconds.
             why: what it said, in a few words.
+            beside: calls to the tier that are under way.
             for_good: it said that the model, or the account, does not have the tier.
         """
         if not self._on:
             return None  # it was under way when the tier was turned off
         self._row += 1
-        if self._row < self.REFUSALS and not for_good:
+        enough = max(1 if self._trial else self.REFUSALS, (beside + 1) // 2)
+        if self._row < enough and not for_good:
             return None
         pause = self.MAX_PAUSE if for_good else self._pause
         self._pause = min(2 * self._pause, self.MAX_PAUSE)

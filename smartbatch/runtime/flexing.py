@@ -64,6 +64,7 @@ def judge_flex(lane: Lane, error: ProviderError | None, now: float, aftermath: A
         turn = turned_away(lane, error)
         if turn is None:
             return
-        reason = health.refused(now, turn.value, for_good=turn is Turn.DECLINED)
+        declined = turn is Turn.DECLINED
+        reason = health.refused(now, turn.value, beside=lane.flying, for_good=declined)
     if reason is not None:
         aftermath.events.append(FlexChanged(now, lane.label, False, reason))

@@ -110,6 +110,11 @@ class Lane:
         """Whether one call can carry several requests."""
         return self.accumulator.window.max_size > 1
 
+    @property
+    def flying(self) -> int:
+        """Requests whose call is under way."""
+        return self._flying
+
     def demand(self, request: Request, estimated: int, *, priced: bool) -> tuple[int, float]:
         """Return the tokens ``request`` takes here and, where ``priced``, the most it can cost, USD.
 

@@ -31,6 +31,24 @@ def test_an_answer_in_between_begins_the_count_anew() -> None:
     assert health.is_open(0.0)
 
 
+def test_refusals_that_come_before_the_answers_to_calls_beside_them_say_little() -> None:
+    """They come at once: in a wave of forty calls with a few of them, they come first, and in a row."""
+    health = FlexHealth()
+    assert all(health.refused(0.0, WHY, beside=beside) is None for beside in range(39, 29, -1))
+    health.answered()
+    assert health.refused(0.0, WHY, beside=28) is None
+    assert health.is_open(0.0)
+
+
+def test_half_of_a_wave_in_a_row_is_enough() -> None:
+    health = FlexHealth()
+    refusals = 0
+    while health.is_open(0.0):
+        refusals += 1
+        health.refused(0.0, WHY, beside=40)
+    assert refusals == 20
+
+
 def test_what_was_under_way_when_it_was_turned_off_changes_nothing() -> None:
     health = FlexHealth()
     assert refused(health, 0.0, 3)

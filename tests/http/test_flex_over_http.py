@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ PROBLEMS = [
 GEMINI = Price(input=0.75, output=3.75, flex_input=0.375, flex_output=1.875)
 SOON: dict[str, Any] = {"deadline": "10m", "max_tokens": 300}
 """Time for the slower tier, and none for a batch."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests learned of the same model must not choose the routes here."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -111,9 +118,9 @@ def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice
     assert right(results)
     routes = [result.route for result in results]
     away = sum(call.fault == "no_room" for call in emu.ledger.calls)
-    assert 5 <= away <= 40
+    assert 8 <= away <= 40
     assert routes.count(Route.INDIVIDUAL) >= away
-    assert routes.count(Route.FLEX) >= 100
+    assert routes.count(Route.FLEX) >= 150, "a tenth is not enough to leave the tier alone"
     assert emu.ledger.received == 200 + away
     assert emu.ledger.paid_twice() == []
 
@@ -130,7 +137,7 @@ def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu
         assert client.plan(PROBLEMS, deduplicate=False, **SOON).route is not Route.FLEX
     assert right(results)
     assert {result.route for result in results} == {Route.INDIVIDUAL}
-    assert emu.ledger.received <= 200 + 32
+    assert emu.ledger.received <= 200 + 2 * 32, "it is known before the second wave has ended"
     assert [event.enabled for event in told if isinstance(event, FlexChanged)] == [False]
     assert emu.ledger.summary()["billed_flex_tokens"] == 0
 
