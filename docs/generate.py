@@ -93,6 +93,8 @@ PARTS = {
     "batch_faults": batch_faults_table,
     "actions": actions_table,
     "run": lambda: options_tables("run"),
+    "plan": lambda: options_tables("plan"),
+    "plan": lambda: options_tables("plan"),
     "jobs": lambda: options_tables("jobs"),
     "emulator": lambda: options_tables("emulator"),
 }
