@@ -179,7 +179,7 @@ FAULTS = (
 def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
     provider = dice.choice(PROVIDERS)
-    faults = {"batch_faults": dice.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1}}
+    faults = {"batch_faults": dice.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1, "reset": 0.1}}
     budget = dice.uniform(5, 60) * MOST
     with market(provider, tmp_path, batch_late_seconds=20 * MINUTE, batch_turnaround=MINUTE, **faults) as w:
         client = buyer(
