@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from smartbatch.oneline import embed as embed
     from smartbatch.oneline import generate as generate
     from smartbatch.oneline import job as job
+    from smartbatch.plans import Plan as Plan
     from smartbatch.prices import Price as Price
     from smartbatch.runtime.streaming import TextStream as TextStream
 
@@ -89,6 +90,7 @@ _HOMES = {
         "Usage",
     ],
     "oneline": ["embed", "generate", "job"],
+    "plans": ["Plan"],
     "prices": ["Price"],
     "runtime.streaming": ["TextStream"],
 }

@@ -46,6 +46,12 @@ def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test's clients saw of calls and batches must not move the choices of the next."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(autouse=True)
 def fresh_quotas() -> Iterator[None]:
     """Limits found out by one test must not slow the next: each has its own clock."""
     quotas.forget_all()

@@ -64,10 +64,22 @@ ALLOWED: dict[str, frozenset[str]] = {
         "schemas",
     }
     | {"wiring", "list_calls", "advisor", "experience"},
+    "allotments": NOUNS | {"core", "jobs"},  # what a client's jobs may spend of its budget
     "job_host": NOUNS  # what a client is to its jobs
-    | {"clock", "config", "core", "intake", "jobs", "observe", "providers", "runtime"},
+    | {
+        "allotments",
+        "experience",
+        "clock",
+        "config",
+        "core",
+        "intake",
+        "jobs",
+        "observe",
+        "providers",
+        "runtime",
+    },
     "batch_jobs": NOUNS  # the part of the client that is about jobs
-    | {"config", "core", "job_host", "jobs", "lists", "observe", "providers"},
+    | {"config", "core", "job_host", "jobs", "lists", "observe", "prices", "providers"},
     "list_calls": NOUNS  # the part of the client that answers lists
     | {"advisor", "batch_jobs", "by_job", "core", "experience", "intake", "jobs", "lists", "plans"}
     | {"prices", "runtime"},
@@ -82,7 +94,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # on top
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}
-    | {"runtime", "_version", "_settings", "jobs", "job_desks"},
+    | {"runtime", "_version", "_settings", "jobs", "job_desks", "plans"},
     "integrations": NOUNS | {"client", "config", "headers", "lists", "oneline", "providers", "runtime"},
     "__main__": frozenset({"cli"}),
     # beside: servers and helpers for tests, which no other room needs
