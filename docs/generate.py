@@ -94,7 +94,6 @@ PARTS = {
     "actions": actions_table,
     "run": lambda: options_tables("run"),
     "plan": lambda: options_tables("plan"),
-    "plan": lambda: options_tables("plan"),
     "jobs": lambda: options_tables("jobs"),
     "emulator": lambda: options_tables("emulator"),
 }
