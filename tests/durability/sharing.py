@@ -59,7 +59,7 @@ class Shared:
 
     Attributes:
         processes, jobs, size: how many; ``size`` requests a job.
-        freeze: how long one process is stopped.
+        freeze: how long one process is stopped; up to twice that until others have taken a job of it.
         lease: of a job; ``None`` leaves the keeper's own.
         settle, visibility, poll, mutant, seed: see :class:`~tests.durability.orders.Orders`.
         patience: for everything to end.
@@ -83,7 +83,6 @@ class _Worker:
     name: str
     pid: int
     fd: int
-    state: str = "runs"
 
 
 @define
@@ -174,29 +173,28 @@ class Sharing:
 
     def _hurt(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> None:
         """Kill one and freeze one as soon as every job is there, and follow the others to the end."""
-        busy = Counter[int]()
+        halted: list[_Worker] = []
 
         def ready() -> bool:
-            owners = self._sample(session)
-            busy.clear()
-            busy.update(owner for owner in owners.values() if owner is not None)
-            return len(owners) == self.plan.jobs and len(busy) > 1
+            halted[:] = self._halted(session, workers)
+            return bool(halted)
 
         self._until(session, ready, "every job to be there, and two processes to own some")
-        by_load = sorted(workers, key=lambda worker: busy[worker.pid])
-        killed, frozen = by_load[-2:]
-        os.kill(frozen.pid, signal.SIGSTOP)
-        lost = {job for job, owner in self._sample(session).items() if owner == frozen.pid}
+        killed, frozen = halted
+        owners = self._sample(session)
+        self.of_the_dead = sum(owner == killed.pid for owner in owners.values())
+        lost = {job for job, owner in owners.items() if owner == frozen.pid}
         signal.pidfd_send_signal(killed.fd, signal.SIGKILL)
-        self.of_the_dead = sum(owner == killed.pid for owner in self._sample(session).values())
         began = time.monotonic()
-        frozen.state, killed.state = "frozen", "killed"
-        while time.monotonic() - began < self.plan.freeze:
+        # longer on a machine so busy that nobody has taken a job by then
+        while (took := time.monotonic() - began) < self.plan.freeze or (
+            not self.taken_over and took < 2 * self.plan.freeze
+        ):
             owners = self._sample(session)
+            self.taken_over = sum(owners[job] != frozen.pid for job in lost)
             time.sleep(0.03)
-        self.taken_over = sum(owners[job] != frozen.pid for job in lost)
         woken_at = session.execute("SELECT clock_timestamp()").fetchone()
-        os.kill(frozen.pid, signal.SIGCONT)
+        signal.pidfd_send_signal(frozen.fd, signal.SIGCONT)
         alive = [worker for worker in workers if worker is not killed]
         self._until(session, lambda: self._all_ended(session, alive), "all jobs to end")
         self.seconds = time.monotonic() - began
@@ -205,6 +203,22 @@ class Sharing:
             b"SELECT count(*) FROM audit WHERE writer = %s AND at >= %s", (frozen.name, woken_at[0])
         ).fetchone()
         self.woken_writes = int(found[0]) if found else 0
+
+    def _halted(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> list[_Worker]:
+        """Stop the two processes that own most; none when the jobs are not there yet, or one owns nothing."""
+        owners = self._sample(session)
+        busy = Counter(owner for owner in owners.values() if owner is not None)
+        if len(owners) < self.plan.jobs or len(busy) < 2:
+            return []
+        two = sorted(workers, key=lambda worker: busy[worker.pid])[-2:]
+        for worker in two:
+            signal.pidfd_send_signal(worker.fd, signal.SIGSTOP)
+        owning = set(self._sample(session).values())
+        if all(worker.pid in owning for worker in two):
+            return two
+        for worker in two:
+            signal.pidfd_send_signal(worker.fd, signal.SIGCONT)
+        return []
 
     def _all_ended(self, session: psycopg.Connection[Any], alive: list[_Worker]) -> bool:
         self._sample(session)

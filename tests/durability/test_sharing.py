@@ -22,7 +22,7 @@ SEED = 3
 def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
     postgres_address: str, tmp_path: Path
 ) -> None:
-    plan = Shared(freeze=FREEZE, lease=LEASE, settle=settle_of("anthropic", freeze=FREEZE), seed=SEED)
+    plan = Shared(freeze=FREEZE, lease=LEASE, settle=settle_of("anthropic", freeze=2 * FREEZE), seed=SEED)
     with (
         unlucky(SEED, turnaround=3.0, sigma=0.1, share=0.4) as url,
         Zygote(tmp_path / "workers.log") as zygote,
