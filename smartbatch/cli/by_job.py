@@ -65,7 +65,8 @@ class Manner:
     """How a run asks and tells.
 
     Attributes:
-        choose: chooses the route of the rows that must be asked: those with a 1.
+        choose: chooses the route of the rows that must be asked: those with a 1. Gives up with ``None`` once
+            its second argument, asked now and then, says that the run is interrupted.
         batched: the route is the Batch API in any case, also for what an earlier run left in real time.
         model: ``provider:model``.
         output: path of the output; ``None`` is standard output.
@@ -73,7 +74,7 @@ class Manner:
         quiet: say nothing.
     """
 
-    choose: Callable[[bytearray], Chosen]
+    choose: Callable[[bytearray, Callable[[], bool]], Chosen | None]
     batched: bool
     model: str
     output: str | None
@@ -179,12 +180,13 @@ class ByJob:
 
     def _follow(self, write: Write) -> None:
         self._jobs = self._name.find(self._client, self._say, batched=self._manner.batched)
+        for one in self._jobs:
+            if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
+                self._client._take_up(one.job.id)
         new = self._submit(self._jobs)
         if new is not None:
             self._jobs.append(new)
         self._live = [one for one in self._jobs if not one.ended]
-        for one in self._live:
-            self._client._take_up(one.job.id)  # what it can still spend is part of this run's budget
         with self._progress() as bar:
             follower = self._follower = Follower(
                 [one.job for one in self._live],
@@ -217,7 +219,9 @@ class ByJob:
             self._tell_found(one)
         if not any(needed):
             return None
-        chosen = self._manner.choose(needed)
+        chosen = self._manner.choose(needed, self._stopped)
+        if chosen is None:
+            raise _Interrupted
         requests, labels = self._requests(needed), self._name.labels(realtime=chosen.realtime)
         key = self._name.free_key({one.job.key for one in jobs}, realtime=chosen.realtime)
         if chosen.realtime:

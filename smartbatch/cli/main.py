@@ -25,12 +25,13 @@ without -o; see smartbatch jobs. Their route is chosen: the cheapest that meets 
 price and wait weigh least; smartbatch plan says it beforehand. Jobs that went through the provider's Batch
 API stay in the store until they are forgotten, and nothing is paid twice.
 
-A run that is taken up again goes on with what it has under way, by the route and the deadline of then.
+A run that is taken up again goes on with what it has under way, by the route, the deadline and the budget of
+then. New rows get a route of their own.
 """
 _PLAN_HELP = """\
 Say what a run with the same arguments would take: time, money, calls and batches, for every route that is
-open, and which one would be chosen and why. Nothing is sent, and no key is needed. With -o, rows that are
-answered there are left out.
+open, and which one would be chosen and why. Nothing is sent or written, and no key is needed. Rows that are
+answered in -o or in the store are left out, and so are those under way.
 """
 _RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
 
@@ -171,18 +172,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--concurrency", type=int, metavar="N", help="most calls at once")
     group.add_argument("--max-rpm", type=int, metavar="N", help="most requests a minute")
     group.add_argument("--max-tpm", type=int, metavar="N", help="most tokens a minute")
-    group.add_argument("--budget", metavar="USD", help="stop before more than this is spent")
+    group.add_argument("--budget", metavar="USD", help="stop before more than this is spent, by any route")
     group.add_argument("--timeout", type=float, metavar="S", help="total seconds of one call")
     group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
     group.add_argument(
         "--batching-strategy",
         choices=("auto", "individual", "batch", "hybrid", "threshold"),
-        help="how the route is chosen; auto forecasts and compares, threshold counts, the others force",
+        help="how the route is chosen: auto forecasts and compares, threshold counts, the others force",
     )
     group.add_argument(
         "--deadline",
         metavar="D",
-        help="when all is to be done, such as 2h or 6h30min; the cheapest way",
+        help="from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is taken",
     )
     group.add_argument(
         "--prefer", choices=("balanced", "speed", "cost"), help="what counts where there is no deadline"

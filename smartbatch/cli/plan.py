@@ -62,7 +62,9 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
             say(f"job {one.job.id} goes on; the {left:,} rows it still asks are not planned")
     if not any(needed):
         say("every row is answered or under way: the run would ask nothing")
-    return Plan(chooser.decide(needed), _never)
+    decision = chooser.decide(needed)
+    assert decision is not None, "nothing stopped it"
+    return Plan(decision, _never)
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from attrs import evolve, frozen
@@ -66,8 +67,12 @@ class Chooser:
         asked = self._client.config.batching_strategy in _FORCED
         return asked and self._client._batches(Kind.GENERATE)[0] is not None
 
-    def decide(self, needed: bytearray) -> Decision:
+    def decide(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Decision | None:
         """Return the decision for the rows with a 1; they are read once, one after the other.
+
+        Args:
+            needed: a byte for each row.
+            stopped: asked before each row; once true, the decision is given up, with ``None``.
 
         Raises:
             ConfigError: no route meets the wishes.
@@ -75,11 +80,13 @@ class Chooser:
         """
         client, intake = self._client, self._client._intake
         sketch = client._advisor.sketch(Kind.GENERATE)
-        for request in self._questions.requests(skip=lambda i: not needed[i], stopped=lambda: False):
+        for request in self._questions.requests(skip=lambda i: not needed[i], stopped=stopped):
             if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
                 sketch.cached += 1
             else:
                 sketch.add(request)
+        if stopped():
+            return None
         return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True)
 
     def _left(self) -> Wishes:

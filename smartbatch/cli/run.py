@@ -152,9 +152,11 @@ class _Run:
         )
         return ByJob(self._client, self._questions, keys, manner, answered=answered, clock=self._clock)
 
-    def _choose(self, needed: bytearray) -> Chosen:
+    def _choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Chosen | None:
         """Choose the route of the rows that must be asked, and say which and why."""
-        decision = self._chooser.decide(needed)
+        decision = self._chooser.decide(needed, stopped)
+        if decision is None:
+            return None
         self._choice = _Choice(decision, self._client._advisor.tell(decision), self._clock.now())
         if not self._args.quiet and self._args.batching_strategy not in ("individual", "batch"):
             say(f"route: {decision.chosen.route.value}, {decision.reason}")

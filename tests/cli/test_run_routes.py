@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 from cli.children import Child, stored_jobs, until
 
+from smartbatch.cli.by_job import ByJob
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile
+from smartbatch.core.sketch import Sketch
 from smartbatch.testing import Emulator, emulator
 
 OPENAI = "openai:gpt-5-mini"
@@ -260,3 +263,61 @@ def test_the_time_an_input_takes_to_read_counts(
     monkeypatch.setattr(OutputFile, "recover", slowly)
     assert run("--deadline", "0.5s", model="sim:demo?latency=0") == 2
     assert "no route meets a deadline of 0 s" in capfd.readouterr().err
+
+
+def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A long input takes a while to look through; nobody waits for that, and nothing is stored."""
+    prompts(5000)
+    added: list[object] = []
+
+    def add(_self: Sketch, request: object) -> None:
+        added.append(request)
+        if len(added) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert told.wait(20)
+
+    told = threading.Event()
+    end_early = ByJob._end_early
+
+    def heard(self: ByJob) -> None:
+        end_early(self)
+        told.set()
+
+    monkeypatch.setattr(Sketch, "add", add)
+    monkeypatch.setattr(ByJob, "_end_early", heard)
+    assert run(model="sim:demo?latency=0") == 130
+    assert len(added) == 3
+    assert stored_jobs() == []
+    assert not Path("out.jsonl").exists()
+    assert "5,000 rows not answered; run the same line again" in capfd.readouterr().err
+
+
+def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the job of then can still spend is held back first; new rows get the rest, and no more."""
+    answers = dict.fromkeys(prompts(30), "a long word " * 20)
+    created = threading.Event()
+
+    def note(_index: int, _headers: Mapping[str, str]) -> None:
+        created.set()
+
+    budget = "0.0035"  # thirty rows at their most cost some 0.0031 USD by batch
+    line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "batch"]
+    line += ["--max-tokens", "100", "--budget", budget]
+    with emulator(latency=0, answers=answers, batch_turnaround=1.5, batch_fault_for=note) as emu:
+        at_home(emu, monkeypatch)
+        Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(20)))
+        process = subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.DEVNULL)
+        try:
+            assert created.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+        prompts(30)
+        assert main([*line, "--quiet"]) == 1
+        first, second = stored_jobs()
+    assert (first.total, first.succeeded, second.total) == (20, 20, 10)
+    assert first.policy["budget"] == float(budget)
+    assert second.policy["budget"] == 0
+    assert {row["error"] and row["error"]["kind"] for row in written()} == {None, "budget_exceeded"}
