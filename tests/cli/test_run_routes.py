@@ -261,7 +261,7 @@ def test_the_time_an_input_takes_to_read_counts(
         return recover(self, keys)
 
     monkeypatch.setattr(OutputFile, "recover", slowly)
-    assert run("--deadline", "0.5s", model="sim:demo?latency=0") == 2
+    assert run("--deadline", "0.6s", model="sim:demo?latency=0") == 2
     assert "no route meets a deadline of 0 s" in capfd.readouterr().err
 
 

@@ -11,8 +11,12 @@ from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.lines import AskedRow, encode
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.summary import Tally, failure_line
+from smartbatch.cli.verdict import verdict
+from smartbatch.core.choosing import Decision, Option
+from smartbatch.core.offers import Cost, Load
+from smartbatch.core.wishes import Wishes
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Result, Usage
+from smartbatch.models import Result, Route, Usage, evolve
 
 FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
 
@@ -78,6 +82,49 @@ def test_the_cost_says_what_it_knows(costs: list[float | None], told: str) -> No
 def test_times_are_told_as_people_say_them(seconds: float, told: str) -> None:
     """Seconds, minutes, hours."""
     assert f"wall     {told}" in Tally().render(wall=seconds, before=Recovered())
+
+
+def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True) -> Decision:
+    """A decision between always individually, 20 s for 4 USD, and always by batch, 1,000 s for 2 USD."""
+    alone = Option(Route.INDIVIDUAL, 20.0, 60.0, 25.0, Cost(3, 4, 5) if priced else None, calls=10)
+    batch = Option(Route.BATCH, 1000.0, 9000.0, 2000.0, Cost(1, 2, 3) if priced else None, calls=0, batches=1)
+    hybrid = evolve(batch, route=Route.HYBRID, first=3)
+    options = {option.route: option for option in (alone, batch, hybrid)}
+    wishes = Wishes(deadline=deadline)
+    return Decision(Load(10), wishes, tuple(options.values()), options[chosen], "so it is", alone, batch)
+
+
+def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
+    """Money and time, above or below; against itself nothing is compared."""
+    assert list(verdict(decided(Route.HYBRID), 200.0, 2.5, 0)) == [
+        ("route", "hybrid, 3 at once: so it is"),
+        (
+            "forecast",
+            "half in 16 min 40 s, 95 of 100 in 2 h 30 min for 2.000000 USD; "
+            "it took 3 min 20 s for 2.500000 USD",
+        ),
+        ("against", "always individually, by the forecast: 1.500000 USD less, 3 min 00 s later"),
+        ("against", "always by batch, by the forecast: 0.500000 USD more, 13 min 20 s sooner"),
+    ]
+    assert [name for name, _ in verdict(decided(Route.BATCH), 1.0, 1.0, 0)].count("against") == 1
+
+
+def test_a_choice_says_whether_its_deadline_was_met_and_what_was_taken_back_for_it() -> None:
+    """Not without one."""
+    met = dict(verdict(decided(Route.BATCH, 3600.0), 3000.0, 2.0, 2))
+    assert met["deadline"] == "met, 10 min 00 s before it"
+    assert met["rescued"] == "2 batches taken back for the deadline"
+    missed = dict(verdict(decided(Route.INDIVIDUAL, 30.0), 31.5, 4.0, 0))
+    assert missed["deadline"] == "missed by 1.50 s"
+    assert "rescued" not in missed
+    assert "deadline" not in dict(verdict(decided(Route.BATCH), 1.0, None, 0))
+
+
+def test_a_choice_says_nothing_of_money_that_is_unknown() -> None:
+    """Only of time."""
+    told = " ".join(words for _, words in verdict(decided(Route.HYBRID, priced=False), 200.0, None, 0))
+    assert "USD" not in told
+    assert "always individually, by the forecast: 3 min 00 s later" in told
 
 
 class Terminal(io.TextIOWrapper):
