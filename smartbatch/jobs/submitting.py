@@ -31,6 +31,8 @@ _REPEAT = frozenset(
 _ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN = "waits until another create of this account is settled"
+_UPLOADS = "uploads"
+"""What a shard remembers: how often its input was sent again, each time under a name of its own."""
 FILE_PAUSE = 2.0
 """Seconds between two looks at a file the provider still processes; it takes a few."""
 
@@ -45,13 +47,15 @@ def begin(work: Work, shard: ShardRow) -> ShardRow:
 
 def upload(work: Work, shard: ShardRow) -> ShardRow:
     """``UPLOADING`` as it was found: an upload may have been under way, so its file is looked for first."""
-    name = file_name(shard.nonce)
     try:
-        found = work.api.find_file(name, work.limits.call_timeout)
+        found = work.api.find_file(_input_name(shard), work.limits.call_timeout)
     except Exception as error:
         return _upload_failed(work, shard, hushed(work, shard, work.api.classify(error)))
     if found is None:
-        return _send_file(work, shard)
+        # an upload may still be under way, of a process that stands still: were its name used again, it could
+        # bring the input of a late create back after the fence. What it leaves is no batch's, and expires
+        uploads = int(shard.remote.get(_UPLOADS) or 0) + 1
+        return _send_file(work, work.later(shard, 0.0, remote={**shard.remote, _UPLOADS: uploads}))
     size = _spool(work, shard).stat().st_size
     if found.size is not None and found.size != size:
         # half an upload that landed as a whole: its name, like its nonce, is never used again
@@ -61,10 +65,14 @@ def upload(work: Work, shard: ShardRow) -> ShardRow:
     return work.move(shard, ShardState.READY, file_id=found.id)
 
 
+def _input_name(shard: ShardRow) -> str:
+    return file_name(shard.nonce, int(shard.remote.get(_UPLOADS) or 0))
+
+
 def _send_file(work: Work, shard: ShardRow) -> ShardRow:
     source = _spool(work, shard)
     try:
-        file = work.api.upload(file_name(shard.nonce), source, work.limits.transfer_timeout)
+        file = work.api.upload(_input_name(shard), source, work.limits.transfer_timeout)
     except Exception as error:
         return _upload_failed(work, shard, hushed(work, shard, work.api.classify(error)))
     if not file.ready:
@@ -200,7 +208,7 @@ def _input_is_gone(work: Work, shard: ShardRow) -> bool:
     if shard.file_id is None or tries_of(work, shard) + 1 >= work.limits.max_tries:
         return False
     try:
-        return work.api.find_file(file_name(shard.nonce), work.limits.call_timeout) is None
+        return work.api.find_file(_input_name(shard), work.limits.call_timeout) is None
     except Exception:  # the refusal stands as it is
         return False
 

@@ -40,9 +40,9 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
     return (found.group(1), position) if wire_id(found.group(1), position) == text else None
 
 
-def file_name(nonce: str) -> str:
-    """Return the name a shard's input is uploaded under."""
-    return f"sb-{nonce}"
+def file_name(nonce: str, uploads: int = 0) -> str:
+    """Return the name a shard's input is uploaded under, after ``uploads`` that are not to be found."""
+    return f"sb-{nonce}-{uploads}" if uploads else f"sb-{nonce}"
 
 
 def _base62(number: int) -> str:

@@ -37,3 +37,18 @@ def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, 
         outcome.trace for outcome in outcomes[:REPLAYED]
     ]
     assert len({outcome.trace for outcome in outcomes}) == SEEDS
+
+
+@pytest.mark.parametrize(
+    ("seed", "flavour", "rate"),
+    [
+        (2_006_001, "gemini", 0.0),  # an upload stood still, and went on after the fence had deleted its file
+        (1_003_264, "anthropic-shared", 0.02),  # nobody could read the only line of a candidate
+        (1143, "compatible", 0.0),  # a woken owner read results that its successor had deleted
+    ],
+)
+def test_a_seed_that_once_failed_is_clean(seed: int, flavour: str, rate: float) -> None:
+    """They stay here, with what they showed."""
+    outcome = simulate(Plan(seed=seed, flavour=flavour, crash_rate=rate))
+    assert outcome.problem is None
+    assert outcome.incidents["double_submission"] == 0
