@@ -268,7 +268,7 @@ def start(bug: Bug) -> subprocess.Popen[str]:
     """Run the test that is to see a bug, with the bug planted."""
     assert bug.test is not None
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", __name__, bug.test],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", __name__, bug.test],
         cwd=Path(__file__).parents[2],
         env=os.environ | {VARIABLE: str(bug.number)},
         stdout=subprocess.PIPE,
