@@ -49,6 +49,7 @@ class Plan:
     Attributes:
         provider: whose API.
         cycles: workers killed.
+        jobs: least number of jobs; those that begin after the last kill run undisturbed.
         seed: of everything but the moments threads run.
         settle, visibility: seconds, see :class:`~tests.durability.orders.Orders`.
         freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
@@ -59,6 +60,7 @@ class Plan:
 
     provider: str
     cycles: int
+    jobs: int = 1
     seed: int = 1
     settle: float
     visibility: float
@@ -150,7 +152,7 @@ class Loop:
             elif slot.number == 0:  # it has all its answers
                 for other in slots:
                     self._end(other)
-                if self.kills >= self._plan.cycles:
+                if self.kills >= self._plan.cycles and len(self.jobs) >= self._plan.jobs:
                     return False
                 self._next_job()
                 break
