@@ -158,7 +158,7 @@ class _Run:
         if decision is None:
             return None
         self._choice = _Choice(decision, self._client._advisor.tell(decision), self._clock.now())
-        if not self._args.quiet and self._args.batching_strategy not in ("individual", "batch"):
+        if not self._args.quiet and self._args.batching_strategy != decision.chosen.route.value:
             say(f"route: {decision.chosen.route.value}, {decision.reason}")
         return Chosen.of(decision)
 

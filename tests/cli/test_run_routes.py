@@ -111,9 +111,10 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
 ) -> None:
     """One line before anything is sent; in the end the forecast, what it took, and the two plain routes."""
     prompts(30)
+    monkeypatch.setenv("SMARTBATCH_BATCHING_STRATEGY", "hybrid")
     with emulator(latency=0) as emu:
         at_home(emu, monkeypatch)
-        assert run("--batching-strategy", "hybrid", "--deadline", "2h", "--max-tokens", "50") == 0
+        assert run("--deadline", "2h", "--max-tokens", "50") == 0
     told = capfd.readouterr().err
     assert told.startswith("route: hybrid, strategy='hybrid' was asked for\njob job-")
     assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in told
@@ -124,6 +125,21 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     assert " USD less, " in individually
     assert by_batch.startswith("against  always by batch, by the forecast: 0.00")
     assert row_of(told, "deadline").startswith("deadline met, ")
+
+
+def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Own calls have no Batch API, and --fallback allows real time; what was asked for and is to be had needs
+    no words beforehand."""
+    prompts(12)
+    own = "call:own_calls:ask"
+    assert run("--batching-strategy", "hybrid", "--fallback", "individual", model=own) == 0
+    told = capfd.readouterr().err
+    assert told.startswith(
+        "route: individual, strategy='hybrid' was asked for, which is not to be had here\n"
+    )
+    assert len(calls.asked) == 12
+    assert run("--batching-strategy", "individual", model=own, output=None) == 0
+    assert "route:" not in capfd.readouterr().err
 
 
 def test_quiet_says_nothing_of_routes(
