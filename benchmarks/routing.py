@@ -3,7 +3,8 @@
     python -m benchmarks.routing
 
 Three comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
-:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes.
+:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes; on the
+second day of a trace it knows the first.
 
 - *Regret*: for each trace and each regime of the provider, what the library pays more than an oracle that
   knows how long each batch and each call will take; over the jobs whose deadline the oracle meets. *Refused*
@@ -17,11 +18,36 @@ The last table is what a decision takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import process_time
 
 from benchmarks import routing_policies as policies
 from benchmarks.routing_policies import Library, Outcome
-from benchmarks.routing_world import REGIMES, TRACES, Fate, Job, Regime, heavy, lognormal, pareto, traffic
+from benchmarks.routing_world import (
+    INPUT,
+    OUTPUT,
+    REGIMES,
+    TRACES,
+    Fate,
+    Job,
+    Regime,
+    heavy,
+    lognormal,
+    next_day,
+    pareto,
+    traffic,
+)
+from smartbatch.core.choosing import choose
+from smartbatch.core.forecast import Forecaster
+from smartbatch.core.offers import BatchOffer, Offer
+from smartbatch.core.pace import Pace
+from smartbatch.core.sketch import Rates, Sketch
+from smartbatch.core.tokens import Calibration
+from smartbatch.core.wishes import Wishes
+from smartbatch.experience import BATCH, CALL, CANCEL
+from smartbatch.models import Request, Route
+from smartbatch.prices import Price, PriceBook, Processing
 
+WAYS: tuple[Processing, ...] = ("standard", "batch", "flex")
 RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": policies.threshold}
 
 
@@ -38,21 +64,22 @@ def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outc
 
 def report_regret(jobs: dict[str, list[Job]]) -> None:
     """Print the table of regrets."""
-    print(f"{'trace':<20}{'regime':<24}{'jobs':>6}{'feasible':>10}{'refused':>9}", end="")
-    print("".join(f"{name:>22}" for name in ("library", *RULES)))
+    names = ("library, first day", "library, second day", *RULES)
+    print(f"{'trace':<20}{'regime':<23}{'feasible':>9}{'refused':>9}" + "".join(f"{n:>22}" for n in names))
     for trace, listed in jobs.items():
         for regime in REGIMES:
-            fates = [Fate.of(job, regime) for job in listed]
-            best = [policies.oracle(fate) for fate in fates]
-            mine = Library().run(fates)
-            ran = [mine, *([rule(fate) for fate in fates] for rule in RULES.values())]
-            feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
-            refused = sum(mine[at].route is None for at in feasible)
-            print(f"{trace:<20}{regime.name:<24}{len(fates):>6}{len(feasible):>10}{refused:>9}", end="")
-            for outcomes in ran:
-                cost, missed = compared(fates, best, outcomes)
-                print(f"{f'{cost:+.1%}, {missed:.1%} missed':>22}", end="")
-            print(flush=True)
+            library, cells, counts = Library(), [], []
+            for day in (listed, next_day(listed)):
+                fates = [Fate.of(job, regime) for job in day]
+                best = [policies.oracle(fate) for fate in fates]
+                mine = library.run(fates)
+                cells.append(compared(fates, best, mine))
+                feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
+                counts += [len(feasible), sum(mine[at].route is None for at in feasible)]
+            cells += [compared(fates, best, [rule(fate) for fate in fates]) for rule in RULES.values()]
+            refused = f"{counts[1]}, {counts[3]}"
+            print(f"{trace:<20}{regime.name:<23}{counts[0]:>9}{refused:>9}", end="")
+            print("".join(f"{f'{c:+.1%}, {m:.1%} missed':>22}" for c, m in cells), flush=True)
 
 
 def report_deadlines() -> None:
@@ -92,6 +119,31 @@ def report_without(jobs: dict[str, list[Job]]) -> None:
             print("".join(f"{each / best - 1:>+12.1%}" for each in sums), flush=True)
 
 
+def report_cost(count: int = 1000, runs: int = 5) -> None:
+    """Print the CPU time of a decision, for each request of a list of prompts of 1,700 characters."""
+    book = PriceBook({"small": Price(input=INPUT * 1e6, output=OUTPUT * 1e6)})
+    rates: dict[str, Rates | None] = {name: book.rates("any", "small", 0.0, name) for name in WAYS}
+    requests = [Request(prompt=f"{place} ".ljust(1700, "x")) for place in range(count)]
+    pace = Pace(Forecaster(CALL).at(0.0), policies.PARALLELISM)
+    times, cancels = Forecaster(BATCH).at(0.0), Forecaster(CANCEL).at(0.0)
+
+    def decide(wishes: Wishes) -> None:
+        sketch = Sketch(Calibration(), rates)
+        for request in requests:
+            sketch.add(request)
+        offers = [Offer(Route.INDIVIDUAL, pace, sketch.cost("standard"))]
+        choose(sketch.load, offers, BatchOffer(times, sketch.cost("batch"), cancels), wishes)
+
+    print()
+    for name, wishes in (("no deadline", Wishes()), ("deadline", Wishes(deadline=7200.0))):
+        took = []
+        for _ in range(runs):
+            began = process_time()
+            decide(wishes)
+            took.append((process_time() - began) / count)
+        print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, sketch included")
+
+
 def main() -> None:
     jobs = traffic()
     if not TRACES.exists():
@@ -99,6 +151,7 @@ def main() -> None:
     report_regret(jobs)
     report_deadlines()
     report_without(jobs)
+    report_cost()
 
 
 if __name__ == "__main__":

@@ -166,11 +166,13 @@ Steps = Generator[float, None, Outcome]
 
 @define
 class Library:
-    """The library on a virtual clock: all jobs of a trace, which learn from each other as time goes."""
+    """The library on a virtual clock: all jobs of a trace, which learn from each other as time goes.
+
+    What it has seen is kept from run to run.
+    """
 
     know: Knowledge = field(factory=Knowledge)
     outcomes: dict[int, Outcome] = field(factory=dict)
-    options: dict[int, Option] = field(factory=dict)
     _events: list[tuple[float, int, Callable[[float], None]]] = field(factory=list)
     _numbers: itertools.count[int] = field(factory=itertools.count)
     now: float = 0.0
@@ -189,7 +191,7 @@ class Library:
 
     def _starter(self, place: int, fate: Fate, deadline: bool) -> Callable[[float], None]:
         def begin(_: float) -> None:
-            self._resume(place, self._steps(place, fate, deadline))
+            self._resume(place, self._steps(fate, deadline))
 
         return begin
 
@@ -201,7 +203,7 @@ class Library:
         else:
             self._at(when, lambda _: self._resume(place, steps))
 
-    def _steps(self, place: int, fate: Fate, deadline: bool) -> Steps:
+    def _steps(self, fate: Fate, deadline: bool) -> Steps:
         """Take one job from its decision to its end; yields when it wants to be looked at again."""
         job = fate.job
         wishes = Wishes(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
@@ -209,7 +211,6 @@ class Library:
             option = self.know.decide(fate, wishes)
         except Infeasible:
             return Outcome(math.inf, 0.0, None)
-        self.options[place] = option
         workers = Workers(PARALLELISM, fate.regime.rpm)
         first = option.first if option.batches else len(job.rows)
         self._call(fate, workers, 0, first)

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 DAY = 86_400.0
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
@@ -31,8 +31,8 @@ INPUT, OUTPUT = 0.25e-6, 2.0e-6
 """USD a token, as a small model costs."""
 HALF = 0.5
 """What a batch costs of it, as OpenAI, Anthropic and Gemini document."""
-USERS = 8
-"""Readers of one trace, who each cut it into jobs in another way."""
+USERS = {"conv": 8, "code": 16}
+"""Readers of each trace, who cut it into jobs in different ways."""
 LARGEST = 5000
 """Most requests of a batch, the default of ``batch_max_requests``."""
 
@@ -67,11 +67,11 @@ def pareto(shortest: float, alpha: float) -> Turnaround:
 
 
 def slows_down(before: Turnaround, after: Turnaround, at: float) -> Turnaround:
-    """One regime, then another."""
-    return lambda dice, now: before(dice, now) if now < at else after(dice, now)
+    """One regime up to a moment of each day, then another."""
+    return lambda dice, now: before(dice, now) if now % DAY < at else after(dice, now)
 
 
-FAST, SLOW = lognormal(300.0, 0.6), lognormal(3 * 3600.0, 0.8)
+FAST, SLOW = lognormal(600.0, 0.6), lognormal(3 * 3600.0, 0.8)
 REGIMES = (
     Regime("fast batch", FAST),
     Regime("slow batch", SLOW),
@@ -173,12 +173,17 @@ def traffic() -> dict[str, list[Job]]:
     for name in ("conv", "code"):
         path = TRACES / f"azure_llm_2023_{name}.csv"
         if path.exists():
-            found[f"Azure 2023 {name}"] = list(_grouped(_read(path), Random(name)))
+            found[f"Azure 2023 {name}"] = list(_grouped(_read(path), USERS[name], Random(name)))
     return found | {
         "overnight bulk": list(_bulk(Random("bulk"))),
         "interactive bursts": list(_bursts(Random("bursts"))),
         "mixed": list(_mixed(Random("mixed"))),
     }
+
+
+def next_day(jobs: Sequence[Job]) -> list[Job]:
+    """Return the same jobs a day later, when other things happen to them."""
+    return [evolve(job, at=job.at + DAY, seed=job.seed + 1) for job in jobs]
 
 
 def log_uniform(dice: Random, low: float, high: float) -> float:
@@ -201,10 +206,10 @@ def _read(path: Path) -> list[tuple[float, Row]]:
     return [((at - first) / (last - first) * DAY, row) for at, row in found]
 
 
-def _grouped(rows: Sequence[tuple[float, Row]], dice: Random) -> Iterator[Job]:
+def _grouped(rows: Sequence[tuple[float, Row]], users: int, dice: Random) -> Iterator[Job]:
     """Cut a trace into jobs: all that comes within a span of 1 s to 5 min of the trace, log-uniform."""
     jobs = []
-    for _ in range(USERS):
+    for _ in range(users):
         group: list[Row] = []
         until = 0.0
         for at, row in rows:
@@ -229,10 +234,10 @@ def rows(dice: Random, count: int) -> list[Row]:
     ]
 
 
-def _bulk(dice: Random, count: int = 60) -> Iterator[Job]:
-    """Lists of 1,000 to 20,000 requests that are due in the morning, 4 to 14 hours later."""
+def _bulk(dice: Random, count: int = 100) -> Iterator[Job]:
+    """Lists of 500 to 10,000 requests that are due in the morning, 4 to 14 hours later."""
     for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
-        made = rows(dice, round(log_uniform(dice, 1000, 20_000)))
+        made = rows(dice, round(log_uniform(dice, 500, 10_000)))
         yield _job(at, made, dice, dice.uniform(4 * 3600, 14 * 3600))
 
 

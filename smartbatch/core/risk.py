@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 __all__ = ["MARGIN", "RISK", "SURE", "latest", "within"]
 
-RISK = 0.04
+RISK = 0.02
 """Share of all deadlines that may be missed: a late batch times a late rescue."""
 LEVELS = (0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 """How sure a rescue may be. No less, however seldom batches are late: what is known of them may be out of

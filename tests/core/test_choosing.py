@@ -136,7 +136,7 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
     option = chosen(1000, Wishes(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
     assert option.rescue_at is not None
     assert option.rescue_at + option.rescue_needs == pytest.approx(3600.0)
-    assert option.rescue_needs > 60 + 500  # a cancel, and 1,000 calls of 2 s by four
+    assert option.rescue_needs > 60 + 500 + 72  # a cancel, 1,000 calls of 2 s by four, and the margin
     assert 0 < option.chance < 1
     assert option.p95 <= 3600.0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +65,43 @@ def test_what_cannot_be_taken_back_is_left_and_counted() -> None:
     assert found.back == ()
     assert found.wait == math.inf
     assert found.late
+
+
+def test_while_real_time_has_enough_to_do_nothing_more_is_taken_back() -> None:
+    shards = [Held(200, True, stuck=True, cancelled=5.0), *(Held(200, sent=True) for _ in range(4))]
+    found = rescue(1040.0, 10.0, 0, shards, speed())
+    assert found.back == ()
+    assert math.isfinite(found.wait)
+    done = rescue(1040.0, 10.0, 30, [Held(200, sent=True) for _ in range(5)], speed())
+    assert len(done.back) == 1  # half a minute of work is less than a cancel takes
+
+
+def test_a_cancel_that_is_under_way_is_soon_done() -> None:
+    def needs(cancelled: float) -> float:
+        return rescue(900.0, 10.0, 0, [Held(100, True, True, 100, 50.0, cancelled)], speed()).needs
+
+    assert needs(0.0) - needs(40.0) == pytest.approx(40.0, abs=1)
+
+
+def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
+    soon = Forecaster(Prior.of(100.0, 130.0)).at(0.0)
+    held = [Held(500, True, size=500, age=90.0)]
+    found = rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=soon))
+    assert found.late
+    assert found.back == ()
+    assert 0 < found.wait <= 10
+    never = Forecaster(Prior.of(10_000.0, 13_000.0)).at(0.0)
+    assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).back == (0,)
+
+
+def test_where_few_batches_are_late_a_rescue_begins_later() -> None:
+    def wait(turnaround: float) -> float:
+        known = Forecaster(Prior.of(turnaround, 2 * turnaround)).at(0.0)
+        wide = Forecaster(Prior.of(60.0, 300.0)).at(0.0)
+        pace = Pace(STEADY, parallelism=1)
+        return rescue(1000.0, 10.0, 0, [Held(100, True, size=100)], Speed(pace, wide, known)).wait
+
+    assert wait(100.0) > wait(900.0) + 60
 
 
 def test_something_is_assumed_where_nothing_is_known() -> None:
