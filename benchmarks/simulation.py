@@ -104,8 +104,9 @@ def repeated(run: Run, seeds: range) -> list[str]:
     total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(seeds)))
     print("\nNegative control: lost creates are sent again up to twice by something below the library")
     print(
-        f"{total.runs:,} runs: {total.repeated:,} told of a double submission; answers paid in vain that no"
-        f" incident names: {total.unnamed:,}; violations {len(total.problems)}",
+        f"{total.runs:,} runs: {total.repeated:,} told of a double submission; {total.double:,} requests were"
+        f" paid for more than once; answers paid in vain that no incident names: {total.unnamed:,};"
+        f" violations {len(total.problems)}",
         flush=True,
     )
     return total.problems

@@ -174,8 +174,9 @@ class Judge:
             if texts[ix] is not None and used != 1:
                 raise Violation(f"I2 the answer of item {ix} was never paid for")
             runs = sum(isinstance(each, BatchLine) for each in paid)
-            if runs > LIMITS.max_tries + uncounted or len(paid) - runs > LIMITS.max_tries + retaken:
-                raise Violation(f"I7 item {ix} was run {runs} times and asked {len(paid) - runs} times")
+            asked = len(paid) - runs
+            if (runs > LIMITS.max_tries + uncounted and not repeats) or asked > LIMITS.max_tries + retaken:
+                raise Violation(f"I7 item {ix} was run {runs} times and asked {asked} times")
 
     def _true(self, incidents: Sequence[IncidentRow]) -> None:
         """I2: an incident that says something was lost or repeated is believed only if it was."""
