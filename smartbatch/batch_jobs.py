@@ -25,7 +25,7 @@ from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.status import JobStatus
 from smartbatch.lists import ResultList
-from smartbatch.models import Answer, Kind, Prompt, Request, Result
+from smartbatch.models import Answer, Kind, Prompt, Request, Result, Route
 from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.base import Provider
@@ -161,6 +161,7 @@ class BatchJobs(JobHost):
         *,
         realtime: int | None,
         wishes: Wishes,
+        route: Route | None = None,
         most: int | None = None,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -169,10 +170,11 @@ class BatchJobs(JobHost):
         """Store checked requests of one kind as a job whose route was chosen; see :meth:`_accept`.
 
         Args:
+            route: that was chosen for all of them.
             most: most requests of one batch, where that is fewer than the settings allow.
         """
         api, _ = self._batches(kind)
-        policy = self._policy(fallback, wishes)
+        policy = self._policy(fallback, wishes, route)
         if most is not None:
             policy["max_requests"] = min(most, policy["max_requests"])
         first = next(requests, None)
@@ -189,13 +191,15 @@ class BatchJobs(JobHost):
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
         return api
 
-    def _policy(self, fallback: str | None, wishes: Wishes) -> dict[str, Any]:
+    def _policy(self, fallback: str | None, wishes: Wishes, route: Route | None) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         deadline = None if wishes.deadline is None else self._clock.wall() + wishes.deadline
         chosen = "individual" if deadline is not None else self._fallback_of(fallback)
-        return policy_of(self.config, chosen, deadline=deadline, budget=wishes.budget)
+        return policy_of(self.config, chosen, deadline=deadline, budget=wishes.budget, route=route)
 
-    def _submit_attended(self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str]) -> Job:
+    def _submit_attended(
+        self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str], route: Route | None = None
+    ) -> Job:
         """Store requests as a job that is asked in real time while somebody sits before it, and only then.
 
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
@@ -203,7 +207,7 @@ class BatchJobs(JobHost):
         """
         first, rest = self._rows(requests, {})
         kind = Kind.GENERATE if first is None else kind_of(first)
-        policy = policy_of(self.config, self.config.batch_fallback, attended=True)
+        policy = policy_of(self.config, self.config.batch_fallback, attended=True, route=route)
         return self._accept(first, rest, kind, None, {}, key, metadata, policy, realtime=None)
 
     def _accept(

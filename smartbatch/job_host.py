@@ -21,7 +21,7 @@ from smartbatch.intake import Intake
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
 from smartbatch.jobs.records import OPEN_SHARDS, JobRow, JobState
-from smartbatch.models import Kind, Request, Result, evolve
+from smartbatch.models import Kind, Request, Result, Route, evolve
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.runtime.aftermath import PostProcess, processed
@@ -90,7 +90,17 @@ class JobHost:
         if limit is not None and request.timeout is None and row.policy.get("attended"):
             request = evolve(request, timeout=limit)
         model = row.model.partition(":")[2]
-        return self._enqueue(request, sink, provider=provider, model=model, raw=True, purse=purse)
+        route = row.policy.get("route")
+        return self._enqueue(
+            request,
+            sink,
+            provider=provider,
+            model=model,
+            raw=True,
+            purse=purse,
+            alone=route == Route.INDIVIDUAL.value,
+            flex=route == Route.FLEX.value,
+        )
 
     def _drop_direct(self, future: Future[Result]) -> None:
         engine = self._engine
@@ -206,6 +216,8 @@ class JobHost:
         model: str,
         raw: bool = False,
         purse: Budget | None = None,
+        alone: bool = False,
+        flex: bool = False,
     ) -> ResultFuture:
         raise NotImplementedError
 

@@ -197,6 +197,7 @@ class ListCalls(BatchJobs):
             asked.params,
             realtime=decision.chosen.first if by_batch else None,
             wishes=decision.wishes,
+            route=decision.chosen.route,
             most=decision.piece,
             key=key,
             metadata=metadata,

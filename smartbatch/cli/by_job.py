@@ -225,7 +225,7 @@ class ByJob:
         requests, labels = self._requests(needed), self._name.labels(realtime=chosen.realtime)
         key = self._name.free_key({one.job.key for one in jobs}, realtime=chosen.realtime)
         if chosen.realtime:
-            job = self._client._submit_attended(requests, key=key, metadata=labels)
+            job = self._client._submit_attended(requests, key=key, metadata=labels, route=chosen.route)
         else:
             job = self._client._submit_rows(
                 map(self._client._prepared, requests),
@@ -233,6 +233,8 @@ class ByJob:
                 {},
                 realtime=chosen.first,
                 wishes=chosen.wishes,
+                route=chosen.route,
+                most=chosen.piece,
                 key=key,
                 metadata=labels,
                 fallback=self._manner.fallback,

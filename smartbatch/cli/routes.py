@@ -28,17 +28,22 @@ class Chosen:
         realtime: all of them go in real time.
         first: how many go in real time at once, where the others go in a batch.
         wishes: what the route has to meet.
+        route: its name.
+        piece: most rows of one batch; ``None`` for as many as the settings allow.
     """
 
     realtime: bool
     first: int
     wishes: Wishes
+    route: Route
+    piece: int | None
 
     @classmethod
     def of(cls, decision: Decision) -> Chosen:
         """Return what a decision means for a run."""
         chosen = decision.chosen
-        return cls(chosen.route not in _BATCHED, chosen.first, decision.wishes)
+        realtime = chosen.route not in _BATCHED
+        return cls(realtime, chosen.first, decision.wishes, chosen.route, decision.piece)
 
 
 class Chooser:
@@ -79,7 +84,7 @@ class Chooser:
             InputError: the input changed.
         """
         client, intake = self._client, self._client._intake
-        sketch = client._advisor.sketch(Kind.GENERATE)
+        sketch = client._advisor.sketch(Kind.GENERATE, flexible=client._flexible(()))
         for request in self._questions.requests(skip=lambda i: not needed[i], stopped=stopped):
             if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
                 sketch.cached += 1

@@ -157,6 +157,8 @@ def _likeliest(options: Sequence[Option], wishes: Wishes) -> tuple[Option, str] 
 def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Option, str]:
     if wishes.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, wishes)
+    if wishes.budget is not None:  # what is likely to be answered as a whole goes first
+        feasible = [each for each in feasible if _fits(each, wishes.budget)] or feasible
     if wishes.prefer == "speed":
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
@@ -182,6 +184,10 @@ def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Optio
         chosen = min(feasible, key=lambda option: (option.weight, option.expected))
         reason = _weighed(chosen, feasible, load, wishes)
     return chosen, reason
+
+
+def _fits(option: Option, budget: float) -> bool:
+    return option.cost is None or option.cost.expected <= budget
 
 
 def _forced(option: Option, load: Load, wishes: Wishes) -> str:

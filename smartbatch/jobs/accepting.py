@@ -12,7 +12,7 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_params, encode_request
 from smartbatch.jobs.records import NewItem, NewJob
 from smartbatch.jobs.wire import wire_id
-from smartbatch.models import Kind, Request
+from smartbatch.models import Kind, Request, Route
 from smartbatch.providers.batches import BatchApi
 
 __all__ = ["Items", "checked_metadata", "head_of", "kind_of", "new_job", "policy_of", "row_named"]
@@ -139,12 +139,14 @@ def policy_of(
     attended: bool = False,
     deadline: float | None = None,
     budget: float | None = None,
+    route: Route | None = None,
 ) -> dict[str, Any]:
     """Return the choices a job keeps for whoever carries it on.
 
     Args:
         deadline: Unix seconds by which all of it should have its result.
         budget: most to spend on it, USD.
+        route: that was chosen for all of it; what is asked in real time goes by it.
     """
     return {
         **({"attended": True} if attended else {}),
@@ -158,6 +160,7 @@ def policy_of(
         "exclusive": config.exclusive_workspace,
         "deadline": deadline,
         "budget": budget,
+        "route": None if route is None else route.value,
     }
 
 
