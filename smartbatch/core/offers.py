@@ -7,6 +7,7 @@ import math
 from attrs import frozen
 
 from smartbatch.core.pace import Pace, Times
+from smartbatch.core.turnaround import LATEST
 from smartbatch.models import Route
 
 __all__ = ["BatchOffer", "Cost", "Load", "Offer"]
@@ -97,11 +98,15 @@ class BatchOffer:
         return math.ceil(requests / self.most)
 
     def finish(self, requests: int, q: float) -> float:
-        """Return the seconds within which a share ``q`` of such lists is answered: by the slowest batch."""
+        """Return the seconds within which a share ``q`` of such lists is answered: by the slowest batch.
+
+        A batch ends within a day at all providers, if need be by its expiry.
+        """
         batches = self.batches(requests)
         beside = int(min(batches, self.at_a_time))
         rounds = math.ceil(batches / beside)
-        return rounds * self.times.quantile(q ** (1 / beside), min(requests, self.most))
+        slowest = self.times.quantile(q ** (1 / beside), min(requests, self.most))
+        return rounds * min(slowest, LATEST)
 
     def expected(self, requests: int) -> float:
         """Return the mean by five points. The longest tenth counts as its shortest: of that, little is ever
