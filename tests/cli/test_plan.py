@@ -25,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SMARTBATCH_FLEX", "false")
     return tmp_path
 
 
@@ -202,3 +203,16 @@ def test_a_plan_takes_no_memory_for_its_rows() -> None:
         assert json.loads(ended.stdout)["requests"] == count
         peaks.append(int(ended.stderr))
     assert peaks[1] - peaks[0] < 2000
+
+
+def test_where_there_is_a_slower_tier_a_run_is_planned_by_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs what a batch costs, and takes minutes."""
+    monkeypatch.setenv("SMARTBATCH_FLEX", "true")
+    prompts(40)
+    found = planned(capfd, "--prefer", "cost")
+    costs = {option["route"]: option["cost"] for option in found["options"]}
+    assert found["route"] == "flex"
+    assert costs["flex"] == pytest.approx(costs["batch"])
+    assert costs["flex"] == pytest.approx(costs["individual"] / 2)
