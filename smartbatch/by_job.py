@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from attrs import evolve, frozen
 
@@ -35,8 +35,13 @@ class Sorted:
     keys: dict[int, bytes | None]
 
 
-def sort(requests: Sequence[Request], intake: Intake, *, deduplicate: bool) -> Sorted:
+def sort(
+    requests: Sequence[Request], intake: Intake, *, deduplicate: bool, hurried: Collection[str] = ()
+) -> Sorted:
     """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
+
+    Args:
+        hurried: purposes of requests that wait for no batch; nor do identical ones.
 
     Raises:
         InvalidRequest: the provider cannot take one.
@@ -59,7 +64,10 @@ def sort(requests: Sequence[Request], intake: Intake, *, deduplicate: bool) -> S
         if (cached := intake.recalled(request, key)) is not None:
             known[position] = cached
         elif key is not None and deduplicate and key in leaders:
-            twins.setdefault(leaders[key], []).append(position)
+            leader = leaders[key]
+            twins.setdefault(leader, []).append(position)
+            if request.purpose in hurried:
+                prepared[leader] = evolve(prepared[leader], purpose=request.purpose)
         else:
             sent.append(position)
             keys[position] = key

@@ -154,7 +154,7 @@ class ListCalls(BatchJobs):
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        asked = self._asked(list(prompts), params)
+        asked = self._asked(_whole(prompts), params)
         sketch = self._sketch(asked)
         decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
         return Plan(decision, partial(self._carried_out, asked))
@@ -185,7 +185,7 @@ class ListCalls(BatchJobs):
         if all(params.get(name) is None for name in WISHES):
             plain = {name: value for name, value in params.items() if name not in WISHES}
             return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
-        asked = self._asked(list(requests), {"strategy": "batch", **params}, fallback)
+        asked = self._asked(_whole(requests), {"strategy": "batch", **params}, fallback)
         decision = self._advisor.consider(
             self._sketch(asked), asked.wishes, asked.kind, batchable=asked.batchable
         )
@@ -229,9 +229,11 @@ class ListCalls(BatchJobs):
     ) -> Iterator[Result]:
         if not isinstance(prompts, Sequence) and not self._needs_all(params):
             plain = {name: value for name, value in params.items() if name not in WISHES}
-            purse = self._purse(params.get("budget"))
-            return self._stream(self._intake.requests(prompts, plain), purse, on_error == "raise", ordered)
-        asked = self._asked(prompts if isinstance(prompts, Sequence) else list(prompts), params)
+            wishes = self._wishes({name: params.get(name) for name in WISHES})
+            route = Route.INDIVIDUAL if wishes.strategy is Strategy.INDIVIDUAL else None
+            requests, purse = self._intake.requests(prompts, plain), self._purse(wishes.budget)
+            return self._stream(requests, purse, on_error == "raise", ordered, route=route)
+        asked = self._asked(_whole(prompts), params)
         sketch = self._sketch(asked)
         decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
         return self._take(asked, decision, on_error == "raise", ordered)
@@ -321,7 +323,14 @@ class ListCalls(BatchJobs):
         self._advisor.score(number, decision, self._clock.now() - began, cost)
 
     def _carried_out(self, asked: _Asked, decision: Decision) -> ResultList:
-        """Execute a plan."""
+        """Execute a plan within its budget, which is checked here.
+
+        Raises:
+            ConfigError: the budget is none.
+            AllRequestsFailed: when not one request was answered.
+        """
+        wishes = changed(decision.wishes, budget=self._wishes({"budget": decision.wishes.budget}).budget)
+        decision = changed(decision, wishes=wishes)
         began = self._clock.now()
         results = ResultList(self._take(asked, decision, False, True))
         results.wall = self._clock.now() - began
@@ -338,7 +347,13 @@ class ListCalls(BatchJobs):
 
     def _by_job(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> JobResults:
         """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
-        rows = sort(asked.requests, self._intake, deduplicate=self.config.deduplicate)
+        config = self.config
+        rows = sort(
+            asked.requests,
+            self._intake,
+            deduplicate=config.deduplicate,
+            hurried=config.prefer_individual_for,
+        )
         job = None
         if rows.sent:
             job = self._submit_rows(
@@ -354,12 +369,12 @@ class ListCalls(BatchJobs):
             job, rows, ordered=ordered, raising=raising, keep=None if cache is None else cache.put
         )
 
-    def _purse(self, budget: Any) -> Budget | None:
+    def _purse(self, budget: float | None) -> Budget | None:
         """Return what a list may spend, within the client's own budget; refuse it where no price is known."""
         if budget is None:
             return None
         self._check_priced(by_batch=False)
-        return Budget(self._wishes({"budget": budget}).budget, self._budget)
+        return Budget(budget, self._budget)
 
     def _stream(
         self,
@@ -399,6 +414,11 @@ class ListCalls(BatchJobs):
 
     def _forsake(self, futures: Iterable[ResultFuture]) -> None:
         raise NotImplementedError
+
+
+def _whole(prompts: Iterable[Prompt]) -> Sequence[Prompt]:
+    """Return all prompts; what is no list of prompts is left as it is, to be refused as that."""
+    return prompts if isinstance(prompts, Sequence | Mapping) else list(prompts)  # type: ignore[return-value]
 
 
 def _patient(request: Request) -> bool:

@@ -71,20 +71,21 @@ class Plan:
             "options": [_plain(option) for option in self.options],
         }
 
-    def run(self, *, budget: float | None = None) -> ResultList:
+    def run(self, *, budget: float | str | None = None) -> ResultList:
         """Carry the plan out by its route, and hold to it.
 
         The deadline, if there is one, counts from now. What is spent stays within the budget of the plan, or
         else within ``cost_high``: requests beyond it fail with ``BudgetExceeded``, what was finished is kept.
 
         Args:
-            budget: USD to stay within instead.
+            budget: USD to stay within instead, or as ``"5 USD"``.
 
         Raises:
+            ConfigError: the budget is none.
             AllRequestsFailed: when not one request was answered.
         """
         decision = self._decision
-        limit = budget if budget is not None else decision.wishes.budget
+        limit: Any = budget if budget is not None else decision.wishes.budget  # checked as that of a list
         if limit is None:
             limit = self.cost_high
         return self._run(evolve(decision, wishes=evolve(decision.wishes, budget=limit)))
