@@ -108,8 +108,9 @@ class Advisor:
 
     def consider(self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool) -> Decision:
         """As :meth:`decide`, and tell nobody."""
-        api = self._batches(kind) if batchable and wishes.strategy is not Strategy.INDIVIDUAL else None
         load = sketch.load
+        batchable = batchable and load.requests > 0 and wishes.strategy is not Strategy.INDIVIDUAL
+        api = self._batches(kind) if batchable else None
         if load.requests > wishes.at_once and api is not None:
             self._experience.refresh()
         if wishes.budget is not None and sketch.cost("standard") is None and self._must_be_priced():

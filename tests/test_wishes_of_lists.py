@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +78,28 @@ def test_a_hurried_request_does_not_wait_for_an_identical_one_in_a_batch() -> No
     assert [result.route for result in results if result.route is not Route.BATCH] == [Route.INDIVIDUAL] * 2
     assert results[0].text == results[-1].text
     assert results[-1].deduplicated
+
+
+@pytest.mark.parametrize("strategy", ["auto", "individual", "batch", "hybrid", "threshold"])
+@pytest.mark.parametrize("budget", [None, "1 USD"])
+def test_a_list_that_the_cache_knows_needs_no_route(
+    strategy: str, budget: str | None, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"cache": str(tmp_path / "cache.db"), "batch_poll_interval": 0.1}
+    with BatchingClient("sim:model?batch_seconds=0&latency=0", **settings) as client:
+        first = client.generate(PROMPTS)
+        again = client.generate(PROMPTS, strategy=strategy, budget=budget, deadline="2h")
+        assert client.plan(PROMPTS, strategy=strategy, budget=budget).cached == len(PROMPTS)
+        assert client.jobs() == []
+    assert again.texts == first.texts
+    assert {result.route for result in again} == {Route.CACHED}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", ["batch", "hybrid", "threshold"])
+def test_the_smallest_lists_go_by_every_strategy(client: BatchingClient, strategy: str, count: int) -> None:
+    if count == 0:
+        assert client.generate([], strategy=strategy) == []
+        return
+    results = client.plan(PROMPTS[:count], strategy=strategy).run()
+    assert results.succeeded == count
