@@ -79,11 +79,13 @@ class Allotments:
         taking.job_id = job_id
         self._jobs[job_id] = _Allotment(taking.held, cost)
 
-    def book(self, job_id: str, cost: float, *, ended: bool) -> None:
+    def book(self, job_id: str, cost: float, *, ended: bool, pledged: float | None = None) -> None:
         """Count what a job has cost by now as spent; at its end, give the rest back.
 
         Args:
             cost: USD, from its beginning.
+            pledged: USD that it can still cost, where all its requests have their results; the rest is given
+                back then.
         """
         with self._guard():
             allotment = self._jobs.get(job_id)
@@ -93,6 +95,12 @@ class Allotments:
             if ended:
                 del self._jobs[job_id]
                 self.budget.settle(allotment.held, more)
+            elif pledged is not None:
+                self.budget.settle(allotment.held, more)
+                left = self.budget.left
+                usd = pledged if left is None else min(pledged, left)
+                allotment.held = self.budget.reserve(usd, lasting=True)
+                allotment.cost += more
             else:
                 self.budget.spend(allotment.held, more)
                 allotment.cost += more

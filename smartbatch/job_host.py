@@ -181,7 +181,9 @@ class JobHost:
         except SmartbatchError:  # it stays held back
             return
         cost = 0.0 if row is None else row.cost + (0.0 if going_on else max(0.0, row.pledged))
-        self._allotments.book(job_id, cost, ended=not going_on)
+        answered = row is not None and row.state is JobState.DONE
+        pledged = max(0.0, row.pledged) if row is not None and answered else None
+        self._allotments.book(job_id, cost, ended=not going_on, pledged=pledged)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ def prove(work: Work, shard: ShardRow) -> ShardRow:
         return work.stumbled(shard, work.api.classify(error))
     if shard.nonce in nonces:
         return adopt(work, shard, batch, "its results carry this shard's ids")
-    if not nonces and shard.tries + 1 < READINGS:
+    if shard.tries + 1 < READINGS:  # what came may have been cut, or strayed in from a stranger's
         return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
     if not nonces:
         tell_unreadable(work, shard, batch)
