@@ -75,7 +75,9 @@ class Plan:
         """Carry the plan out by its route, and hold to it.
 
         The deadline, if there is one, counts from now. What is spent stays within the budget of the plan, or
-        else within ``cost_high``: requests beyond it fail with ``BudgetExceeded``, what was finished is kept.
+        in real time else within ``cost_high``: requests beyond it fail with ``BudgetExceeded``, what was
+        finished is kept. A batch costs what its answers take; a limit near that would only cut it, as every
+        request must be held back at its worst.
 
         Args:
             budget: USD to stay within instead, or as ``"5 USD"``.
@@ -86,7 +88,7 @@ class Plan:
         """
         decision = self._decision
         limit: Any = budget if budget is not None else decision.wishes.budget  # checked as that of a list
-        if limit is None:
+        if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
             limit = self.cost_high
         return self._run(evolve(decision, wishes=evolve(decision.wishes, budget=limit)))
 
