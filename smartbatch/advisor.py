@@ -113,6 +113,8 @@ class Advisor:
         api = self._batches(kind) if batchable else None
         if load.requests > wishes.at_once and api is not None:
             self._experience.refresh()
+            if wishes.strategy is Strategy.AUTO and not self._experience.stored:
+                api = None  # a job could not be kept; real time needs no store
         if wishes.budget is not None and sketch.cost("standard") is None and self._must_be_priced():
             raise ConfigError(
                 f"a budget was given, but the price of {self._label} is unknown, so it could not be kept: "

@@ -284,6 +284,11 @@ class Experience:
         self._safely(lambda: self._open(opener))
         self.save()
 
+    @property
+    def stored(self) -> bool:
+        """Whether a store is in use."""
+        return self._store is not None
+
     def save(self) -> None:
         """Write a sample of what was seen since the last time, where a store is in use. Never raises."""
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient, ConfigError, InvalidRequest, Request, Route
+from smartbatch import BatchingClient, ConfigError, InvalidRequest, Request, Route, StoreError
 from smartbatch.models import Prompt
 from smartbatch.testing import MockProvider
 
@@ -103,3 +103,13 @@ def test_the_smallest_lists_go_by_every_strategy(client: BatchingClient, strateg
         return
     results = client.plan(PROMPTS[:count], strategy=strategy).run()
     assert results.succeeded == count
+
+
+def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -> None:
+    """Only a batch that was asked for by name is refused."""
+    (tmp_path / "file").write_text("no folder")
+    with BatchingClient("sim:demo", store=str(tmp_path / "file" / "jobs.db")) as client:
+        results = client.generate([f"text {n}" for n in range(20)], deadline="20h")
+        assert {result.route for result in results} == {Route.INDIVIDUAL}
+        with pytest.raises(StoreError):
+            client.generate([f"text {n}" for n in range(20)], strategy="batch")
