@@ -39,8 +39,10 @@ def _face(work: Work, shard: ShardRow, batch_id: str) -> ShardRow:
     """Stop a proven ghost if it runs, use what it has finished, and say what it cost."""
     batch = work.api.get(batch_id, work.limits.call_timeout)
     labelled = work.api.abilities.labels
-    if batch is None:
+    if batch is None and shard.tries + 1 < READINGS:
         return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
+    if batch is None:  # somebody deleted it; only strangers' are, before they were looked into
+        return work.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch_id))
     if not batch.state.ended:
         if labelled and not shard.cancelled:  # without a label it may be a stranger's: it is left alone
             work.api.cancel(batch.id, work.limits.call_timeout)
