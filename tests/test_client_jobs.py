@@ -347,6 +347,7 @@ def test_a_started_client_carries_on_what_is_in_its_store(
     assert job.status().state in ("active", "done")
     watcher = client_of(remote, store=store, seed_of_dice=3)
     assert watcher.job(job.id).wait(LONG).done
+    second.stop()  # what it stored it has told by then
     assert [type(event) for event in events if isinstance(event, JobFinished)] == [JobFinished]
 
 

@@ -62,6 +62,8 @@ def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> sub
         "16",
         "--timeout",
         "2",
+        "--retries",  # a busy machine is slow now and then, besides the faults
+        "8",
     ]
     environment = os.environ | {
         "XDG_STATE_HOME": str(out.parent / "state"),
