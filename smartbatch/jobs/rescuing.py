@@ -56,7 +56,8 @@ def _found(work: Work, deadline: float, held: Sequence[ShardRow]) -> Rescue:
 def _held(shard: ShardRow, wall: float) -> Held:
     done = shard.remote.get("completed")
     left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
-    movable = shard.state in _UNSENT or (shard.state is _S.SUBMITTED and not shard.cancelled)
+    paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
+    movable = shard.state in _UNSENT or (shard.state is _S.SUBMITTED and not shard.cancelled and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     asked = shard.remote.get(CANCELLED_AT)
     cancelled = max(0.0, wall - asked) if isinstance(asked, float) else None
@@ -74,8 +75,8 @@ def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> N
             work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
         )
         work.told(shard, dead, reason)
-    else:
-        polling.cancel(work, shard, reason)
+    elif not polling.cancel(work, shard, reason).cancelled:
+        return
     work.tell(
         JobRescued(
             at=work.clock.now(),

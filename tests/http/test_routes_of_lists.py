@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from smartbatch import ResultList, Route
 from smartbatch.client import BatchingClient
+from smartbatch.emulator.api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
 
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
@@ -94,6 +96,23 @@ def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -
         assert routes(results)[Route.BATCH] > 0
         assert routes(results)[Route.INDIVIDUAL] > 0
         assert w.emu.ledger.paid_twice() == []
+
+
+def test_a_cancel_that_is_refused_is_tried_again_after_pauses_and_told_once(tmp_path: Path) -> None:
+    prompts = texts(30)
+    with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
+
+        def refuse(seen: Seen) -> Reply | None:
+            return w.refusal(503) if seen.what == "cancel" and len(w.requests("cancel")) <= 3 else None
+
+        w.service.meet = refuse
+        results = asked(w, w.process(), prompts, strategy="batch", deadline="2h")
+        assert results.texts == w.right(prompts)
+        assert finished(w) <= 2 * HOUR
+        times = [seen.at for seen in w.requests("cancel")]
+        assert len(times) == 4
+        assert all(later - earlier >= 1 for earlier, later in pairwise(times))
+        assert len(told(w, JobRescued)) == 1
 
 
 def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_path: Path) -> None:
