@@ -21,7 +21,16 @@ from smartbatch.events import Event
 from smartbatch.jobs import chasing, collecting, polling, reconcile, rescuing, settling, submitting, tidying
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.planning import plan
-from smartbatch.jobs.records import Grip, ItemState, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    UNSENT_SHARDS,
+    Grip,
+    ItemState,
+    JobRow,
+    JobState,
+    ShardRow,
+    ShardState,
+)
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.work import EngineLimits, Work, report, unlearned
 from smartbatch.prices import PriceBook
@@ -30,7 +39,6 @@ from smartbatch.providers.batches import BatchApi
 __all__ = ["EngineLimits", "JobEngine", "Tended"]
 
 _S = ShardState
-_UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 _STEPS: dict[ShardState, Callable[[Work, ShardRow], ShardRow]] = {
     _S.PLANNED: submitting.begin,
     _S.UPLOADING: submitting.upload,
@@ -157,7 +165,7 @@ class JobEngine:
             if collecting.ingest(work, shard):
                 settling.settle(work, shard)
             return
-        if shard.state in _UNSENT and work.job.cancel_requested:
+        if shard.state in UNSENT_SHARDS and work.job.cancel_requested:
             self._call_off(work, shard)
             return
         _STEPS[shard.state](work, shard)
@@ -176,7 +184,9 @@ class JobEngine:
 
     def _waits(self, work: Work, shard: ShardRow) -> bool:
         """Nothing new is sent for a job that is held; what was sent is followed to its end."""
-        return work.job.state is JobState.HELD and shard.state in _UNSENT and not work.job.cancel_requested
+        return (
+            work.job.state is JobState.HELD and shard.state in UNSENT_SHARDS and not work.job.cancel_requested
+        )
 
     def _due_at(self, work: Work, shard: ShardRow) -> float:
         """A wall clock that was put back must not make hours of a pause: none is longer than these."""
@@ -195,4 +205,4 @@ class JobEngine:
 
 
 def _alive(shard: ShardRow) -> bool:
-    return shard.state not in (_S.SETTLED, _S.DEAD) or not shard.tidied
+    return shard.state in OPEN_SHARDS or not shard.tidied

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from smartbatch.core.turnaround import Observed, Running, remaining
-from smartbatch.jobs.records import JobRow, JobState, ShardRow, ShardState
-from smartbatch.jobs.status import GONE, UNSENT
+from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store.base import Store
 
 __all__ = ["time_left"]
@@ -29,7 +28,7 @@ def time_left(
         return 0.0
     if job.state is JobState.HELD:
         return None
-    waiting = [shard for shard in shards if shard.state not in GONE]
+    waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
     alone = _alone(job, waiting, wall)
     if not waiting:
         return alone
@@ -45,7 +44,7 @@ def _batches(store: Store, job: JobRow, waiting: Sequence[ShardRow], wall: float
         for shard in waiting
         if shard.submitted_at is not None and shard.ended_at is None
     ]
-    unsent = [shard.size for shard in waiting if shard.state in UNSENT]
+    unsent = [shard.size for shard in waiting if shard.state in UNSENT_SHARDS]
     if not running and not unsent:
         return READING
     observed = [

@@ -16,6 +16,7 @@ from attrs import field, frozen
 __all__ = [
     "OPEN_SHARDS",
     "TRANSITIONS",
+    "UNSENT_SHARDS",
     "Grip",
     "IncidentRow",
     "ItemState",
@@ -101,6 +102,9 @@ TRANSITIONS: Mapping[ShardState, frozenset[ShardState]] = {
 
 OPEN_SHARDS = frozenset(_S) - {_S.SETTLED, _S.DEAD}
 """Shards that still hold their items."""
+
+UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
+"""Shards whose create was certainly not sent yet."""
 
 
 @frozen

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from smartbatch.core.rescue import MARGIN, Held, Rescue, rescue
 from smartbatch.events import JobRescued
 from smartbatch.jobs import polling
-from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.timing import CANCELLED_AT
 from smartbatch.jobs.work import Work
 
 __all__ = ["in_time"]
 
 _S = ShardState
-_UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
-_GONE = frozenset({_S.SETTLED, _S.DEAD})
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
@@ -28,7 +26,7 @@ def in_time(work: Work, shards: Sequence[ShardRow]) -> float:
     deadline = work.policy("deadline", None)
     if deadline is None or work.job.state is not JobState.ACTIVE or work.job.cancel_requested:
         return math.inf
-    held = [shard for shard in shards if shard.state not in _GONE]
+    held = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not held:
         return math.inf
     found = _found(work, deadline, held)
@@ -36,7 +34,7 @@ def in_time(work: Work, shards: Sequence[ShardRow]) -> float:
         _tell_risk(work, held)
     for at in found.back:
         _take_back(work, held[at], deadline, found)
-        if held[at].state not in _UNSENT:
+        if held[at].state not in UNSENT_SHARDS:
             return work.wall
     return work.wall if found.back else work.wall + found.wait
 
@@ -57,11 +55,12 @@ def _held(shard: ShardRow, wall: float) -> Held:
     done = shard.remote.get("completed")
     left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
     paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
-    movable = shard.state in _UNSENT or (shard.state is _S.SUBMITTED and not shard.cancelled and not paused)
+    unsent = shard.state in UNSENT_SHARDS
+    movable = unsent or (shard.state is _S.SUBMITTED and not shard.cancelled and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     asked = shard.remote.get(CANCELLED_AT)
     cancelled = max(0.0, wall - asked) if isinstance(asked, float) else None
-    return Held(max(0, left), shard.state not in _UNSENT, not movable, shard.size, age, cancelled)
+    return Held(max(0, left), not unsent, not movable, shard.size, age, cancelled)
 
 
 def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> None:
@@ -70,7 +69,7 @@ def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> N
         f"taken back for the deadline: {left:.0f} s are left, and what is not answered needs up to "
         f"{found.needs:.0f} s in real time"
     )
-    if shard.state in _UNSENT:
+    if shard.state in UNSENT_SHARDS:
         dead = work.store.bury(
             work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
         )

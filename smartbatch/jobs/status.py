@@ -7,13 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from smartbatch.errors import scrub
-from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    UNSENT_SHARDS,
+    IncidentRow,
+    JobRow,
+    JobState,
+    ShardRow,
+    ShardState,
+)
 
 __all__ = ["JobStatus", "ShardStatus", "status_of"]
 
 _S = ShardState
-UNSENT = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
-GONE = frozenset({_S.SETTLED, _S.DEAD})
 MINUTE = 60.0
 HOUR = 3600.0
 
@@ -129,7 +135,7 @@ def status_of(
         note: what this process has to say, where the job says nothing itself.
         wall: Unix seconds.
     """
-    open_shards = [shard for shard in shards if shard.state not in GONE]
+    open_shards = [shard for shard in shards if shard.state in OPEN_SHARDS]
     notes = [job.note, note, *(shard.note for shard in open_shards)]  # those of shards may be old
     return JobStatus(
         id=job.id,
@@ -155,8 +161,8 @@ def status_of(
 
 def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int:
     """A shard that is being read counts among the results as well, so both ends are looked at."""
-    unsent = sum(shard.size for shard in open_shards if shard.state in UNSENT)
-    sent = sum(shard.size for shard in open_shards if shard.state not in UNSENT)
+    unsent = sum(shard.size for shard in open_shards if shard.state in UNSENT_SHARDS)
+    sent = sum(shard.size for shard in open_shards if shard.state not in UNSENT_SHARDS)
     return max(job.finished, min(job.total - unsent, job.finished + sent + asking))
 
 
