@@ -16,7 +16,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.break_even import break_even
 from smartbatch.core.choosing import Decision, Infeasible, Option, choose
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.pace import Pace, Times
+from smartbatch.core.pace import Pace
 from smartbatch.core.rescue import Speed
 from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes
@@ -87,27 +87,18 @@ class Advisor:
         }
         return Sketch(self._experience.calibration(self._label, kind), rates)
 
-    def decide(
-        self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool, purpose: str | None = None
-    ) -> Decision:
-        """Return the decision for a list, and tell it.
+    def consider(self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool) -> Decision:
+        """Return the decision for a list, and tell nobody.
 
         Args:
             sketch: of all its requests.
-            wishes: what it has to meet.
+            wishes: what it has to meet; a budget only where it can be kept.
             kind: of all its requests.
             batchable: whether its requests may go in a batch.
-            purpose: their common label, for events.
 
         Raises:
             ConfigError: no route meets the wishes; the text names the nearest that would be met.
         """
-        decision = self.consider(sketch, wishes, kind, batchable=batchable)
-        self.tell(decision, purpose)
-        return decision
-
-    def consider(self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool) -> Decision:
-        """As :meth:`decide`, and tell nobody."""
         load = sketch.load
         batchable = batchable and load.requests > 0 and wishes.strategy is not Strategy.INDIVIDUAL
         api = self._batches(kind) if batchable else None
@@ -115,11 +106,6 @@ class Advisor:
             self._experience.refresh()
             if wishes.strategy is Strategy.AUTO and not self._experience.stored:
                 api = None  # a job could not be kept; real time needs no store
-        if wishes.budget is not None and sketch.cost("standard") is None and self._must_be_priced():
-            raise ConfigError(
-                f"a budget was given, but the price of {self._label} is unknown, so it could not be kept: "
-                "give a price under prices, or set allow_unknown_price"
-            )
         offers = self._offers(sketch, load, kind, wishes)
         batch = None if api is None else self._batch(sketch, load, api)
         if batch is not None and load.requests:
@@ -243,14 +229,14 @@ class Advisor:
         offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
         flex = sketch.cost("flex")
         if flex is not None:
-            share = 1.0 if standard is None else flex.expected / (standard.expected or 1.0)
+            share = _share(flex, standard, unknown=1.0)
             offers.append(Offer(Route.FLEX, self._pace(Route.FLEX, tokens), flex, share))
         return offers
 
     def _pace(self, route: Route, tokens: float, *, per_call: int = 1) -> Pace:
         limits = self._limits()
         return Pace(
-            call=self._times(route),
+            call=self._experience.latency(route, self._label),
             parallelism=self._config.parallelism,
             per_call=per_call,
             ahead=self._waiting(),
@@ -274,13 +260,10 @@ class Advisor:
             cancelling=self._experience.cancelling(self._provider.name),
             most=most,
             at_a_time=at_a_time,
-            share=_share(cost, standard),
+            share=_share(cost, standard, unknown=0.5),
         )
 
     # -- what is known ---------------------------------------------------------------------------------------
-
-    def _times(self, route: Route) -> Times:
-        return self._experience.latency(route, self._label)
 
     def _limits(self) -> dict[str, float]:
         """Return the limits a minute that were told or learned; the tighter one of each."""
@@ -307,9 +290,6 @@ class Advisor:
         is_open = shared_quota(self._provider.scope, self._model).flex.is_open(self._clock.now())
         return self._rates("flex") if is_open else None
 
-    def _must_be_priced(self) -> bool:
-        return self._provider.capabilities.priced and not self._config.allow_unknown_price
-
 
 def _apart(before: int | None, after: int | None) -> bool:
     """Whether two thresholds differ by a quarter or more."""
@@ -322,7 +302,8 @@ def _expected(option: Option) -> float | None:
     return None if option.cost is None else option.cost.expected
 
 
-def _share(cost: Cost | None, standard: Cost | None) -> float:
+def _share(cost: Cost | None, standard: Cost | None, *, unknown: float) -> float:
+    """Return a price as a share of the standard one; ``unknown`` where one of them is."""
     if cost is None or standard is None or not standard.expected:
-        return 0.5
+        return unknown
     return cost.expected / standard.expected

@@ -155,9 +155,7 @@ class ListCalls(BatchJobs):
             InvalidRequest, ConfigError: as :meth:`map`.
         """
         asked = self._asked(_whole(prompts), params)
-        sketch = self._sketch(asked)
-        decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
-        return Plan(decision, partial(self._carried_out, asked))
+        return Plan(self._considered(asked), partial(self._carried_out, asked))
 
     def submit_batch(
         self,
@@ -186,9 +184,7 @@ class ListCalls(BatchJobs):
             plain = {name: value for name, value in params.items() if name not in WISHES}
             return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
         asked = self._asked(_whole(requests), {"strategy": "batch", **params}, fallback)
-        decision = self._advisor.consider(
-            self._sketch(asked), asked.wishes, asked.kind, batchable=asked.batchable
-        )
+        decision = self._considered(asked)
         self._advisor.tell(decision, _common(asked.requests))
         by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
         return self._submit_rows(
@@ -234,9 +230,7 @@ class ListCalls(BatchJobs):
             requests, purse = self._intake.requests(prompts, plain), self._purse(wishes.budget)
             return self._stream(requests, purse, on_error == "raise", ordered, route=route)
         asked = self._asked(_whole(prompts), params)
-        sketch = self._sketch(asked)
-        decision = self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
-        return self._take(asked, decision, on_error == "raise", ordered)
+        return self._take(asked, self._considered(asked), on_error == "raise", ordered)
 
     def _needs_all(self, params: Mapping[str, Any]) -> bool:
         """Whether an iterator must be read to its end, before its route can be chosen."""
@@ -285,6 +279,17 @@ class ListCalls(BatchJobs):
     def _alone(self, request: Request) -> bool:
         """Whether a request never waits for others or for a batch."""
         return request.purpose in self.config.prefer_individual_for
+
+    def _considered(self, asked: _Asked) -> Decision:
+        """Return the decision for a list; nobody is told.
+
+        Raises:
+            ConfigError: no route meets the wishes, or the budget could not be kept.
+        """
+        if asked.wishes.budget is not None:
+            self._check_priced(by_batch=False)
+        sketch = self._sketch(asked)
+        return self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
 
     def _sketch(self, asked: _Asked) -> Sketch:
         sketch = self._advisor.sketch(asked.kind, flexible=asked.batchable and self._flexible(asked.requests))

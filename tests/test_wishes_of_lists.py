@@ -113,3 +113,26 @@ def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -
         assert {result.route for result in results} == {Route.INDIVIDUAL}
         with pytest.raises(StoreError):
             client.generate([f"text {n}" for n in range(20)], strategy="batch")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.plan(PROMPTS, budget="5 USD"),
+        lambda client: client.generate(PROMPTS, budget="5 USD", strategy="batch"),
+        lambda client: client.generate(iter(PROMPTS), budget="5 USD"),
+        lambda client: client.submit_batch(PROMPTS, budget="5 USD"),
+    ],
+    ids=["plan", "list", "iterator", "job"],
+)
+def test_a_budget_that_could_not_be_kept_is_refused_before_anything_is_sent(
+    ask: Callable[[BatchingClient], object], tmp_path: Path
+) -> None:
+    options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
+    with BatchingClient(
+        "openai:unheard-of", provider_options=options, store=str(tmp_path / "jobs.db")
+    ) as client:
+        with pytest.raises(ConfigError, match="the price of openai:unheard-of is unknown"):
+            ask(client)
+        assert client.jobs() == []
+        assert client.books.waiting == 0
