@@ -132,6 +132,13 @@ class Calibration:
             expected = max(OUTPUT_TOKENS, self._outputs.quantile(1.0))
         return expected if max_tokens is None else min(expected, max_tokens)
 
+    def most_output(self, max_tokens: int | None) -> int:
+        """Return the output tokens for which a budget needs room: ``max_tokens``, which no answer exceeds.
+
+        Where nobody set it, it is twice what 95 % of answers stay below; what still exceeds that is booked.
+        """
+        return 2 * self.output(None) if max_tokens is None else max_tokens
+
     def mean_output(self, max_tokens: int | None) -> float:
         """Return the output tokens of an average answer, for forecasts of cost."""
         mean = self._mean_output if self._seen else float(OUTPUT_TOKENS)

@@ -35,7 +35,7 @@ class Meter:
     """Says what requests of a job can cost at most, USD; 0 where no price is known.
 
     Counted as for a request outside a job: the input as far as the provider's count of it was learned, and
-    ``max_tokens`` of output, or where that is not set twice what answers take.
+    :meth:`~smartbatch.core.tokens.Calibration.most_output`.
 
     Args:
         calibration: what was learned of the tokens of the job's model.
@@ -67,7 +67,7 @@ class Meter:
         given = self._calibration.input(estimate_request(request) if tokens is None else tokens)
         if request.embedding is not None:
             return Usage(given, 0)
-        return Usage(given, request.params.max_tokens or 2 * self._calibration.output(None))
+        return Usage(given, self._calibration.most_output(request.params.max_tokens))
 
 
 def budget_of(row: JobRow) -> float | None:

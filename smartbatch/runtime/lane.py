@@ -128,7 +128,7 @@ class Lane:
         rates = self.rates if self.standard is None else self.standard.rates
         if not priced or rates is None or request.call is not None:
             return given + made, 0.0
-        most = 0 if request.embedding else request.params.max_tokens or 2 * made
+        most = 0 if request.embedding else self.calibration.most_output(request.params.max_tokens)
         return given + made, rates.cost(Usage(given, most))
 
     def home_of(self, request: Request, now: float) -> Lane:

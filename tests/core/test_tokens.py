@@ -91,6 +91,16 @@ def test_short_answers_lower_the_reservation_below_the_cap() -> None:
     assert learned.mean_output(None) == pytest.approx(50, rel=0.4)
 
 
+def test_a_budget_pays_beforehand_for_the_cap_or_for_twice_what_answers_take() -> None:
+    learned = Calibration()
+    assert learned.most_output(40) == 40
+    assert learned.most_output(None) == 2 * OUTPUT_TOKENS
+    for _ in range(100):
+        learned.observe(100, Usage(100, 30))
+    assert learned.most_output(None) == 60
+    assert learned.most_output(4000) == 4000  # short answers so far do not bind the next one
+
+
 def test_answers_seen_long_ago_are_forgotten() -> None:
     learned = Calibration()
     for tokens in [900] * 300 + [30] * 300:
