@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -28,12 +28,12 @@ from smartbatch.prices import PriceBook
 from smartbatch.runtime.streaming import ChunkBox
 from smartbatch.runtime.ticket import ResultFuture
 
-__all__ = ["ListCalls"]
+__all__ = ["WISHES", "ListCalls", "parted"]
 
 OnError = Literal["result", "raise"]
-_PATIENT = frozenset({Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD})
+_PATIENT = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
-WISHES = ("strategy", "deadline", "budget", "prefer", "time_value")
+WISHES = frozenset({"strategy", "deadline", "budget", "prefer", "time_value"})
 """Arguments of list calls that are about the route."""
 
 
@@ -154,7 +154,7 @@ class ListCalls(BatchJobs):
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        asked = self._asked(_whole(prompts), params)
+        asked = self._asked(_whole(prompts), *parted(params))
         return Plan(self._considered(asked), partial(self._carried_out, asked))
 
     def submit_batch(
@@ -180,10 +180,10 @@ class ListCalls(BatchJobs):
             ConfigError: no route meets the wishes; the text names the nearest that would be met.
             Exception: as :meth:`BatchJobs.submit_batch`.
         """
-        if all(params.get(name) is None for name in WISHES):
-            plain = {name: value for name, value in params.items() if name not in WISHES}
+        plain, wished = parted(params)
+        if not wished:
             return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
-        asked = self._asked(_whole(requests), {"strategy": "batch", **params}, fallback)
+        asked = self._asked(_whole(requests), plain, {"strategy": "batch", **wished}, fallback)
         decision = self._considered(asked)
         self._advisor.tell(decision, _common(asked.requests))
         by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
@@ -223,36 +223,38 @@ class ListCalls(BatchJobs):
     def _answered(
         self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
     ) -> Iterator[Result]:
-        if not isinstance(prompts, Sequence) and not self._needs_all(params):
-            plain = {name: value for name, value in params.items() if name not in WISHES}
-            wishes = self._wishes({name: params.get(name) for name in WISHES})
+        plain, wished = parted(params)
+        if not isinstance(prompts, Sequence) and not self._needs_all(wished):
+            wishes = self._wishes(wished)
             route = Route.INDIVIDUAL if wishes.strategy is Strategy.INDIVIDUAL else None
             requests, purse = self._intake.requests(prompts, plain), self._purse(wishes.budget)
             return self._stream(requests, purse, on_error == "raise", ordered, route=route)
-        asked = self._asked(_whole(prompts), params)
+        asked = self._asked(_whole(prompts), plain, wished)
         return self._take(asked, self._considered(asked), on_error == "raise", ordered)
 
-    def _needs_all(self, params: Mapping[str, Any]) -> bool:
+    def _needs_all(self, wished: Mapping[str, Any]) -> bool:
         """Whether an iterator must be read to its end, before its route can be chosen."""
-        if any(params.get(name) is not None for name in ("deadline", "prefer")):
+        if "deadline" in wished or "prefer" in wished:
             return True
-        chosen = params.get("strategy") or self.config.batching_strategy
-        return chosen in {strategy.value for strategy in _PATIENT}
+        return wished.get("strategy", self.config.batching_strategy) in _PATIENT
 
     def _asked(
-        self, prompts: Sequence[Prompt], params: Mapping[str, Any], fallback: str | None = None
+        self,
+        prompts: Sequence[Prompt],
+        plain: Mapping[str, Any],
+        wished: Mapping[str, Any],
+        fallback: str | None = None,
     ) -> _Asked:
-        """Check a list as a whole.
+        """Check a list as a whole; its arguments are :func:`parted`.
 
         Raises:
             InvalidRequest: names the row.
             ConfigError: for a wish that is none, and where a batch was asked for and there is no Batch API.
         """
-        plain = {name: value for name, value in params.items() if name not in WISHES}
-        wishes = self._wishes({name: params.get(name) for name in WISHES})
+        wishes = self._wishes(wished)
         requests = list(self._intake.requests(prompts, plain))
         kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
-        if params.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
+        if wished.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
             self._check_batches(min(kinds, key=lambda kind: kind.value), fallback)
         hurried = [self._alone(request) for request in requests]
         batchable = len(kinds) == 1 and not all(hurried) and all(map(_patient, requests))
@@ -419,6 +421,14 @@ class ListCalls(BatchJobs):
 
     def _forsake(self, futures: Iterable[ResultFuture]) -> None:
         raise NotImplementedError
+
+
+def parted(
+    params: Mapping[str, Any], names: Collection[str] = WISHES
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments that are none of the wishes ``names``, and the wishes that were given."""
+    plain = {name: value for name, value in params.items() if name not in names}
+    return plain, {name: params[name] for name in names if params.get(name) is not None}
 
 
 def _whole(prompts: Iterable[Prompt]) -> Sequence[Prompt]:

@@ -11,13 +11,14 @@ from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.job_desks import desk_of
 from smartbatch.jobs.job import Job
+from smartbatch.list_calls import WISHES, parted
 from smartbatch.lists import ResultList
 from smartbatch.models import Embedding, Prompt
 from smartbatch.observe.progress import Mode, Progress, watched
 
 __all__ = ["embed", "generate", "job"]
 
-_WISHES = ("strategy", "deadline", "prefer", "time_value")
+_WISHES = WISHES - {"budget"}
 """Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
 
 
@@ -43,8 +44,8 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
-    wishes = {name: params.pop(name) for name in _WISHES if name in params}
-    with BatchingClient(model, **params) as client:
+    settings, wishes = parted(params, _WISHES)
+    with BatchingClient(model, **settings) as client:
         return _run(client, prompts, progress, **wishes)
 
 
@@ -70,8 +71,8 @@ def embed(
         as :func:`generate`; each result has its ``embedding``.
     """
     embedding = Embedding(task_type, dimensions)
-    wishes = {name: params.pop(name) for name in _WISHES if name in params}
-    with BatchingClient(model, **params) as client:
+    settings, wishes = parted(params, _WISHES)
+    with BatchingClient(model, **settings) as client:
         return _run(client, texts, progress, embedding=embedding, **wishes)
 
 

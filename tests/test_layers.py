@@ -90,7 +90,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
     | {"client", "clock", "config", "core", "experience", "job_host", "jobs", "observe", "runtime"},
-    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "lists", "observe"},
+    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "list_calls", "lists", "observe"},
     # on top
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}

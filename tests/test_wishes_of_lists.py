@@ -54,7 +54,9 @@ def test_a_single_prompt_is_no_list_of_its_letters(
     assert client.jobs() == []
 
 
-@pytest.mark.parametrize("wish", [{"strategy": "fast"}, {"time_value": "much"}, {"budget": "5 EUR"}])
+@pytest.mark.parametrize(
+    "wish", [{"strategy": "fast"}, {"strategy": ["batch"]}, {"time_value": "much"}, {"budget": "5 EUR"}]
+)
 def test_a_wish_that_is_none_is_refused_for_an_iterator_too(
     client: BatchingClient, wish: dict[str, Any]
 ) -> None:
@@ -103,6 +105,12 @@ def test_the_smallest_lists_go_by_every_strategy(client: BatchingClient, strateg
         return
     results = client.plan(PROMPTS[:count], strategy=strategy).run()
     assert results.succeeded == count
+
+
+def test_a_wish_of_none_is_a_wish_left_out(client: BatchingClient) -> None:
+    """A job goes by batch unless its strategy says otherwise, whatever else is wished."""
+    job = client.submit_batch(PROMPTS, strategy=None, prefer="speed", deadline=None)
+    assert {result.route for result in job.results()} == {Route.BATCH}
 
 
 def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -> None:
