@@ -13,7 +13,7 @@ from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.snapshot import MetricsSnapshot
 from smartbatch.observe.text import SafeStream, duration, escape
 
-__all__ = ["ConsoleReporter", "LogReporter", "decision_rows", "status_summary"]
+__all__ = ["ConsoleReporter", "LogReporter", "status_summary"]
 
 
 class ConsoleReporter:
@@ -90,10 +90,10 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
         yield "cost", f"{s.cost:.6f} USD{unknown}"
     yield from _jobs(s)
-    yield from decision_rows(s.decisions)
+    yield from _decisions(s.decisions)
 
 
-def decision_rows(d: DecisionFigures) -> Iterator[tuple[str, str]]:
+def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
     """Yield what the choices of routes brought: a name and words."""
     if d.chosen:
         yield "routes", _table(d.chosen)
