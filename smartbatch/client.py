@@ -515,7 +515,7 @@ class BatchingClient(ListCalls):
     def _new_process(self) -> None:
         """Begin with no thread, no lock, no request, no money held and no dice of another process."""
         self._engine = self._leaving = None
-        self._budget = Budget(self.config.budget)
+        self._new_budget()
         self._rng = self._given_rng or random.Random()
         self._starting = threading.Lock()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)

@@ -56,6 +56,7 @@ class JobHost:
     _leaving: Engine | None
     _starting: threading.Lock
     _budget: Budget
+    _allotments: Allotments
     _experience: Experience
     _desk: JobDesk
     _job_callbacks: CallbackThread | None
@@ -134,14 +135,10 @@ class JobHost:
 
     # -- money -----------------------------------------------------------------------------------------------
 
-    @property
-    def _allotments(self) -> Allotments:
-        known = self.__dict__.get("_allotted")
-        if (
-            known is None or known.budget is not self._budget
-        ):  # a forked child begins with a budget of its own
-            known = self.__dict__["_allotted"] = Allotments(self._budget, self._money)
-        return known
+    def _new_budget(self) -> None:
+        """Begin with nothing spent and nothing held back for jobs, as a forked child does, too."""
+        self._budget = Budget(self.config.budget)
+        self._allotments = Allotments(self._budget, self._money)
 
     @contextmanager
     def _money(self) -> Iterator[None]:
