@@ -217,6 +217,21 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
         assert paid(w) <= 0.4
 
 
+def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None:
+    """A list is over when its last answer is stored, a step before its batch is settled: what it cannot cost
+    any more is there for the next list at once."""
+    with market("gemini", tmp_path) as w:
+        client = buyer(w, budget=100 * MOST)
+        for mark in ("first", "second", "third", "fourth"):
+            with w.flowing():
+                results = client.generate(texts(20, mark), strategy="batch")
+            assert [result.text for result in results] == w.right(texts(20, mark))
+        assert len(w.creates) == 4
+        w.pass_time(10 * MINUTE)
+        assert client.spent == pytest.approx(paid(w))
+        assert client._budget.reserved == 0.0
+
+
 def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=0.4)
