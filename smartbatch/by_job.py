@@ -84,7 +84,8 @@ class JobResults(Iterator[Result]):
         rows: the whole list.
         ordered: in the order of the list; else as they come, what needed no call first.
         raising: whether a failed request raises instead of being yielded.
-        keep: keeps an answer for the cache; ``None`` where there is none.
+        keep: keeps an answer for the cache, if it is one to be kept; ``None`` where there is none.
+        process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
     """
 
     def __init__(
@@ -95,11 +96,13 @@ class JobResults(Iterator[Result]):
         ordered: bool,
         raising: bool,
         keep: Callable[[bytes, Answer], object] | None,
+        process: Callable[[Result], Result],
     ) -> None:
         self._job = job
         self._rows = rows
         self._raising = raising
         self._keep = keep
+        self._process = process
         self._ended = job is None
         self._results = self._in_order() if ordered else self._as_stored()
 
@@ -140,7 +143,7 @@ class JobResults(Iterator[Result]):
 
     def _in_order(self) -> Iterator[Result]:
         rows, waiting = self._rows, iter(self._rows.sent)
-        stored = iter(()) if self._job is None else self._job.results()
+        stored = iter(()) if self._job is None else self._job.unprocessed(ordered=True)
         copies: dict[int, Result] = {}
         following = next(waiting, None)
         for position in range(len(rows.requests)):
@@ -155,7 +158,7 @@ class JobResults(Iterator[Result]):
 
     def _as_stored(self) -> Iterator[Result]:
         yield from (self._known(position) for position in self._rows.known)
-        for result in () if self._job is None else self._job.results(ordered=False):
+        for result in () if self._job is None else self._job.unprocessed(ordered=False):
             assert isinstance(result.context, int)
             position = result.context
             own = self._own(position, result)
@@ -163,24 +166,19 @@ class JobResults(Iterator[Result]):
             yield from (self._copy(twin, own) for twin in self._rows.twins.get(position, ()))
 
     def _known(self, position: int) -> Result:
-        return self._rows.known[position]
+        """Return the result of a request that needs no call. What a hook answered is nobody's answer."""
+        known = self._rows.known[position]
+        return self._process(known) if known.route is Route.CACHED else known
 
     def _own(self, position: int, result: Result) -> Result:
         """Return a stored result as the list's own: with its context, and its object."""
         request = self._rows.requests[position]
         key = self._rows.keys.get(position)
-        if result.ok and key is not None and self._keep is not None:
-            self._keep(
-                key,
-                Answer(
-                    text=result.text,
-                    usage=result.usage,
-                    finish_reason=result.finish_reason or "stop",
-                    model=result.model,
-                    embedding=result.embedding,
-                ),
-            )
-        return evolve(result, context=request.context, parsed=_parsed(request, result))
+        if not result.ok:
+            return evolve(result, context=request.context)
+        if key is not None and self._keep is not None:
+            self._keep(key, _answer(request, result))
+        return self._process(evolve(result, context=request.context, parsed=_parsed(request, result)))
 
     def _copy(self, position: int, result: Result) -> Result:
         """Return the same answer for an identical request; it was paid once."""
@@ -195,9 +193,23 @@ class JobResults(Iterator[Result]):
         )
 
 
+def _answer(request: Request, result: Result) -> Answer:
+    """Return the provider's answer behind a stored result; an object nobody asked for is its own."""
+    params = request.params
+    own = params.schema is None and params.response_format is None
+    return Answer(
+        text=result.text,
+        usage=result.usage,
+        finish_reason=result.finish_reason or "unknown",
+        model=result.model,
+        embedding=result.embedding,
+        value=result.parsed if own else None,
+    )
+
+
 def _parsed(request: Request, result: Result) -> object:
     """A store keeps plain data; who asked with a class gets its object."""
-    if not result.ok or request.params.schema is None or result.text is None:
+    if request.params.schema is None or result.text is None:
         return result.parsed
     verdict = Check(*schema_of(request.params.schema)).verdict(result.text, result.finish_reason or "stop")
     return verdict.value if isinstance(verdict, Parsed) else result.parsed

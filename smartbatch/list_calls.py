@@ -373,7 +373,12 @@ class ListCalls(BatchJobs):
             )
         cache = self._intake.cache
         return JobResults(
-            job, rows, ordered=ordered, raising=raising, keep=None if cache is None else cache.put
+            job,
+            rows,
+            ordered=ordered,
+            raising=raising,
+            keep=None if cache is None else cache.put,
+            process=self._process,
         )
 
     def _purse(self, budget: float | None) -> Budget | None:

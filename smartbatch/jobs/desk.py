@@ -327,12 +327,16 @@ class JobDesk:
 
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as its user gets it."""
+        result = self.stored_result(row, job_id)
+        return self._host.process(result) if result.ok else result
+
+    def stored_result(self, row: ResultRow, job_id: str) -> Result:
+        """Return a result as it is stored: ``post_process`` has not seen it."""
         request_id = item_id(job_id, row.ix, row.user_id)
         context = None
         if b'"context"' in row.payload:
             context = decode_request(row.payload, Shared(), id=request_id).context
-        result = decode_result(row.body, request_id=request_id, context=context)
-        return self._host.process(result) if result.ok else result
+        return decode_result(row.body, request_id=request_id, context=context)
 
     def new_future(self) -> Any:
         """Return a future whose callbacks hold up nobody."""

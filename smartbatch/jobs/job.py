@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job"]
 
+_Read = Callable[[ResultRow, str], Result]
+
 
 class Job:
     """A job in the store. It outlives this object, its client and the process.
@@ -114,7 +116,14 @@ class Job:
         until = self._until(timeout)
         if not wait:
             return self._stored(ordered, after)
-        return self._in_order(until, after + 1) if ordered else self._as_stored(until)
+        read = self._desk.result_of
+        return self._in_order(until, after + 1, read) if ordered else self._as_stored(until, read)
+
+    def unprocessed(self, *, ordered: bool) -> Iterator[Result]:
+        """As :meth:`results`, before ``post_process``: for a list, whose own contexts that has to see."""
+        self._desk.carry_on(self.id)
+        read = self._desk.stored_result
+        return self._in_order(math.inf, 0, read) if ordered else self._as_stored(math.inf, read)
 
     def futures(self) -> list[Future[Result]]:
         """Return a future for each request, in order, as if this process had submitted them.
@@ -193,7 +202,7 @@ class Job:
             if not page:
                 return
 
-    def _as_stored(self, until: float) -> Iterator[Result]:
+    def _as_stored(self, until: float, read: _Read) -> Iterator[Result]:
         """Yield every result as it is stored."""
         last = count = 0
         while count < self.total:
@@ -202,11 +211,11 @@ class Job:
             page = self._desk.store.fresh(self.id, after=last, limit=PAGE)
             for row in page:
                 last, count = row.seq, count + 1
-                yield self._desk.result_of(row, self.id)
+                yield read(row, self.id)
             if not page:
                 self._pause(seen, job, until)
 
-    def _in_order(self, until: float, following: int) -> Iterator[Result]:
+    def _in_order(self, until: float, following: int, read: _Read) -> Iterator[Result]:
         """Yield every result in its place."""
         limit = PAGE
         while following < self.total:
@@ -216,7 +225,7 @@ class Job:
             began = following
             for row in _without_gap(page, following):
                 following += 1
-                yield self._desk.result_of(row, self.id)
+                yield read(row, self.id)
             # while the head is missing it is all that is looked at
             limit = PAGE if following > began else 1
             if following == began:
