@@ -334,6 +334,24 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
     assert job.status().done  # the old handle reads the same store
 
 
+def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, turnaround=10_000.0)
+    api = remote.api
+    assert api is not None
+    first = client_of(remote, store=store, batch_poll_interval=10.0)
+    job = first.submit_batch(["a", "b"])
+    clock.sleep(600.0)
+    first.stop(timeout=0)
+    looks = api.calls.count("get")
+    assert 55 <= looks <= 61
+    assert "poll_interval" not in first.job(job.id)._row().policy
+    client_of(remote, store=store, seed_of_dice=2, batch_poll_interval=100.0).job(job.id).resume()
+    clock.sleep(600.0)
+    assert 5 <= api.calls.count("get") - looks <= 8
+
+
 def test_a_started_client_carries_on_what_is_in_its_store(
     client_of: ClientOf, remote: Remote, store: str
 ) -> None:

@@ -143,6 +143,8 @@ def policy_of(
 ) -> dict[str, Any]:
     """Return the choices a job keeps for whoever carries it on.
 
+    How often its batches are looked at is none of them: each process does that as its own settings say.
+
     Args:
         deadline: Unix seconds by which all of it should have its result.
         budget: most to spend on it, USD.
@@ -152,7 +154,6 @@ def policy_of(
         **({"attended": True} if attended else {}),
         "fallback": fallback,
         "on_unknown": config.batch_on_unknown,
-        "poll_interval": config.batch_poll_interval,
         "timeout": config.batch_timeout,
         "settle": config.batch_settle,
         "max_requests": config.batch_max_requests,
