@@ -133,9 +133,9 @@ class NewJob:
         params: what all items share, as JSON bytes (see :mod:`smartbatch.jobs.payload`).
         metadata: the user's labels.
         policy: JSON-able choices: ``fallback`` (``"individual"`` or ``"batch"``), ``on_unknown``
-            (``"settle"`` or ``"hold"``), ``timeout``, ``settle``, ``max_requests``, ``deadline`` (Unix seconds
-            or None), ``budget`` (USD or None), ``account`` (who holds it back), ``retention`` (seconds or
-            None), ``exclusive``, ``route`` and what else the engine wants to find again.
+            (``"settle"`` or ``"hold"``), ``timeout``, ``settle``, ``max_requests``, ``deadline`` (Unix
+            seconds or None), ``budget`` (USD or None), ``account`` (who holds it back), ``retention``
+            (seconds or None), ``exclusive``, ``route`` and what else the engine wants to find again.
             ``attended`` marks the job of a command somebody sits before: only a process that was told to
             carries it on, and its requests end as they would in real time, instead of waiting for money.
         created_at: Unix seconds.
