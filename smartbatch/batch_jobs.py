@@ -7,6 +7,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
+from attrs import evolve, field, frozen
+
 from smartbatch.core.wishes import Wishes
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.job_host import LAST_STEP, JobHost
@@ -37,6 +39,28 @@ Fallback = Literal["batch", "individual"]
 OnProgress = Callable[[JobStatus], object]
 KEY = 512
 """Letters of a job's key."""
+
+
+@frozen
+class _Draft:
+    """A job before it is stored.
+
+    Attributes:
+        kind: what all of its requests ask for.
+        requests: in order, each checked as it is read.
+        params, key, metadata: as they were given.
+        policy: see :func:`~smartbatch.jobs.accepting.policy_of`.
+        realtime: how many, counted from the first, are asked alone, in real time, from the beginning; all
+            are where that is ``None`` or there is no Batch API.
+    """
+
+    kind: Kind
+    requests: Iterator[Request]
+    params: Mapping[str, Any]
+    policy: Mapping[str, Any]
+    key: str | None
+    metadata: Mapping[str, str] | None
+    realtime: int | None = field(kw_only=True)
 
 
 class BatchJobs(JobHost):
@@ -76,12 +100,10 @@ class BatchJobs(JobHost):
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
-        chosen = self._fallback_of(fallback)
-        first, rest = self._rows(requests, params)
-        kind = Kind.GENERATE if first is None else kind_of(first)
-        api = self._check_batches(kind, fallback)
-        policy = policy_of(self.config, chosen)
-        return self._accept(first, rest, kind, api, params, key, metadata, policy, realtime=0)
+        policy = policy_of(self.config, self._fallback_of(fallback))
+        kind, rows = self._rows(requests, params)
+        self._check_batches(kind, fallback)
+        return self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=0))
 
     def submit_and_wait(
         self,
@@ -112,14 +134,11 @@ class BatchJobs(JobHost):
             Exception: as :meth:`submit_batch`.
         """
         began = self._clock.now()
-        chosen = self._fallback_of(fallback)
+        policy = policy_of(self.config, self._fallback_of(fallback))
         few, requests = self._few(requests)
-        first, rest = self._rows(requests, params)
-        kind = Kind.GENERATE if first is None else kind_of(first)
-        api, _ = self._batches(kind)
-        policy = policy_of(self.config, chosen)
+        kind, rows = self._rows(requests, params)
         realtime = None if few else 0
-        job = self._accept(first, rest, kind, api, params, key, metadata, policy, realtime=realtime)
+        job = self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=realtime))
         results = ResultList()
         with JobProgressBar(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
             if progress:
@@ -167,29 +186,27 @@ class BatchJobs(JobHost):
         metadata: Mapping[str, str] | None = None,
         fallback: str | None = None,
     ) -> Job:
-        """Store checked requests of one kind as a job whose route was chosen; see :meth:`_accept`.
+        """Store checked requests of one kind as a job whose route was chosen.
 
         Args:
+            realtime: see :class:`_Draft`.
             route: that was chosen for all of them.
             most: most requests of one batch, where that is fewer than the settings allow.
         """
-        api, _ = self._batches(kind)
         policy = self._policy(fallback, wishes, route)
         if most is not None:
             policy["max_requests"] = min(most, policy["max_requests"])
-        first = next(requests, None)
-        return self._accept(first, requests, kind, api, params, key, metadata, policy, realtime=realtime)
+        return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
 
-    def _check_batches(self, kind: Kind, fallback: str | None) -> BatchApi | None:
-        """Return the Batch API; ``None`` where there is none and a job may do without.
+    def _check_batches(self, kind: Kind, fallback: str | None) -> None:
+        """Check that there is a Batch API, or that a job may do without.
 
         Raises:
-            ConfigError: it may not.
+            ConfigError: neither.
         """
-        api, problem = self._batches(kind)
+        _, problem = self._batches(kind)
         if problem is not None and self._fallback_of(fallback) != "individual":
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
-        return api
 
     def _policy(self, fallback: str | None, wishes: Wishes, route: Route | None) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
@@ -205,36 +222,21 @@ class BatchJobs(JobHost):
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
         interrupted costs nothing more by itself. Its requests fail as they would without a job.
         """
-        first, rest = self._rows(requests, {})
-        kind = Kind.GENERATE if first is None else kind_of(first)
+        kind, rows = self._rows(requests, {})
         policy = policy_of(self.config, self.config.batch_fallback, attended=True, route=route)
-        return self._accept(first, rest, kind, None, {}, key, metadata, policy, realtime=None)
+        return self._accept(_Draft(kind, rows, {}, policy, key, metadata, realtime=None))
 
-    def _accept(
-        self,
-        first: Request | None,
-        rest: Iterator[Request],
-        kind: Kind,
-        api: BatchApi | None,
-        params: Mapping[str, Any],
-        key: str | None,
-        metadata: Mapping[str, str] | None,
-        policy: Mapping[str, Any],
-        *,
-        realtime: int | None,
-    ) -> Job:
-        """Store a job. Its first ``realtime`` requests are asked alone, in real time, from the beginning;
-        all are where that is ``None`` or there is no Batch API."""
-        if self.config.budget is None or policy.get("attended"):  # asked in real time within the client's
-            return self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
+    def _accept(self, draft: _Draft) -> Job:
+        if self.config.budget is None or draft.policy.get("attended"):  # asked within the client's
+            return self._stored(draft)
         for job_id in self._allotments.jobs:  # they may have ended elsewhere
             self._look_at_allotment(job_id)
-        if key is not None and self._desk.store.job(key) is not None:
-            self._take_up(key)
-            return self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
-        with self._allotments.taken(policy.get("budget")) as taking:
-            policy = {**policy, "budget": taking.usd, "account": self._allotments.account}
-            job = self._stored(first, rest, kind, api, params, key, metadata, policy, realtime)
+        if draft.key is not None and self._desk.store.job(draft.key) is not None:
+            self._take_up(draft.key)
+            return self._stored(draft)
+        with self._allotments.taken(draft.policy.get("budget")) as taking:
+            policy = {**draft.policy, "budget": taking.usd, "account": self._allotments.account}
+            job = self._stored(evolve(draft, policy=policy))
             self._allotments.keep(job.id, taking, 0.0)
         self._look_at_allotment(job.id)
         return job
@@ -269,41 +271,31 @@ class BatchJobs(JobHost):
                     "unknown, so it could not be kept: give a price under prices, or set allow_unknown_price"
                 )
 
-    def _stored(
-        self,
-        first: Request | None,
-        rest: Iterator[Request],
-        kind: Kind,
-        api: BatchApi | None,
-        params: Mapping[str, Any],
-        key: str | None,
-        metadata: Mapping[str, str] | None,
-        policy: Mapping[str, Any],
-        realtime: int | None,
-    ) -> Job:
-        if policy.get("budget") is not None:
+    def _stored(self, draft: _Draft) -> Job:
+        api, _ = self._batches(draft.kind)
+        if draft.policy.get("budget") is not None:
             self._check_priced(by_batch=api is not None)
-        shared = Shared(self._intake.defaults_of(params), params.get("embedding"))
+        shared = Shared(self._intake.defaults_of(draft.params), draft.params.get("embedding"))
         model = f"{self._provider.name}:{self.model}"
         row = new_job(
             id=self._desk.new_id(),
-            key=_checked_key(key),
+            key=_checked_key(draft.key),
             scope=self._provider.scope,
             model=model,
-            kind=kind,
+            kind=draft.kind,
             shared=shared,
-            metadata=checked_metadata(metadata),
-            policy=policy,
+            metadata=checked_metadata(draft.metadata),
+            policy=draft.policy,
             at=self._clock.wall(),
         )
         items = Items(
-            rest if first is None else chain((first,), rest),
+            draft.requests,
             shared,
             api=api,
-            realtime=realtime,
+            realtime=draft.realtime,
             alone_for=self.config.prefer_individual_for,
             model=self.model,
-            kind=kind,
+            kind=draft.kind,
             head=head_of(model, row.params),
         )
         return self._desk.accept(row, items)
@@ -314,10 +306,8 @@ class BatchJobs(JobHost):
             raise ConfigError(f"fallback = {chosen!r:.40} is out of range: 'batch' or 'individual'")
         return chosen
 
-    def _rows(
-        self, requests: Iterable[Prompt], params: Mapping[str, Any]
-    ) -> tuple[Request | None, Iterator[Request]]:
-        """Return the first checked request and the others, which are read lazily."""
+    def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
+        """Return what the first request asks for, and all of them, checked as they are read."""
         intake = self._intake
 
         def checked() -> Iterator[Request]:
@@ -326,7 +316,8 @@ class BatchJobs(JobHost):
 
         admitted = intake.admitted(requests, params)
         rows = checked()
-        return next(rows, None), rows
+        first = next(rows, None)
+        return (Kind.GENERATE, rows) if first is None else (kind_of(first), chain((first,), rows))
 
     def _prepared(self, request: Request) -> Request:
         prepared = self._intake.preprocessed(request)
