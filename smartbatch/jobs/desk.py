@@ -320,7 +320,7 @@ class JobDesk:
             shards,
             asking=asking,
             incidents=store.incidents(row.id),
-            remaining=time_left(store, row, shards, asking=asking, wall=wall),
+            remaining=time_left(store, row, shards, asking=asking, speed=self._host.speed, wall=wall),
             note=self._note(row),
             wall=wall,
         )

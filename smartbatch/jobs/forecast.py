@@ -2,64 +2,91 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from attrs import evolve
+
+from smartbatch.core.pace import Pace
+from smartbatch.core.rescue import Speed
 from smartbatch.core.turnaround import Observed, Running, remaining
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    UNSENT_SHARDS,
+    ItemState,
+    JobRow,
+    JobState,
+    ShardRow,
+    ShardState,
+)
 from smartbatch.jobs.store.base import Store
 
 __all__ = ["time_left"]
 
 READING = 2.0
 """Seconds that results take which are there and only have to be read; more would be said of a batch."""
+SOON = 1.0
+"""Seconds that are said while anything is left."""
 
 
 def time_left(
-    store: Store, job: JobRow, shards: Sequence[ShardRow], *, asking: int, wall: float
+    store: Store,
+    job: JobRow,
+    shards: Sequence[ShardRow],
+    *,
+    asking: int,
+    speed: Callable[[JobRow], Speed],
+    wall: float,
 ) -> float | None:
     """Return the seconds until the job ends, as likely too long as too short; ``None`` when nobody can say.
 
     Args:
-        asking: items asked alone now; nothing is known of the time of those, beyond their own pace.
+        shards: all of the job's.
+        asking: items asked alone now.
+        speed: says how fast requests of a job are answered in real time.
         wall: Unix seconds.
     """
     if job.state is JobState.DONE:
         return 0.0
-    if job.state is JobState.HELD:
+    if job.state is JobState.HELD or job.note is not None:  # it waits for somebody, or for money
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    alone = _alone(job, waiting, wall)
-    if not waiting:
-        return alone
-    batches = _batches(store, job, waiting, wall)
-    if batches is None or (alone is None and asking):
-        return batches
-    return max(batches, alone or 0.0)
+    rest = max(0, job.total - job.finished - sum(shard.size for shard in waiting))
+    alone = bool(asking) or _some(store, job, ItemState.DIRECT)
+    unplanned = [rest] if rest and not job.cancel_requested and _some(store, job, ItemState.OPEN) else []
+    batches = _batches(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
+    if batches is None:
+        return None
+    return max(batches, _calls(speed(job).pace, rest, asking) if alone else 0.0, SOON)
 
 
-def _batches(store: Store, job: JobRow, waiting: Sequence[ShardRow], wall: float) -> float | None:
+def _calls(pace: Pace, rest: int, asking: int) -> float:
+    """Return the time of what is asked in real time.
+
+    Not at the pace of the results so far: how long a batch was waited for says nothing of calls.
+    """
+    return evolve(pace, ahead=max(0, pace.ahead - asking)).finish(rest, 0.5)  # these are its own
+
+
+def _some(store: Store, job: JobRow, state: ItemState) -> bool:
+    return bool(store.open_items(job.id, state=state, limit=1))
+
+
+def _batches(
+    store: Store, job: JobRow, waiting: Sequence[ShardRow], unplanned: Sequence[int], wall: float
+) -> float | None:
+    """Return the time of what is in batches, or is to go in further ones of these sizes."""
     running = [
         Running(shard.size, max(0.0, wall - shard.submitted_at), _done(shard))
         for shard in waiting
         if shard.submitted_at is not None and shard.ended_at is None
     ]
-    unsent = [shard.size for shard in waiting if shard.state in UNSENT_SHARDS]
+    unsent = [*(shard.size for shard in waiting if shard.state in UNSENT_SHARDS), *unplanned]
     if not running and not unsent:
         return READING
     observed = [
         Observed(size, seconds, max(0.0, wall - at)) for size, seconds, at in store.turnarounds(job.model)
     ]
     return remaining(running, observed, unsent=unsent)
-
-
-def _alone(job: JobRow, waiting: Sequence[ShardRow], wall: float) -> float | None:
-    """Return the time of what is in no batch, at the pace of the results so far."""
-    left = job.total - job.finished - sum(shard.size for shard in waiting)
-    elapsed = wall - job.created_at
-    if left <= 0 or not job.finished or elapsed <= 0:
-        return None
-    return math.ceil(left * elapsed / job.finished)
 
 
 def _done(shard: ShardRow) -> int | None:

@@ -62,7 +62,8 @@ class JobStatus:
         submitted: requests that were sent, those with results included.
         completed, failed, cancelled: requests that have a result, by what it is.
         running: requests the provider says it has done, whose results are not stored yet.
-        remaining: seconds until the end, as far as it can be said from earlier batches; ``None`` where not.
+        remaining: seconds until the end, as far as it can be said from earlier batches and calls; ``None``
+            where not.
         elapsed: seconds since it was accepted, up to its end.
         cost: USD so far, of the results whose price is known.
         realtime_cost: USD the same results would have cost in real time.

@@ -1,0 +1,58 @@
+"""The time that the status of a job says is left, beside what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch.client import BatchingClient
+from smartbatch.clock import VirtualClock
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.status import JobStatus
+
+ClientOf = Callable[..., BatchingClient]
+LONG = 1e6
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+def followed(job: Job) -> list[tuple[JobStatus, float]]:
+    """Wait for a job; return each status on the way, and the seconds it took from there to the end."""
+    seen: list[JobStatus] = []
+    job.on_progress(seen.append)
+    whole = job.wait(LONG).elapsed
+    return [(status, whole - status.elapsed) for status in seen if not status.done]
+
+
+def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """A batch is given up after half an hour with nothing done; 60 calls at four a time take five minutes."""
+    remote = Remote(clock, turnaround=1e5, latency=20.0)
+    client = client_of(remote, store=store, batch_timeout=1800.0, parallelism=4)
+    told = followed(client.submit_batch([f"p{n}" for n in range(60)], fallback="individual"))
+    alone = [(status, left) for status, left in told if status.finished]
+    assert len(remote.asked) == 60
+    assert alone
+    for status, left in alone:
+        assert status.remaining is not None
+        assert status.remaining == pytest.approx(left, rel=0.5, abs=60.0)
+
+
+def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """When it came, three others were about to come: its time alone would say four times too much."""
+    remote = Remote(clock, batches=False, latency=20.0)
+    client = client_of(remote, store=store, parallelism=4)
+    told = followed(client.submit_batch([f"p{n}" for n in range(60)], fallback="individual"))
+    assert {status.finished for status, _ in told} > {1, 30, 59}
+    for status, left in told:
+        if status.finished:
+            assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
