@@ -120,11 +120,12 @@ class BatchJobs(JobHost):
         """Submit a job, wait for its end, and return all results in order.
 
         Fewer than ``batch_threshold`` requests, and all where there are no batches, are asked in real time:
-        as a job all the same, so that they too outlive the process.
+        as a job all the same, so that they too outlive the process. With any of the wishes that is the
+        ``"threshold"`` strategy, unless ``strategy`` says otherwise.
 
         Args:
-            requests, key, metadata, fallback, params: as in :meth:`submit_batch`.
-            timeout: seconds; ``batch_timeout`` when ``None``.
+            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, wishes included.
+            timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
             on_progress: called with the :class:`~smartbatch.jobs.status.JobStatus` after each change.
             progress: show a bar, or lines where there is no terminal.
 
@@ -134,18 +135,14 @@ class BatchJobs(JobHost):
             Exception: as :meth:`submit_batch`.
         """
         began = self._clock.now()
-        policy = policy_of(self.config, self._fallback_of(fallback))
-        few, requests = self._few(requests)
-        kind, rows = self._rows(requests, params)
-        realtime = None if few else 0
-        job = self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=realtime))
+        job = self._submit_by_count(requests, params, key=key, metadata=metadata, fallback=fallback)
         results = ResultList()
         with JobProgressBar(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
             if progress:
                 job.on_progress(bar.show)
             if on_progress is not None:
                 job.on_progress(on_progress)
-            results.extend(_all_of(job, self.config.batch_timeout if timeout is None else timeout))
+            results.extend(_all_of(job, self._patience(job) if timeout is None else timeout))
             if progress or on_progress is not None:
                 self._desk.watcher_of(job.id).finish(LAST_STEP)  # the end is told before this returns
             bar.show(job.status())
@@ -171,6 +168,29 @@ class BatchJobs(JobHost):
         return self._desk.find(id_or_key)
 
     # -- accepting -------------------------------------------------------------------------------------------
+
+    def _submit_by_count(
+        self,
+        requests: Iterable[Prompt],
+        params: Mapping[str, Any],
+        *,
+        key: str | None,
+        metadata: Mapping[str, str] | None,
+        fallback: Fallback | None,
+    ) -> Job:
+        """Store requests as a job: for real time where they are few, else for a batch."""
+        policy = policy_of(self.config, self._fallback_of(fallback))
+        few, requests = self._few(requests)
+        kind, rows = self._rows(requests, params)
+        realtime = None if few else 0
+        return self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=realtime))
+
+    def _patience(self, job: Job) -> float:
+        """Return the seconds that waiting for a job lasts by default."""
+        row = self._desk.store.job(job.id)
+        deadline = None if row is None else row.policy.get("deadline")
+        left = 0.0 if deadline is None else deadline - self._clock.wall()
+        return max(self.config.batch_timeout, left)
 
     def _submit_rows(
         self,

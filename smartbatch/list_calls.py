@@ -200,6 +200,21 @@ class ListCalls(BatchJobs):
             fallback=fallback,
         )
 
+    def _submit_by_count(
+        self,
+        requests: Iterable[Prompt],
+        params: Mapping[str, Any],
+        *,
+        key: str | None,
+        metadata: Mapping[str, str] | None,
+        fallback: Fallback | None,
+    ) -> Job:
+        plain, wished = parted(params)
+        given: dict[str, Any] = {"key": key, "metadata": metadata, "fallback": fallback}
+        if not wished:
+            return super()._submit_by_count(requests, plain, **given)
+        return self.submit_batch(requests, **given, **plain, **{"strategy": "threshold", **wished})
+
     def _new_advisor(self) -> Advisor:
         return Advisor(
             self._provider,

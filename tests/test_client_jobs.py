@@ -272,6 +272,57 @@ def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, st
     assert [job.status().state for job in client.jobs()] == ["done", "done"]
 
 
+@pytest.mark.parametrize(
+    ("wishes", "few", "many"),
+    [
+        ({"deadline": "20h"}, Route.INDIVIDUAL, Route.BATCH),
+        ({"prefer": "speed"}, Route.INDIVIDUAL, Route.BATCH),
+        ({"strategy": "batch", "deadline": None}, Route.BATCH, Route.BATCH),
+        ({"strategy": "individual", "deadline": "20h"}, Route.INDIVIDUAL, Route.INDIVIDUAL),
+        ({"strategy": "auto", "prefer": "speed"}, Route.INDIVIDUAL, Route.INDIVIDUAL),
+    ],
+)
+def test_a_job_that_is_waited_for_takes_wishes(
+    wishes: dict[str, Any], few: Route, many: Route, client_of: ClientOf, remote: Remote, store: str
+) -> None:
+    """The count decides its route all the same, unless a strategy does."""
+    client = client_of(remote, store=store, batch_threshold=5)
+    for count, route in ((4, few), (12, many)):
+        results = client.submit_and_wait((f"p{n}" for n in range(count)), purpose="labels", **wishes)
+        assert [result.route for result in results] == [route] * count
+    assert [job.status().state for job in client.jobs()] == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "text"),
+    [
+        ({"deadline": "1 s"}, "no route meets a deadline of 1 s"),
+        ({"deadline": "soon"}, "deadline = 'soon' is no time"),
+        ({"budget": "5 EUR"}, "budget"),
+        ({"strategy": "fast"}, "batching_strategy"),
+        ({"budget": "5 USD"}, "the price of remote:default is unknown"),
+    ],
+)
+def test_wishes_of_a_job_that_is_waited_for_are_checked_before_it_is_stored(
+    wishes: dict[str, Any], text: str, client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock, priced="budget" in wishes), store=store)
+    with pytest.raises(ConfigError, match=text):
+        client.submit_and_wait([f"p{n}" for n in range(400)], **wishes)
+    assert client.jobs() == []
+
+
+def test_a_job_is_waited_for_until_its_deadline_or_longer(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, turnaround=9000.0)
+    client = client_of(remote, store=store, batch_timeout=50.0)
+    prompts = [f"p{n}" for n in range(12)]
+    assert client.submit_and_wait(prompts, deadline="6h").succeeded == 12
+    with pytest.raises(JobTimeout):
+        client.submit_and_wait(prompts, deadline="6h", timeout=60.0)
+
+
 def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, store: str) -> None:
     """The error names the job; the same line with the same key takes it up again."""
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
