@@ -97,7 +97,7 @@ class Spec:
         if self.kind == "bool":
             value = {"true": True, "1": True, "false": False, "0": False}.get(word, text)
         elif self.kind == "texts":
-            value = [part.strip() for part in text.split(",") if part.strip()]
+            value = [part for part in text.split(",") if part.strip()]
         elif self.kind in ("float", "int"):
             try:
                 value = float(word) if self.kind == "float" else int(word)
@@ -128,7 +128,7 @@ class Spec:
             isinstance(text, str) and text.strip() for text in texts
         ):
             raise self.refusal(label, value)
-        return frozenset(texts)
+        return frozenset(text.strip() for text in texts)
 
     def _prices(self, label: str, value: Any) -> dict[str, Price]:
         if not isinstance(value, Mapping):

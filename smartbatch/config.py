@@ -336,9 +336,8 @@ def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in table.items():
         label = f"{key} ({place})"
-        if value == "none" and _spec(key, label).optional:
-            value = None
-        values[key] = _spec(key, label).check(label, value)
+        spec = _spec(str(key), label)
+        values[key] = spec.check(label, None if value == "none" and spec.optional else value)
     return values
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -224,6 +226,90 @@ def test_a_file_that_is_missing_or_no_text_or_without_our_table_is_refused_by_na
 
 def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path: Path) -> None:
     assert load(written(tmp_path, "\ufeffretries = 0")).retries == 0
+
+
+def test_a_host_application_may_hand_its_own_table_over() -> None:
+    """As one that reads its settings itself has it: plain values, lists and nested tables."""
+    table = {
+        "batching_strategy": "hybrid",
+        "prefer_individual_for": ["rag_query", "chat"],
+        "budget": "5 USD",
+        "max_rpm": "none",
+        "flex": False,
+        "parallelism": 7,
+        "prices": {"openai:my-model": {"input": 1, "output": 2.5}},
+    }
+    before = copy.deepcopy(table)
+    config = BatchingConfig.load(MappingProxyType(table), {"SMARTBATCH_PARALLELISM": "12"}, time_value=0)
+    assert config == BatchingConfig(
+        batching_strategy="hybrid",
+        prefer_individual_for=frozenset({"rag_query", "chat"}),
+        budget=5,
+        flex=False,
+        parallelism=12,
+        time_value=0,
+        prices={"openai:my-model": Price(1, 2.5)},
+    )
+    assert table == before
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"batching_strategie": "auto"}, "batching_strategie .*did you mean batching_strategy"),
+        ({"batching_strategy": "fast"}, r"batching_strategy \(given as a mapping\) = 'fast' .* threshold"),
+        ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: texts"),
+        ({"time_value": "5"}, r"time_value \(given as a mapping\)"),
+        ({"parallelism": None}, "parallelism .*None"),
+        ({7: "x"}, "unknown setting 7"),
+    ],
+)
+def test_a_bad_table_of_a_host_application_is_refused_with_its_key(table: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BatchingConfig.load(table, {})
+
+
+def test_a_table_of_none_values_sets_what_may_be_none() -> None:
+    assert BatchingConfig.load({"max_rpm": None, "store": None}, {}) == BatchingConfig()
+
+
+def test_purposes_may_be_named_in_every_place_that_has_settings(tmp_path: Path) -> None:
+    named = frozenset({"rag_query", "chat"})
+    text = 'prefer_individual_for = ["rag_query", "chat"]\n'
+    assert load(written(tmp_path, text)).prefer_individual_for == named
+    project = written(tmp_path, f"[tool.smartbatch]\n{text}", "pyproject.toml")
+    assert load(project).prefer_individual_for == named
+    for purposes in (["rag_query", "chat"], ("chat", "rag_query", "chat"), {"chat", "rag_query"}, named):
+        assert load(prefer_individual_for=purposes).prefer_individual_for == named
+    assert load(prefer_individual_for="chat").prefer_individual_for == {"chat"}
+    assert load(written(tmp_path, text), prefer_individual_for=()).prefer_individual_for == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("rag_query", {"rag_query"}),
+        ("rag_query,chat", {"rag_query", "chat"}),
+        (" rag query , chat,, ", {"rag query", "chat"}),
+        ("none", {"none"}),
+        (",", set()),
+    ],
+)
+def test_purposes_in_the_environment_stand_between_commas(text: str, names: set[str]) -> None:
+    config = load(environ={"SMARTBATCH_PREFER_INDIVIDUAL_FOR": text})
+    assert config.prefer_individual_for == names
+
+
+@pytest.mark.parametrize("value", [["chat", ""], [" "], "", [7], None, b"chat", {"chat": 1}, 7])
+def test_what_is_no_list_of_texts_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"prefer_individual_for = .* out of range: texts"):
+        BatchingConfig(prefer_individual_for=value)
+
+
+def test_purposes_that_are_padded_are_the_same_wherever_they_are_named(tmp_path: Path) -> None:
+    """A blank too many in a file must not make a purpose that no request has."""
+    file = written(tmp_path, 'prefer_individual_for = [" chat "]')
+    assert load(file) == load(environ={"SMARTBATCH_PREFER_INDIVIDUAL_FOR": " chat "})
 
 
 def test_an_unknown_override_is_refused_with_the_nearest_name() -> None:
