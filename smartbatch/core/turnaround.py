@@ -2,7 +2,8 @@
 
 A batch that has run for an hour will not end when most do, so what counts is how long those took that were
 not done by then. Each batch observed stands for times around its own; those of late and of about the same
-size count most. Before any was observed, and beside few, what providers say of all batches counts.
+size count most. Of a batch that was given up it is known that it would have taken longer: it stands for those
+that did. Before any was observed, and beside few, what providers say of all batches counts.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ _SHORTEST = 1.0
 
 @frozen
 class Observed:
-    """A batch that ended.
+    """A batch that ended, or was given up.
 
     Args:
         size: its requests.
-        seconds: from its creation to its end.
-        age: seconds since that end.
+        seconds: from its creation to that.
+        age: seconds since then.
+        ended: whether it ended by itself; else it would have taken longer.
     """
 
     size: int
     seconds: float
     age: float = 0.0
+    ended: bool = True
 
 
 @frozen
@@ -74,7 +77,7 @@ def remaining(
 
     Args:
         running: the job's batches under way, which run beside each other.
-        observed: batches of the same model that ended.
+        observed: batches of the same model that ended or were given up.
         unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
 
     It is 0.0 only when nothing is left, and ``None`` when a batch has run for :data:`LATEST`, so that nothing
@@ -82,46 +85,69 @@ def remaining(
     """
     if not running and not unsent:
         return 0.0
+    times = {size: _Times(observed, size) for size in {*(batch.size for batch in running), *unsent}}
     longest = 0.0
     for batch in running:
-        left = _left(batch, observed)
+        left = _left(batch, times[batch.size])
         if left is None:
             return None
         longest = max(longest, left)
     if unsent:
         rounds = math.ceil(len(unsent) / len(running)) if running else 1
-        longest += rounds * max(_unfinished(0.0, size, observed) for size in unsent)
+        longest += rounds * max(times[size].left(0.0) for size in {*unsent})
     return max(_SHORTEST, longest)
 
 
-def _left(batch: Running, observed: Sequence[Observed]) -> float | None:
+def _left(batch: Running, times: _Times) -> float | None:
     """Return the seconds left of one batch: by its age, or by its own pace where that is faster.
 
     A slow pace is no evidence: batches wait in a queue first, and are fast then.
     """
     if batch.elapsed >= LATEST:
         return None
-    left = _unfinished(max(0.0, batch.elapsed), batch.size, observed)
+    left = times.left(max(0.0, batch.elapsed))
     if batch.done is not None and batch.done > 0:
         left = min(left, max(0.0, batch.elapsed) * max(0, batch.size - batch.done) / batch.done)
     return left
 
 
-def _unfinished(elapsed: float, size: int, observed: Sequence[Observed]) -> float:
-    """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
-    times = [(math.log(seconds), weight) for seconds, weight in PROMISE]
-    times += [(math.log(one.seconds), _weight(one, size)) for one in observed if one.seconds > 0]
+class _Times:
+    """How long batches of ``size`` requests take."""
 
-    def surviving(log: float) -> float:
-        return sum(weight * math.erfc((log - center) / (_SIGMA * math.sqrt(2))) for center, weight in times)
+    def __init__(self, observed: Sequence[Observed], size: int) -> None:
+        known = [
+            (math.log(one.seconds), _weight(one, size), one.ended) for one in observed if one.seconds > 0
+        ]
+        self._ended = [(math.log(seconds), weight) for seconds, weight in PROMISE]
+        self._ended += [(log, weight) for log, weight, ended in known if ended]
+        self._given_up = [
+            (log, 2 * weight, share)
+            for log, weight, ended in known
+            if not ended and (share := self._surviving_ended(log)) > 0
+        ]
+        self._first = min(log for log, *_ in (*self._ended, *self._given_up))
 
-    low = math.log(elapsed) if elapsed > 0 else min(center for center, _ in times) - 10 * _SIGMA
-    high = max(low, math.log(2 * LATEST)) + 10 * _SIGMA
-    half = surviving(low) / 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if surviving(middle) > half else (low, middle)
-    return math.exp(high) - elapsed
+    def left(self, elapsed: float) -> float:
+        """Return the median of the time left, of batches that are not done after ``elapsed`` seconds."""
+        low = math.log(elapsed) if elapsed > 0 else self._first - 10 * _SIGMA
+        high = max(low, math.log(2 * LATEST)) + 10 * _SIGMA
+        half = self._surviving(low) / 2
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._surviving(middle) > half else (low, middle)
+        return math.exp(high) - elapsed
+
+    def _surviving(self, log: float) -> float:
+        """Return the weight of batches that take longer; those given up go on as others do from there."""
+        ended = self._surviving_ended(log)
+        return ended + sum(
+            weight if log <= at else weight * ended / share for at, weight, share in self._given_up
+        )
+
+    def _surviving_ended(self, log: float) -> float:
+        return sum(
+            weight * math.erfc((log - center) / (_SIGMA * math.sqrt(2))) for center, weight in self._ended
+        )
 
 
 def _weight(one: Observed, size: int) -> float:

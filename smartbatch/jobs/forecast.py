@@ -19,6 +19,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.timing import late
 
 __all__ = ["time_left"]
 
@@ -84,7 +85,9 @@ def _batches(
     if not running and not unsent:
         return READING
     observed = [
-        Observed(size, seconds, max(0.0, wall - at)) for size, seconds, at in store.turnarounds(job.model)
+        Observed(size, seconds, max(0.0, wall - at), ended)
+        for name, ended in ((job.model, True), (late(job.model), False))
+        for size, seconds, at in store.turnarounds(name)
     ]
     return remaining(running, observed, unsent=unsent)
 

@@ -26,6 +26,10 @@ def took(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) 
     return [Observed(size, seconds, age)] * times
 
 
+def given_up(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[Observed]:
+    return [Observed(size, seconds, age, ended=False)] * times
+
+
 class TestBeforeAnythingWasObserved:
     def test_a_fresh_batch_takes_less_than_an_hour(self) -> None:
         """As Anthropic documents of most of its batches."""
@@ -74,6 +78,33 @@ class TestWhatWasObserved:
     def test_batches_of_the_same_size_tell_more_than_others(self) -> None:
         of = [*took(5 * MINUTE, times=3, size=100), *took(2 * HOUR, times=3, size=50_000)]
         assert left(0, of=of, size=100) < left(0, of=of, size=2000) < left(0, of=of, size=50_000)
+
+
+class TestWhatWasGivenUp:
+    def test_batches_that_were_given_up_would_have_taken_longer(self) -> None:
+        quick = took(5 * MINUTE, times=4)
+        both = [*quick, *given_up(30 * MINUTE, times=12)]
+        assert left(0, of=quick) < 6 * MINUTE
+        assert left(0, of=both) > 30 * MINUTE
+        assert left(10 * MINUTE, of=both) > 20 * MINUTE
+
+    def test_one_that_was_given_up_before_others_ended_says_little(self) -> None:
+        of = took(600, times=10)
+        assert left(0, of=[*of, *given_up(5, times=3)]) == pytest.approx(left(0, of=of), rel=0.05)
+
+    def test_a_provider_whose_batches_are_all_given_up_is_slow(self) -> None:
+        assert left(0, of=given_up(4 * HOUR, times=5)) > 4 * HOUR
+        assert left(0, of=given_up(4 * HOUR, times=5, age=60 * DAY)) == pytest.approx(left(0), rel=0.01)
+
+    def test_who_gives_up_on_slow_ones_still_learns_how_slow_they_are(self) -> None:
+        """A quarter takes longer than half an hour, and is not waited for."""
+        dice = random.Random(5)
+        times = [1200 * math.exp(dice.gauss(0, 0.7)) for _ in range(200)]
+        ended = [Observed(1000, seconds) for seconds in times if seconds <= 1800]
+        late = given_up(1800, times=len(times) - len(ended))
+        half = sorted(times)[100]
+        assert left(0, of=[*ended, *late]) == pytest.approx(half, rel=0.1)
+        assert left(0, of=ended) < 0.85 * half
 
 
 class TestProgressTheProviderTells:
@@ -125,7 +156,10 @@ class TestAWholeJob:
 
 
 observations = st.lists(
-    st.builds(Observed, st.integers(0, 10**6), st.floats(-1, 10 * DAY), st.floats(-1, 365 * DAY)), max_size=12
+    st.builds(
+        Observed, st.integers(0, 10**6), st.floats(-1, 10 * DAY), st.floats(-1, 365 * DAY), st.booleans()
+    ),
+    max_size=12,
 )
 batches = st.builds(
     Running, st.integers(1, 10**6), st.floats(-5, LATEST - 0.001), st.none() | st.integers(0, 10**6)

@@ -15,6 +15,7 @@ from smartbatch.jobs.status import JobStatus
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6
+HALF = 1800.0
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def followed(job: Job) -> list[tuple[JobStatus, float]]:
 def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """A batch is given up after half an hour with nothing done; 60 calls at four a time take five minutes."""
+    """A batch is given up after ten minutes with nothing done; 60 calls at four a time take five minutes."""
     remote = Remote(clock, turnaround=1e5, latency=20.0)
-    client = client_of(remote, store=store, batch_timeout=1800.0, parallelism=4)
+    client = client_of(remote, store=store, batch_timeout=600.0, parallelism=4)
     told = followed(client.submit_batch([f"p{n}" for n in range(60)], fallback="individual"))
     alone = [(status, left) for status, left in told if status.finished]
     assert len(remote.asked) == 60
@@ -56,3 +57,22 @@ def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
     for status, left in told:
         if status.finished:
             assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
+
+
+def test_batches_that_were_given_up_are_evidence_of_slow_ones(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """One was given up after half an hour: the next one will hardly be done within that."""
+    client = client_of(
+        Remote(clock, turnaround=1e5), store=store, batch_timeout=HALF, batch_poll_interval=HALF / 3
+    )
+    first = client.submit_batch(["a", "b"], fallback="individual")
+    clock.sleep(1.0)
+    before = first.status().remaining
+    first.wait(LONG)
+    second = client.submit_batch(["c", "d"])
+    clock.sleep(1.0)
+    after = second.status().remaining
+    assert before is not None
+    assert after is not None
+    assert before < HALF < after
