@@ -1,0 +1,172 @@
+"""Lists by batch over real HTTP, in virtual time: objects of classes, single failures, vectors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pydantic
+import pytest
+
+from smartbatch.errors import ErrorKind, SmartbatchError
+from smartbatch.models import Generation, Request, Result, Route
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+
+
+@attrs.frozen
+class Attrs:
+    """As it is asked for."""
+
+    name: str
+    tags: list[str]
+    inner: Dataclass | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataclass:
+    """As it is asked for."""
+
+    name: str
+    count: int
+
+
+class Pydantic(pydantic.BaseModel):
+    """As it is asked for."""
+
+    name: str
+    count: int
+    done: bool
+
+
+KINDS = (Attrs, Dataclass, Pydantic)
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
+
+
+@contextmanager
+def taking_part(w: World) -> Iterator[None]:
+    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
+    w.clock.began()
+    try:
+        yield
+    finally:
+        w.clock.ended()
+        w.clock.spawned()
+
+
+def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Result], SmartbatchError]:
+    """Return what is yielded, and what is raised then."""
+    seen: list[Result] = []
+    with taking_part(w), pytest.raises(SmartbatchError) as raised:
+        seen.extend(results)
+    return seen, raised.value
+
+
+@each_way
+@each_provider
+def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
+    provider: str, way: str, tmp_path: Path
+) -> None:
+    """As in real time; and what the cache keeps becomes an object again."""
+    requests = [Request(text, Generation(schema=KINDS[n % 3])) for n, text in enumerate(texts(18))]
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process(cache=str(tmp_path / "answers.db"))
+        with taking_part(w):
+            found = client.generate(requests, strategy=way)
+            again = client.generate(requests, strategy="individual")
+            alone = w.process().generate(requests, strategy="individual")
+        assert [type(result.parsed) for result in found] == [KINDS[n % 3] for n in range(18)]
+        assert Route.BATCH in {result.route for result in found}
+        assert [result.parsed for result in found] == [result.parsed for result in alone]
+        assert {result.route for result in again} == {Route.CACHED}
+        assert [result.parsed for result in again] == [result.parsed for result in found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type, tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        with taking_part(w):
+            of_list = w.process().generate(texts(12), strategy="batch", schema=kind)
+            of_client = w.process(schema=kind).generate(texts(12), strategy="batch")
+        assert {type(result.parsed) for result in of_list} == {kind}
+        assert [result.parsed for result in of_list] == [result.parsed for result in of_client]
+
+
+def test_an_answer_of_a_batch_that_does_not_fit_its_class_is_asked_again_alone(tmp_path: Path) -> None:
+    def spoil(position: int, answer: dict[str, Any]) -> None:
+        if position == 4:
+            answer["choices"][0]["message"]["content"] = json.dumps({"name": "x", "count": "many"})
+
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process()
+        w.edit_answers(spoil)
+        with taking_part(w):
+            results = client.generate(texts(12), strategy="batch", schema=Dataclass)
+        assert {type(result.parsed) for result in results} == {Dataclass}
+        assert [n for n, result in enumerate(results) if result.route is not Route.BATCH] == [4]
+        assert len(w.requests("ask")) == 1
+
+
+@each_provider
+def test_a_refused_line_of_a_batch_raises_in_its_place_where_that_is_asked_for(
+    provider: str, tmp_path: Path
+) -> None:
+    """What came before it was yielded; the same failure is a result without ``on_error="raise"``."""
+    line = in_batch(0, "item_invalid", {5})
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE, batch_line_fault_for=line) as w:
+        client = w.process()
+        seen, error = all_until_one_fails(w, client.map(texts(12), strategy="batch", on_error="raise"))
+        assert [result.text for result in seen] == w.right(texts(12))[:5]
+        assert error.kind is ErrorKind.CLIENT_ERROR
+        (job,) = client.jobs()
+        stored = list(job.results(wait=False))
+        assert [n for n, result in enumerate(stored) if not result.ok] == [5]
+
+
+def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None:
+    """Nobody reads on, so nothing more is paid than has to be."""
+    with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
+        client = w.process(retries=0)
+        w.service.meet = lambda seen: w.refusal(400) if seen.what == "ask" else None
+        seen, _ = all_until_one_fails(w, client.map(texts(30), strategy="hybrid", on_error="raise"))
+        assert not seen
+        (job,) = client.jobs()
+        status = w.wait(job)
+        assert status.done
+        assert status.cancelled + status.failed == 30
+        assert status.completed == 0
+
+
+@each_provider
+def test_as_completed_yields_what_a_hybrid_asks_at_once_before_its_batch_ends(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, rare=60, batch_turnaround=HOUR) as w:
+        client = w.process()
+        requests = [Request(text, context=n) for n, text in enumerate(texts(30))]
+        began = w.clock.now()
+        with taking_part(w):
+            stream = client.as_completed(requests, strategy="hybrid")
+            came = [(result.context, result.route, w.clock.now() - began) for result in stream]
+        assert sorted(position for position, _, _ in came) == list(range(30))
+        early = [position for position, _, after in came if after < MINUTE]
+        assert sorted(early) == [position for position, route, _ in sorted(came) if route is not Route.BATCH]
+        assert Counter(route for _, route, _ in came)[Route.BATCH] >= 20
+        assert all(after > 30 * MINUTE for _, route, after in came if route is Route.BATCH)
+
+
+@pytest.mark.parametrize("provider", ["openai", "gemini"])
+def test_vectors_come_by_batch_as_in_real_time(provider: str, tmp_path: Path) -> None:
+    model = {"openai": "text-embedding-3-small", "gemini": "gemini-embedding-001"}[provider]
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        with taking_part(w):
+            found = w.process(model=model).embed(texts(12), strategy="batch")
+            alone = w.process(model=model).embed(texts(12), strategy="individual")
+        assert {result.route for result in found} == {Route.BATCH}
+        assert [result.embedding for result in found] == [result.embedding for result in alone]
