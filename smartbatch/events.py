@@ -230,6 +230,17 @@ class JobRescued(Event):
 
 
 @frozen
+class JobHeld(Event):
+    """A job is held, and somebody here waits for it; told once, to whom waits."""
+
+    job_id: str
+    model: str
+    reason: str
+    remedy: str
+    """What makes it go on."""
+
+
+@frozen
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 

@@ -19,7 +19,15 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.events import Event, JobAccepted, JobFinished, JobIncident, JobProgress, ShardChanged
+from smartbatch.events import (
+    Event,
+    JobAccepted,
+    JobFinished,
+    JobHeld,
+    JobIncident,
+    JobProgress,
+    ShardChanged,
+)
 from smartbatch.jobs.accepting import Items
 from smartbatch.jobs.bell import Bell
 from smartbatch.jobs.direct import DirectAsker
@@ -88,6 +96,7 @@ class JobDesk:
         self._asker: DirectAsker | None = None
         self._watchers: dict[str, Watcher] = {}
         self._finished: set[str] = set()
+        self._held: dict[str, str | None] = {}
         self._attended: set[str] = set()
         self._closed = False
 
@@ -235,6 +244,8 @@ class JobDesk:
 
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
+        with self._lock:
+            self._held.pop(job_id, None)
         if self._asker is not None:
             self._asker.resume(job_id)
         self.poke(job_id)
@@ -365,6 +376,19 @@ class JobDesk:
         if isinstance(event, _NEWS):
             self.bell.ring()
         self._host.tell(event)
+
+    def tell_held(self, row: JobRow) -> None:
+        """Tell whoever waits for a job that it is held; once, until it goes on."""
+        with self._lock:
+            if row.state is not JobState.HELD:
+                self._held.pop(row.id, None)
+                return
+            if row.id in self._held and self._held[row.id] == row.note:
+                return
+            self._held[row.id] = row.note
+        reason = row.note or "held: it waits for a person"
+        remedy = f"smartbatch.job({row.id!r}).resume()"
+        self._host.tell(JobHeld(self.clock.now(), row.id, row.model, reason, remedy))
 
     def _note(self, row: JobRow) -> str | None:
         """What keeps the job from going on, as far as this process can tell."""

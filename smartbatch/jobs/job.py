@@ -179,6 +179,7 @@ class Job:
             JobTimeout: it is too late for that.
         """
         self._desk.check_carried(row)
+        self._desk.tell_held(row)
         remaining = until - self._desk.clock.now()
         if remaining <= 0:
             note = self._desk.status_of(row).note

@@ -48,6 +48,8 @@ class Watched(Protocol):
 
     def new_future(self) -> Any: ...
 
+    def tell_held(self, row: JobRow) -> None: ...
+
     def report(self, job_id: str | None, error: BaseException) -> None: ...
 
 
@@ -163,6 +165,8 @@ class Watcher:
         row = self._desk.store.job(self._job_id)
         if row is None:
             raise JobNotFound(f"job {self._job_id} is no longer in the store {self._desk.store.place}")
+        if books:
+            self._desk.tell_held(row)
         if listeners:
             self._call(listeners, row)
         with self._monitor:

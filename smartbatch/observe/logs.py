@@ -24,6 +24,7 @@ from smartbatch.events import (
     ForecastMoved,
     JobAccepted,
     JobFinished,
+    JobHeld,
     JobIncident,
     JobRescued,
     PackingChanged,
@@ -167,7 +168,7 @@ def level_of(event: Event) -> str:
             return "warning"
         case PackingChanged(enabled=False) | FlexChanged(enabled=False):
             return "warning"
-        case JobIncident():
+        case JobIncident() | JobHeld():
             return "warning"
         case RouteScored(met=False):
             return "warning"

@@ -14,10 +14,12 @@ from smartbatch.client import BatchingClient
 from smartbatch.clock import VirtualClock
 from smartbatch.core.tokens import estimate_request
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
+from smartbatch.events import Event, JobHeld
 from smartbatch.jobs import desk
 from smartbatch.jobs.engine import EngineLimits
 from smartbatch.jobs.job import Job
 from smartbatch.models import Request
+from smartbatch.observe.logs import level_of
 from smartbatch.providers.batches import BatchPage, Creation, RemoteBatch
 
 ClientOf = Callable[..., BatchingClient]
@@ -53,8 +55,18 @@ class Lost:
 
 
 @pytest.fixture
+def events() -> list[Event]:
+    """What observers hear."""
+    return []
+
+
+@pytest.fixture
 def start(
-    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf,
+    clock: VirtualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
 ) -> Callable[[float | None], tuple[Job, Lost]]:
     """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
@@ -68,6 +80,7 @@ def start(
             "batch_on_unknown": "hold",
             "batch_settle": MINUTE,
             "batch_max_requests": 1,
+            "observers": [events.append],
         }
         settings["batch_enqueued_tokens"] = 2 * estimate_request(Request("a"))
         return client_of(remote, store=str(tmp_path / "jobs.db"), **settings).submit_batch(
@@ -87,6 +100,56 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
         job.wait(8 * MINUTE)
     assert job.status().state == "held"
     assert lost.sizes == [1, 1]
+
+
+def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
+    start: Callable[[float | None], tuple[Job, Lost]], events: list[Event]
+) -> None:
+    def told() -> list[JobHeld]:
+        return [event for event in events if isinstance(event, JobHeld)]
+
+    job, _ = start(None)
+    with pytest.raises(JobTimeout):
+        job.wait(2 * MINUTE)
+    assert told() == []
+    with pytest.raises(JobTimeout):
+        job.wait(2 * MINUTE)
+    with pytest.raises(JobTimeout):
+        list(job.results(timeout=MINUTE))
+    assert len(told()) == 1
+    assert told()[0].reason.startswith("held: nobody knows whether a batch was created")
+    assert told()[0].remedy == f"smartbatch.job({job.id!r}).resume()"
+    assert level_of(told()[0]) == "warning"
+
+
+def test_each_way_to_wait_for_a_held_job_tells_it(
+    start: Callable[[float | None], tuple[Job, Lost]], events: list[Event], clock: VirtualClock
+) -> None:
+    """Nobody waited while it became held."""
+    job, _ = start(None)
+    clock.sleep(5 * MINUTE)
+    assert job.status().state == "held"
+    assert not any(isinstance(event, JobHeld) for event in events)
+    assert not any(future.done() for future in job.futures()[1:])
+    clock.sleep(MINUTE)
+    assert [event.job_id for event in events if isinstance(event, JobHeld)] == [job.id]
+
+
+def test_a_job_that_is_held_once_more_is_told_once_more(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
+) -> None:
+    remote = Remote(clock, batches=False, reply=refused)
+    client = client_of(remote, store=str(tmp_path / "jobs.db"), observers=[events.append])
+    job = client.submit_batch(["a"], fallback="individual")
+    for times in (1, 2):
+        with pytest.raises(JobTimeout, match="the key is refused"):
+            job.wait(10 * MINUTE)
+        assert sum(isinstance(event, JobHeld) for event in events) == times
+        job.resume()
+
+
+def refused(_: str) -> str:
+    raise ProviderError("bad key", kind=ErrorKind.AUTH_ERROR, status=401)
 
 
 def test_a_batch_that_is_found_late_answers_the_question(
