@@ -24,10 +24,11 @@ from smartbatch.errors import ConfigError
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.experience import Experience
 from smartbatch.jobs.records import JobRow
-from smartbatch.models import Kind, Route, Strategy
+from smartbatch.models import Kind, Route, Strategy, Usage
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batches import BatchApi
+from smartbatch.rounds import Outline, Rounds, rounds_of
 from smartbatch.runtime.quotas import shared_quota
 
 __all__ = ["Advisor"]
@@ -74,7 +75,7 @@ class Advisor:
         self._moved: ForecastMoved | None = None
         self._threshold: tuple[int | None] | None = None
 
-    def sketch(self, kind: Kind, *, flexible: bool = False) -> Sketch:
+    def sketch(self, kind: Kind, *, flexible: bool = False) -> Outline:
         """Return an empty sketch, to which requests of ``kind`` are added.
 
         Args:
@@ -85,9 +86,11 @@ class Advisor:
             "batch": self._rates("batch"),
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
-        return Sketch(self._experience.calibration(self._label, kind), rates)
+        return Outline(self._experience.calibration(self._label, kind), rates)
 
-    def consider(self, sketch: Sketch, wishes: Wishes, kind: Kind, *, batchable: bool) -> Decision:
+    def consider(
+        self, sketch: Outline, wishes: Wishes, kind: Kind, *, batchable: bool, room: float | None = None
+    ) -> Decision:
         """Return the decision for a list, and tell nobody.
 
         Args:
@@ -95,6 +98,7 @@ class Advisor:
             wishes: what it has to meet; a budget only where it can be kept.
             kind: of all its requests.
             batchable: whether its requests may go in a batch.
+            room: USD that the client's own budget leaves for it; ``None`` for any.
 
         Raises:
             ConfigError: no route meets the wishes; the text names the nearest that would be met.
@@ -110,10 +114,16 @@ class Advisor:
         batch = None if api is None else self._batch(sketch, load, api)
         if batch is not None and load.requests:
             self._watch_threshold(load, offers, batch, wishes)
+        rounds = None if batch is None else self._rounds(sketch, wishes.budget, room)
+        if batch is not None and rounds is not None:
+            batch = rounds.cut(batch, load.requests)
         try:
-            return choose(load, offers, batch, wishes)
+            decision = choose(load, offers, batch, wishes)
         except Infeasible as error:
             raise ConfigError(str(error)) from None
+        if rounds is None or not decision.chosen.batches or not rounds.told():
+            return decision
+        return evolve(decision, reason=f"{decision.reason}; {rounds.told()}")
 
     def tell(self, decision: Decision, purpose: str | None = None) -> str:
         """Tell a decision, and return the id it was told under."""
@@ -262,6 +272,16 @@ class Advisor:
             at_a_time=at_a_time,
             share=_share(cost, standard, unknown=0.5),
         )
+
+    def _rounds(self, sketch: Outline, budget: float | None, room: float | None) -> Rounds | None:
+        """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
+        limits = [usd for usd in (budget, room) if usd is not None]
+        card, cost = self._rates("batch"), sketch.cost("batch")
+        if not limits or card is None or cost is None or not sketch.requests:
+            return None
+        n = sketch.requests
+        most = card.cost(Usage(math.ceil(sketch.tokens_in / n), math.ceil(sketch.tokens_most / n)))
+        return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
     # -- what is known ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from smartbatch.by_job import JobResults, sort
 from smartbatch.core.budget import Budget
 from smartbatch.core.choosing import Decision
 from smartbatch.core.rescue import Speed
-from smartbatch.core.sketch import Sketch
 from smartbatch.core.wishes import Wishes, seconds_until
 from smartbatch.experience import Experience
 from smartbatch.jobs.accepting import kind_of
@@ -25,6 +24,7 @@ from smartbatch.lists import ResultList, Stream
 from smartbatch.models import Embedding, Kind, Priority, Prompt, Request, Result, Route, Strategy
 from smartbatch.plans import Plan
 from smartbatch.prices import PriceBook
+from smartbatch.rounds import Outline
 from smartbatch.runtime.streaming import ChunkBox
 from smartbatch.runtime.ticket import ResultFuture
 
@@ -305,10 +305,15 @@ class ListCalls(BatchJobs):
         """
         if asked.wishes.budget is not None:
             self._check_priced(by_batch=False)
-        sketch = self._sketch(asked)
-        return self._advisor.consider(sketch, asked.wishes, asked.kind, batchable=asked.batchable)
+        return self._advisor.consider(
+            self._sketch(asked),
+            asked.wishes,
+            asked.kind,
+            batchable=asked.batchable,
+            room=self._budget.left,
+        )
 
-    def _sketch(self, asked: _Asked) -> Sketch:
+    def _sketch(self, asked: _Asked) -> Outline:
         sketch = self._advisor.sketch(asked.kind, flexible=asked.batchable and self._flexible(asked.requests))
         cache = self._intake.cache
         for request in asked.requests:

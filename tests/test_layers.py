@@ -82,12 +82,13 @@ ALLOWED: dict[str, frozenset[str]] = {
     | {"config", "core", "job_host", "jobs", "lists", "observe", "prices", "providers"},
     "list_calls": NOUNS  # the part of the client that answers lists
     | {"advisor", "batch_jobs", "by_job", "core", "experience", "intake", "jobs", "lists", "plans"}
-    | {"prices", "runtime"},
+    | {"prices", "rounds", "runtime"},
     "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
     "plans": NOUNS | {"core", "lists"},  # what a list would take
+    "rounds": NOUNS | {"core"},  # how a budget cuts a list that goes by batch
     "experience": NOUNS | {"clock", "core", "jobs", "observe"},  # what was seen, kept in the store
     "advisor": NOUNS  # what a client knows when it chooses a route
-    | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "runtime"},
+    | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "rounds", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
     | {"client", "clock", "config", "core", "experience", "job_host", "jobs", "observe", "runtime"},
     "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "list_calls", "lists", "observe"},

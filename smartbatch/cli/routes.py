@@ -92,7 +92,8 @@ class Chooser:
                 sketch.add(request)
         if stopped():
             return None
-        return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True)
+        room = client._budget.left
+        return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True, room=room)
 
     def _left(self) -> Wishes:
         """Return the wishes with what is left of the time."""
