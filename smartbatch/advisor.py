@@ -75,12 +75,20 @@ class Advisor:
         self._moved: ForecastMoved | None = None
         self._threshold: tuple[int | None] | None = None
 
-    def sketch(self, kind: Kind, *, flexible: bool = False) -> Outline:
-        """Return an empty sketch, to which requests of ``kind`` are added.
+    def sketch(
+        self, kind: Kind, requests: int, wishes: Wishes, *, batchable: bool, flexible: bool = False
+    ) -> Outline:
+        """Return an empty sketch, to which requests are added. What the store knows of their like counts,
+        where they may go in a batch and so may need the store anyway.
 
         Args:
+            kind: of all of them.
+            requests: how many they are, at most.
+            wishes, batchable: as for :meth:`consider`.
             flexible: whether they may go in the provider's slower tier.
         """
+        if requests > wishes.at_once and self._api(kind, wishes, batchable) is not None:
+            self._experience.refresh()
         rates = {
             "standard": self._rates("standard"),
             "batch": self._rates("batch"),
@@ -104,12 +112,11 @@ class Advisor:
             ConfigError: no route meets the wishes; the text names the nearest that would be met.
         """
         load = sketch.load
-        batchable = batchable and load.requests > 0 and wishes.strategy is not Strategy.INDIVIDUAL
-        api = self._batches(kind) if batchable else None
-        if load.requests > wishes.at_once and api is not None:
-            self._experience.refresh()
-            if wishes.strategy is Strategy.AUTO and not self._experience.stored:
-                api = None  # a job could not be kept; real time needs no store
+        api = self._api(kind, wishes, batchable) if load.requests else None
+        if load.requests > wishes.at_once and wishes.strategy is Strategy.AUTO:
+            api = (
+                api if self._experience.stored else None
+            )  # a job could not be kept; real time needs no store
         offers = self._offers(sketch, load, kind, wishes)
         batch = None if api is None else self._batch(sketch, load, api)
         if batch is not None and load.requests:
@@ -215,6 +222,9 @@ class Advisor:
             f"before: {moved.reason}"
         )
         self._tell(ThresholdMoved(self._clock.now(), self._label, before[0], self._threshold[0], reason))
+
+    def _api(self, kind: Kind, wishes: Wishes, batchable: bool) -> BatchApi | None:
+        return self._batches(kind) if batchable and wishes.strategy is not Strategy.INDIVIDUAL else None
 
     # -- offers ----------------------------------------------------------------------------------------------
 

@@ -314,13 +314,19 @@ class ListCalls(BatchJobs):
         )
 
     def _sketch(self, asked: _Asked) -> Outline:
-        sketch = self._advisor.sketch(asked.kind, flexible=asked.batchable and self._flexible(asked.requests))
-        cache = self._intake.cache
-        for request in asked.requests:
-            if cache is not None and self._intake.recalled(request, self._intake.fingerprint(request)):
-                sketch.cached += 1
-            else:
-                sketch.add(request)
+        intake, requests = self._intake, asked.requests
+        if intake.cache is not None:
+            requests = [each for each in requests if not intake.recalled(each, intake.fingerprint(each))]
+        sketch = self._advisor.sketch(
+            asked.kind,
+            len(requests),
+            asked.wishes,
+            batchable=asked.batchable,
+            flexible=asked.batchable and self._flexible(asked.requests),
+        )
+        sketch.cached = len(asked.requests) - len(requests)
+        for request in requests:
+            sketch.add(request)
         return sketch
 
     def _flexible(self, requests: Sequence[Request]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from smartbatch import BatchingClient
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.store import open_store
-from smartbatch.models import Route
+from smartbatch.models import Kind, Route, Usage
 
 PROMPTS = [f"Summarise text {number} in one sentence." for number in range(400)]
 
@@ -71,6 +71,27 @@ def test_what_was_seen_of_batches_changes_the_choice_and_survives_the_process(
     fast = again.plan(PROMPTS, strategy="batch")
     assert slow.p50 > 600
     assert fast.p50 < 60
+
+
+@pytest.mark.parametrize("strategy", ["auto", "batch"])
+def test_the_first_plan_of_a_process_knows_how_long_answers_were(
+    strategy: str, client: BatchingClient
+) -> None:
+    """A command is a process of its own, and has no second plan."""
+    client.plan(PROMPTS, strategy=strategy)
+    learned = client._experience.calibration("openai:gpt-5-mini", Kind.GENERATE)
+    for _ in range(50):
+        learned.observe(20, Usage(22, 7))
+    client._experience.save()
+    known = client.plan(PROMPTS, strategy=strategy)
+    again = BatchingClient(
+        "openai:gpt-5-mini",
+        provider_options={"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"},
+        store=client.config.store,
+        max_tokens=200,
+    )
+    assert known.as_dict()["tokens_out"] == pytest.approx(7 * len(PROMPTS))
+    assert again.plan(PROMPTS, strategy=strategy).cost == pytest.approx(known.cost)
 
 
 def test_the_threshold_moves_with_what_was_seen_and_says_why(

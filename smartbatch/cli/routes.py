@@ -84,7 +84,9 @@ class Chooser:
             InputError: the input changed.
         """
         client, intake = self._client, self._client._intake
-        sketch = client._advisor.sketch(Kind.GENERATE, flexible=client._flexible(()))
+        sketch = client._advisor.sketch(
+            Kind.GENERATE, sum(needed), self._wishes, batchable=True, flexible=client._flexible(())
+        )
         for request in self._questions.requests(skip=lambda i: not needed[i], stopped=stopped):
             if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
                 sketch.cached += 1
