@@ -208,6 +208,78 @@ def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
     assert store.claim(job.id, 60) is None  # the child's end did not free the parent's lock
 
 
+BUSY = """
+import threading, time
+store = open_store(place)
+ended = threading.Event()
+def write():
+    for n in range(1_000_000):
+        if ended.is_set():
+            return
+        store.remember(f"fact {n % 10}", n)
+        store.jobs()
+threads = [threading.Thread(target=write) for _ in range(2)]
+for thread in threads:
+    thread.start()
+codes = []
+for n in range(int(rest[0])):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            own = store if n % 2 else open_store(place)
+            own.remember(f"child {n}", n)
+            code = 0 if own.recall(f"child {n}") == n else 2
+        finally:
+            os._exit(code)
+    until = time.monotonic() + 8
+    while not (ended_child := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.001)
+    if not ended_child[0]:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        codes.append("hung")
+        break
+    codes.append(os.waitstatus_to_exitcode(ended_child[1]))
+ended.set()
+for thread in threads:
+    thread.join()
+say({str(code) for code in codes})
+say(sum(store.recall(f"child {n}") == n for n in range(int(rest[0]))))
+hear()
+"""
+
+
+def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench, start: Start) -> None:
+    """What threads of the parent hold inside of the database's library is nobody's in a child."""
+    store = bench.open()
+    parent = start(BUSY, 15)
+    assert parent.hear() == "{'0'}"
+    assert parent.hear() == "15"
+    assert store.recall("child 14") == 14
+
+
+ROWS = """
+store = open_store(place)
+def rows():
+    yield from items(2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    yield from items(2)
+job, made = store.accept(new("job-1"), rows())
+say(job.total, made)
+hear()
+"""
+
+
+def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench: Bench, start: Start) -> None:
+    began = time.monotonic()
+    assert start(ROWS).hear() == "4 True"
+    assert time.monotonic() - began < 4.0  # it would wait 5 s for itself
+
+
 CROWD = """
 store = open_store(place)
 say("open")
