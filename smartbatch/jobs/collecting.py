@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,7 @@ from smartbatch.jobs.files import write_whole
 from smartbatch.jobs.lines import raw_lines
 from smartbatch.jobs.reading import Reader
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
-from smartbatch.jobs.store.base import Measure
+from smartbatch.jobs.store.base import ItemAt, Measure
 from smartbatch.jobs.wire import parse_wire_id
 from smartbatch.jobs.work import Work, report
 from smartbatch.models import Kind, Usage
@@ -151,10 +151,20 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
         taken = work.store.ingest(work.grip, shard, results, at=work.wall)
         sums.doubled += len(taken.doubled)
         sums.add(results, taken.final)
+        _learn(work, page, items, frozenset(taken.final))
         before = report(work.store, before, work.tell, work.clock)
     mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
     _tell(work, shard, "token_mismatch", reader.suspicious, mismatched)
     return sums
+
+
+def _learn(work: Work, page: list[_Read], items: Mapping[int, ItemAt], final: Collection[int]) -> None:
+    """Let answers that were stored now teach what requests of the model take, as those in real time do."""
+    known = work.calibration(work.job)
+    for read in page:
+        item, answer = items.get(read.position), read.line.answer
+        if item is not None and item.ix in final and answer is not None and answer.usage is not None:
+            known.observe(item.tokens, answer.usage)
 
 
 def salvage(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:

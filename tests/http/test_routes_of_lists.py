@@ -228,3 +228,18 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
         assert routes(results) == {Route.BATCH: 30}
         assert results.cost is not None
         assert plan.cost_low <= results.cost <= plan.cost_high
+
+
+@each_provider
+def test_what_batches_took_makes_the_next_plan_right(provider: str, tmp_path: Path) -> None:
+    """As calls in real time do; also for the next process."""
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process(max_tokens=2000)
+        guessed = client.plan(texts(40), strategy="batch")
+        results = asked(w, client, texts(40), strategy="batch")
+        w.stop(client)
+        learned = w.process(max_tokens=2000).plan(texts(40), strategy="batch")
+        assert results.cost is not None
+        assert guessed.cost is not None
+        assert guessed.cost > 3 * results.cost
+        assert learned.cost == pytest.approx(results.cost, rel=0.1)
