@@ -117,7 +117,7 @@ class SqliteDatabase(Database):
     def _begin_anew(self) -> None:
         self._process = os.getpid()
         self._reading, self._changing = threading.Lock(), threading.Lock()
-        self._inside: list[int] = []
+        self._changer: int | None = None
         self._forking: int | None = None
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
@@ -143,7 +143,7 @@ class SqliteDatabase(Database):
 
     def _opened(self, *, alone: bool) -> bool:
         """Check the file, and make it if ``alone``; return False when it is still to be made."""
-        with self._turn(self._reading):
+        with self._reading:
             connection = self._connect()
             try:
                 version = self._version(connection, alone)
@@ -213,7 +213,7 @@ class SqliteDatabase(Database):
 
     def rows(self, statement: str, *values: object) -> list[Row]:
         self._check_process()
-        with self._turn(self._reading):
+        with self._reading:
             try:
                 self._check_file()
                 if self._reader is None:
@@ -234,7 +234,8 @@ class SqliteDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[SqliteTransaction]:
         self._check_process()
-        with self._turn(self._changing):
+        with self._changing:
+            self._changer = threading.get_ident()
             connection = self._begin()
             try:
                 yield SqliteTransaction(self, connection)
@@ -289,7 +290,7 @@ class SqliteDatabase(Database):
 
     def give_back(self) -> None:
         # somebody else may read or write: then the room is used again by what comes next
-        with self._turn(self._changing), contextlib.suppress(sqlite3.Error):
+        with self._changing, contextlib.suppress(sqlite3.Error):
             connection = self._writer
             if connection is None:
                 return
@@ -304,23 +305,14 @@ class SqliteDatabase(Database):
         if self._process != os.getpid():
             self.abandon()
         self._closed = True
-        with self._turn(self._changing), self._turn(self._reading):
+        with self._changing, self._reading:
             self._cut()
-
-    @contextmanager
-    def _turn(self, lock: threading.Lock) -> Iterator[None]:
-        """Use a connection, or open one, while nobody else does."""
-        me = threading.get_ident()
-        with lock:
-            self._inside.append(me)
-            try:
-                yield
-            finally:
-                self._inside.remove(me)
 
     def before_fork(self) -> None:
         me = threading.get_ident()
-        if self._process != os.getpid() or me in self._inside:  # it forks between two rows of its own job
+        if self._process != os.getpid():
+            return
+        if self._changing.locked() and self._changer == me:  # it forks between two rows of a job of its own
             return
         if not self._changing.acquire(timeout=FORK_PATIENCE):
             return
