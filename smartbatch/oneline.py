@@ -11,7 +11,7 @@ from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
 from smartbatch.job_desks import desk_of
 from smartbatch.jobs.job import Job
-from smartbatch.list_calls import WISHES, parted
+from smartbatch.list_routes import WISHES, parted
 from smartbatch.lists import ResultList
 from smartbatch.models import Embedding, Prompt
 from smartbatch.observe.progress import Mode, Progress, watched

@@ -80,8 +80,9 @@ ALLOWED: dict[str, frozenset[str]] = {
     },
     "batch_jobs": NOUNS  # the part of the client that is about jobs
     | {"config", "core", "job_host", "jobs", "lists", "observe", "prices", "providers"},
-    "list_calls": NOUNS  # the part of the client that answers lists
-    | {"advisor", "batch_jobs", "by_job", "core", "experience", "intake", "jobs", "lists", "plans"}
+    "list_calls": NOUNS | {"batch_jobs", "jobs", "list_routes", "lists", "plans"},  # lists, for users
+    "list_routes": NOUNS  # the part of the client that finds lists their routes
+    | {"advisor", "batch_jobs", "by_job", "core", "experience", "jobs", "lists"}
     | {"prices", "rounds", "runtime"},
     "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
     "plans": NOUNS | {"core", "lists"},  # what a list would take
@@ -91,7 +92,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "rounds", "runtime"},
     "job_desks": NOUNS  # jobs without a client of their own
     | {"client", "clock", "config", "core", "experience", "job_host", "jobs", "observe", "runtime"},
-    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "list_calls", "lists", "observe"},
+    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "list_routes", "lists", "observe"},
     # on top
     "cli": NOUNS
     | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}
