@@ -143,7 +143,7 @@ class JobResults(Iterator[Result]):
 
     def _in_order(self) -> Iterator[Result]:
         rows, waiting = self._rows, iter(self._rows.sent)
-        stored = iter(()) if self._job is None else self._job.unprocessed(ordered=True)
+        stored = iter(()) if self._job is None else self._job._unprocessed(ordered=True)
         copies: dict[int, Result] = {}
         following = next(waiting, None)
         for position in range(len(rows.requests)):
@@ -158,7 +158,7 @@ class JobResults(Iterator[Result]):
 
     def _as_stored(self) -> Iterator[Result]:
         yield from (self._known(position) for position in self._rows.known)
-        for result in () if self._job is None else self._job.unprocessed(ordered=False):
+        for result in () if self._job is None else self._job._unprocessed(ordered=False):
             assert isinstance(result.context, int)
             position = result.context
             own = self._own(position, result)

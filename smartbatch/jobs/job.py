@@ -119,7 +119,7 @@ class Job:
         read = self._desk.result_of
         return self._in_order(until, after + 1, read) if ordered else self._as_stored(until, read)
 
-    def unprocessed(self, *, ordered: bool) -> Iterator[Result]:
+    def _unprocessed(self, *, ordered: bool) -> Iterator[Result]:
         """As :meth:`results`, before ``post_process``: for a list, whose own contexts that has to see."""
         self._desk.carry_on(self.id)
         read = self._desk.stored_result
