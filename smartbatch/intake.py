@@ -14,7 +14,7 @@ from smartbatch.clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core import admission, tokens
 from smartbatch.core.fingerprint import fingerprint
-from smartbatch.core.structured import Check, Parsed
+from smartbatch.core.structured import Check, Parsed, loosely
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import RequestFinished
 from smartbatch.models import Answer, Generation, Prompt, Request, Result, Route
@@ -149,7 +149,7 @@ class Intake:
         answer = None if self.cache is None or key is None else self.cache.get(key)
         if answer is None:
             return None
-        parsed: Any = None
+        parsed: Any = loosely(request.params, answer.text)
         if request.params.schema is not None:
             verdict = Check(*schema_of(request.params.schema)).verdict(answer.text, answer.finish_reason)
             if not isinstance(verdict, Parsed):

@@ -118,6 +118,32 @@ def test_the_same_answers_are_kept_whatever_way_a_list_went(
     assert not cached & objects
 
 
+class Numbers(VariousBatches):
+    """Answers with JSON."""
+
+    def read_line(self, line: bytes, kind: Kind) -> Line:
+        read = super().read_line(line, kind)
+        assert read.answer is not None
+        return evolve(read, answer=evolve(read.answer, text='{"n": 1}'))
+
+
+@each_way
+def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
+    way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    """Also when it comes out of the cache; where the answer holds none, there is none."""
+    remote = Remote(clock, reply=lambda prompt: '{"n": 1}')
+    remote.api = Numbers(remote, clock, 100.0, frozenset({Kind.GENERATE}))
+    client = client_of(remote, **files)
+    prompts = [f"p{n}" for n in range(20)]
+    asked: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    for route in (way, "individual"):
+        results = client.generate(prompts, strategy=route, **asked)
+        assert [result.parsed for result in results] == [{"n": 1}] * 20
+    assert {result.route for result in results} == {Route.CACHED}
+    assert {result.parsed for result in client.generate(prompts, strategy=way)} == {None}
+
+
 @both_orders
 def test_each_answer_of_a_list_is_that_of_its_own_prompt(
     ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 
-from smartbatch.models import Message, Request
+from smartbatch.models import Generation, Message, Request
 
 __all__ = [
     "TEMPERATURES",
@@ -24,6 +24,7 @@ __all__ = [
     "Parsed",
     "Problem",
     "check_schema",
+    "loosely",
     "recover_json",
     "repair_request",
 ]
@@ -69,6 +70,19 @@ class Parsed:
     """
 
     value: Any
+
+
+def loosely(params: Generation, text: str | None) -> Any:
+    """Return the JSON value in an answer that a ``response_format`` of the provider's own was asked for.
+
+    ``None`` where none was asked for, and where the answer holds none: nobody said what has to be in it.
+    """
+    if params.response_format is None:
+        return None
+    try:
+        return recover_json(text or "")
+    except NoJson:
+        return None
 
 
 def recover_json(text: str) -> Any:

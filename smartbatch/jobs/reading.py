@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.core.crosscheck import Crosscheck
-from smartbatch.core.structured import Check, Parsed, Problem
+from smartbatch.core.structured import Check, Parsed, Problem, loosely
 from smartbatch.core.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
@@ -111,7 +111,7 @@ def _parsed(request: Request, answer: Answer) -> tuple[object, Problem | None]:
     """Return the object an answer stands for, recovered from fences and noise, or why there is none."""
     schema = request.params.schema
     if schema is None or request.embedding is not None:
-        return None, None
+        return loosely(request.params, answer.text), None
     verdict = Check(*schema_of(schema)).verdict(answer.text, answer.finish_reason)
     return (verdict.value, None) if isinstance(verdict, Parsed) else (None, verdict)
 

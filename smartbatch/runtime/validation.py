@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from smartbatch.core.structured import Check, NoJson, Parsed, recover_json, repair_request
+from smartbatch.core.structured import Check, Parsed, loosely, repair_request
 from smartbatch.core.tokens import estimate_request
 from smartbatch.errors import ValidationFailed
 from smartbatch.models import Answer, Request
@@ -43,7 +43,7 @@ class Validation:
         if answer.value is not None:
             return Parsed(answer.value)
         if params.schema is None or answer.finish_reason == "tool_calls":
-            return Parsed(_loosely(answer) if params.response_format is not None else None)
+            return Parsed(loosely(params, answer.text))
         verdict = Check(*schema_of(params.schema)).verdict(answer.text, answer.finish_reason)
         if isinstance(verdict, Parsed):
             return verdict
@@ -83,11 +83,3 @@ def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
         return False
     own = ticket.original.params.temperature is not None  # it was taken a moment ago
     return own or ticket.lane.provider.takes_temperature(ticket.lane.model)
-
-
-def _loosely(answer: Answer) -> object:
-    """Decode the answer to a ``response_format`` of the provider's own; ``None`` when it holds no JSON."""
-    try:
-        return recover_json(answer.text or "")
-    except NoJson:
-        return None
