@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 from attrs import evolve, frozen
 
 from smartbatch.core.structured import Check, Parsed
 from smartbatch.errors import SmartbatchError
 from smartbatch.intake import Intake
+from smartbatch.jobs.accepting import row_named
 from smartbatch.jobs.job import Job
 from smartbatch.models import Answer, Request, Result, Route, Usage
 from smartbatch.schemas import schema_of
@@ -44,7 +46,7 @@ def sort(
         hurried: purposes of requests that wait for no batch; nor do identical ones.
 
     Raises:
-        InvalidRequest: the provider cannot take one.
+        InvalidRequest: a hook refuses one, or the provider cannot take it; names the row.
     """
     prepared: list[Request] = []
     sent: list[int] = []
@@ -53,12 +55,12 @@ def sort(
     keys: dict[int, bytes | None] = {}
     leaders: dict[bytes, int] = {}
     for position, asked in enumerate(requests):
-        request = intake.preprocessed(asked)
+        request = row_named(position, partial(intake.preprocessed, asked))
         if isinstance(request, Answer):
             known[position] = intake.settled(asked, request, Route.LOCAL)
             prepared.append(asked)
             continue
-        intake.check(request)
+        row_named(position, partial(intake.check, request))
         prepared.append(request)
         key = intake.fingerprint(request)
         if (cached := intake.recalled(request, key)) is not None:

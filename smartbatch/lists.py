@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from smartbatch.clock import Clock
-from smartbatch.errors import AllRequestsFailed, QueueFull, SmartbatchError, WrongProcess
+from smartbatch.errors import AllRequestsFailed, InvalidRequest, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.models import Request, Result, Usage
 from smartbatch.runtime.inbox import Inbox
 from smartbatch.runtime.ticket import ResultFuture
@@ -113,7 +113,8 @@ class Stream(Iterator[Result]):
                 submitted = self._submit_next()
             except Exception as error:
                 self._exhausted, self._failure = True, error
-                if not isinstance(error, SmartbatchError):
+                nameless = isinstance(error, InvalidRequest) and error.row is None  # refused by a hook
+                if nameless or not isinstance(error, SmartbatchError):
                     error.add_note(f"raised while prompt {self._submitted} (counted from 0) was read")
                 return
             if not submitted:

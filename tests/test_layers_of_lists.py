@@ -50,16 +50,32 @@ def test_a_list_that_a_hook_answers_by_itself_is_not_sent(
     assert [event.cost for event in events if isinstance(event, RouteScored)] == [0.0]
 
 
-def test_a_row_that_a_hook_refuses_leaves_no_job_behind(client_of: ClientOf, remote: Remote) -> None:
+@pytest.mark.parametrize("way", ["batch", "hybrid"])
+def test_a_row_that_a_hook_refuses_leaves_no_job_behind(
+    way: str, client_of: ClientOf, remote: Remote
+) -> None:
     def strict(request: Request) -> None:
         if request.prompt == "p20":
             raise InvalidRequest("not this one", field="prompt")
 
     client = client_of(remote, preprocess=[strict])
-    with pytest.raises(InvalidRequest, match="not this one"):
-        client.generate(PROMPTS, strategy="batch")
+    with pytest.raises(InvalidRequest, match=r"row 20 \(counted from 0\): not this one") as refused:
+        client.generate(PROMPTS, strategy=way)
+    assert refused.value.row == 20
     assert client.jobs() == []
     assert (made(remote), remote.asked) == (0, [])
+
+
+def test_a_row_that_a_hook_refuses_in_real_time_is_named_in_a_note(
+    client_of: ClientOf, remote: Remote
+) -> None:
+    def strict(request: Request) -> None:
+        if request.prompt == "p20":
+            raise InvalidRequest("not this one", field="prompt")
+
+    with pytest.raises(InvalidRequest, match="not this one") as refused:
+        client_of(remote, preprocess=[strict]).generate(PROMPTS, strategy="individual")
+    assert refused.value.__notes__ == ["raised while prompt 20 (counted from 0) was read"]
 
 
 @each_way
