@@ -7,6 +7,7 @@ only; prompts are not in it, only their fingerprints. A damaged or foreign entry
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 from smartbatch.errors import ConfigError
 from smartbatch.models import Answer
+from smartbatch.turns import Turns
 
 __all__ = ["ResponseCache"]
 
@@ -30,6 +32,8 @@ TRIM_EVERY = 100
 """Writes between two looks at the size, which reads the whole index."""
 TRIM_TO = 0.9
 """Part of the allowed size that is left after trimming, so that not every write trims."""
+_abandoned: list[sqlite3.Connection] = []
+"""Connections of the parent, kept in a forked child."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -44,7 +48,9 @@ CREATE INDEX IF NOT EXISTS by_age ON answers (created);
 
 
 class ResponseCache:
-    """Whole answers by fingerprint. Safe from any thread and process; each has its own connection.
+    """Whole answers by fingerprint. Safe from any thread and process.
+
+    One connection reads and one writes, so that nobody who reads waits for a writer.
 
     Args:
         path: the file; made when it is not there, in a folder that is.
@@ -62,9 +68,10 @@ class ResponseCache:
         self._max_bytes = max_bytes
         self._wall = wall
         self._writes = 0
-        self.abandon()
+        self._begin_anew()
         try:
-            self._connection()
+            with self._turns.reading:
+                self._read_by()
         except (OSError, sqlite3.Error) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
@@ -73,12 +80,10 @@ class ResponseCache:
 
     def get(self, key: bytes) -> Answer | None:
         """Return the answer kept under ``key``, or ``None``; whatever is wrong with the file is a miss."""
+        statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:
-            found = (
-                self._connection()
-                .execute("SELECT created, digest, body FROM answers WHERE key = ?", (key,))
-                .fetchone()
-            )
+            with self._turns.reading:
+                found = self._read_by().execute(statement, (key,)).fetchone()
             if found is None or not 0 <= self._wall() - found[0] < self._ttl:
                 return None
             whole = hashlib.sha256(key + found[2]).digest() == found[1]
@@ -93,25 +98,64 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         try:
-            connection = self._connection()
-            connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
-            self._writes += 1
-            if self._writes % TRIM_EVERY == 0:
-                self._trim(connection)
+            with self._turns.changing:
+                self._turns.changer = threading.get_ident()
+                self._write(self._write_by(), row)
         except (OSError, sqlite3.Error):
             return False
         return True
 
-    def abandon(self) -> None:
-        """Forget all connections; in a forked child they are the parent's."""
-        self._mine = threading.local()
+    def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
+        try:
+            connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
+            self._writes += 1
+            if self._writes % TRIM_EVERY == 0:
+                self._trim(connection)
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
-    def _connection(self) -> sqlite3.Connection:
-        known: sqlite3.Connection | None = getattr(self._mine, "connection", None)
-        if known is not None:
-            return known
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)
+    def abandon(self) -> None:
+        """Forget all connections; those of a parent are left to it, for closing one could disturb it."""
+        if self._process == os.getpid():
+            self._cut()
+        else:
+            _abandoned.extend(known for known in (self._reader, self._writer) if known is not None)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
+        self._turns = Turns(self._cut)
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+
+    def _cut(self) -> None:
+        connections = self._reader, self._writer
+        self._reader = self._writer = None
+        for connection in connections:
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+
+    def _read_by(self) -> sqlite3.Connection:
+        if self._reader is None:
+            self._reader = self._connect()
+        return self._reader
+
+    def _write_by(self) -> sqlite3.Connection:
+        if self._writer is None:
+            self._writer = self._connect()
+        return self._writer
+
+    def _connect(self) -> sqlite3.Connection:
+        with contextlib.suppress(
+            FileExistsError
+        ):  # one that is there is opened by SQLite only, see its locks
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        connection = sqlite3.connect(
+            self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+        )
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if version != VERSION and (version or tables):
@@ -121,7 +165,6 @@ class ResponseCache:
         connection.execute("PRAGMA synchronous = NORMAL")  # a lost entry costs one call, no more
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA user_version = {VERSION}")
-        self._mine.connection = connection
         return connection
 
     def _trim(self, connection: sqlite3.Connection) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
+from lifecycle.run_script import run_script
 
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch.cache import TRIM_EVERY, ResponseCache
@@ -213,6 +214,55 @@ def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> 
     finally:
         os.umask(old)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+FORKS = """
+import threading, time
+from smartbatch.cache import ResponseCache
+from smartbatch.models import Answer
+
+cache = ResponseCache("answers.db", ttl=60.0, max_bytes=10**6, wall=time.time)
+ended = threading.Event()
+
+def work(name):
+    while not ended.is_set():
+        cache.put(name, Answer("kept"))
+        cache.get(name)
+
+threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b", b"c")]
+for thread in threads:
+    thread.start()
+codes = set()
+for n in range(30):
+    child = os.fork()
+    if child == 0:
+        cache.abandon()
+        kept = cache.put(b"child", Answer("kept")) and cache.get(b"child")
+        os._exit(0 if kept else 1)
+    until = time.monotonic() + 8
+    while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.001)
+    if not gone[0]:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        codes.add("hung")
+        break
+    codes.add(os.waitstatus_to_exitcode(gone[1]))
+ended.set()
+for thread in threads:
+    thread.join()
+print(codes)
+"""
+
+
+def test_children_forked_while_it_is_in_use_can_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What threads of the parent hold inside of SQLite is nobody's in a child."""
+    monkeypatch.chdir(tmp_path)
+    ended = run_script(FORKS)
+    assert ended.err == ""
+    assert ended.lines == ["{0}"]
 
 
 def test_many_threads_share_it(path: str) -> None:

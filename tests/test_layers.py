@@ -24,6 +24,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"models", "errors"}),
     # leaf rooms: knowledge of one thing, usable from everywhere
     "clock": frozenset(),  # time and waiting
+    "turns": frozenset(),  # who uses an SQLite file, also over a fork
     "headers": frozenset({"models"}),  # what an API's limit headers say, and how far they are believed
     "prices": frozenset({"errors", "models"}),  # rate cards; config holds them, lanes use them
     "schemas": frozenset({"errors"}),  # JSON schemas from types
@@ -39,12 +40,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     # the threads
     "runtime": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
     # durable jobs: the other way to an answer, unknown to the threads
-    "jobs": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
+    "jobs": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas", "turns"},
     # listeners
     "observe": NOUNS | {"clock", "_version"},
     # the front door and what stands in it
     "lists": NOUNS | {"clock", "runtime"},
-    "cache": frozenset({"errors", "models"}),  # answers kept in a file
+    "cache": frozenset({"errors", "models", "turns"}),  # answers kept in a file
     "intake": NOUNS
     | {"cache", "clock", "config", "core", "providers", "runtime", "schemas"},  # before the queue
     "wiring": NOUNS | {"calls", "clock", "config", "core", "prices", "providers", "runtime"},

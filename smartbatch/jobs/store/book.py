@@ -42,8 +42,7 @@ class Book(Store):
         self._wall = wall
         self._entering = threading.Lock()
         self.place = database.place
-        key = id(self)
-        _stores[key] = weakref.ref(self, lambda _: _stores.pop(key, None))
+        _stores.add(self)
         try:
             database.open()
         except BaseException:
@@ -167,29 +166,14 @@ class Book(Store):
         return found[0], memoryview(unpacked(found[1]))
 
 
-# A plain dictionary: a WeakSet must not change while it is read, and others may open stores meanwhile.
-_stores: dict[int, weakref.ref[Book]] = {}
-
-
-def _open_stores() -> list[Book]:
-    return [store for store in (reference() for reference in list(_stores.values())) if store is not None]
-
-
-def _rest_all() -> None:
-    for store in _open_stores():
-        store._db.before_fork()
-
-
-def _go_on_all() -> None:
-    for store in _open_stores():
-        store._db.after_fork()
+_stores: weakref.WeakSet[Book] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
     """Run in a forked child before anything else, so by one thread; takes no lock."""
-    for store in _open_stores():
+    for store in list(_stores):
         store.abandon()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_rest_all, after_in_parent=_go_on_all, after_in_child=_abandon_all)
+    os.register_at_fork(after_in_child=_abandon_all)

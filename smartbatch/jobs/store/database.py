@@ -112,12 +112,6 @@ class Database(ABC):
     def close(self) -> None:
         """Close all connections. May be called twice."""
 
-    def before_fork(self) -> None:
-        """Have nothing under way that a child would inherit; nothing goes on before :meth:`after_fork`."""
-
-    def after_fork(self) -> None:
-        """In the process that forked: go on."""
-
     @abstractmethod
     def abandon(self) -> None:
         """Forget all connections: in a forked child without a word to the server, for they are the parent's.

@@ -7,9 +7,7 @@ for a writer.
 
 The file is never opened but by SQLite: closing any descriptor of it would drop the locks of this process.
 
-A fork copies what SQLite itself knows of open files, their locks and its own mutexes: in the child they would
-be locked for ever, or taken for its own. So a fork waits for the reads and writes under way and closes the
-connections first (https://sqlite.org/howtocorrupt.html, 2.6); they are opened again when they are needed.
+A fork closes the connections first, see :mod:`smartbatch.turns`.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from smartbatch.jobs.store.book_ownership import Ownership
 from smartbatch.jobs.store.database import Database, Row
 from smartbatch.jobs.store.migrations import MIGRATIONS, migrate, refuse_newer
 from smartbatch.jobs.store.owners import FileOwners
+from smartbatch.turns import Turns
 
 __all__ = ["BUSY_TIMEOUT", "SqliteDatabase", "SqliteStore"]
 
@@ -44,9 +43,6 @@ OLDEST = (3, 35, 0)
 CHECKED_AT_OPEN = 8 << 20
 """Bytes up to which a file is checked as a whole when it is opened; a larger one is checked after the first
 error, because the check reads all of it."""
-FORK_PATIENCE = 5.0
-"""Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
-the very thread that forks; then the child may find the file locked."""
 VACUUM_PAGES = 5_000
 """Pages given back to the system in one transaction."""
 
@@ -116,9 +112,7 @@ class SqliteDatabase(Database):
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
-        self._reading, self._changing = threading.Lock(), threading.Lock()
-        self._changer: int | None = None
-        self._forking: int | None = None
+        self._turns = Turns(self._cut)
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._log: tuple[int, int] | None = None
@@ -143,7 +137,7 @@ class SqliteDatabase(Database):
 
     def _opened(self, *, alone: bool) -> bool:
         """Check the file, and make it if ``alone``; return False when it is still to be made."""
-        with self._reading:
+        with self._turns.reading:
             connection = self._connect()
             try:
                 version = self._version(connection, alone)
@@ -213,7 +207,7 @@ class SqliteDatabase(Database):
 
     def rows(self, statement: str, *values: object) -> list[Row]:
         self._check_process()
-        with self._reading:
+        with self._turns.reading:
             try:
                 self._check_file()
                 if self._reader is None:
@@ -234,8 +228,8 @@ class SqliteDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[SqliteTransaction]:
         self._check_process()
-        with self._changing:
-            self._changer = threading.get_ident()
+        with self._turns.changing:
+            self._turns.changer = threading.get_ident()
             connection = self._begin()
             try:
                 yield SqliteTransaction(self, connection)
@@ -290,7 +284,7 @@ class SqliteDatabase(Database):
 
     def give_back(self) -> None:
         # somebody else may read or write: then the room is used again by what comes next
-        with self._changing, contextlib.suppress(sqlite3.Error):
+        with self._turns.changing, contextlib.suppress(sqlite3.Error):
             connection = self._writer
             if connection is None:
                 return
@@ -305,28 +299,8 @@ class SqliteDatabase(Database):
         if self._process != os.getpid():
             self.abandon()
         self._closed = True
-        with self._changing, self._reading:
+        with self._turns.changing, self._turns.reading:
             self._cut()
-
-    def before_fork(self) -> None:
-        me = threading.get_ident()
-        if self._process != os.getpid():
-            return
-        if self._changing.locked() and self._changer == me:  # it forks between two rows of a job of its own
-            return
-        if not self._changing.acquire(timeout=FORK_PATIENCE):
-            return
-        if not self._reading.acquire(timeout=FORK_PATIENCE):
-            self._changing.release()
-            return
-        self._cut()
-        self._forking = me
-
-    def after_fork(self) -> None:
-        if self._forking == threading.get_ident():
-            self._forking = None
-            self._reading.release()
-            self._changing.release()
 
     def _cut(self) -> None:
         connections = self._reader, self._writer
