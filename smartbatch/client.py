@@ -340,9 +340,7 @@ class BatchingClient(ListCalls):
         key = None if stream is not None or mixed or not own else intake.fingerprint(request)
         known = intake.recalled(request, key)
         if known is not None:
-            if self._post_process is not None:
-                known = self._post_process(known) or known
-            return self._settled(request, known, sink, stream)
+            return self._settled(request, self._process(known), sink, stream)
         engine = self._running()
         lane = engine.lane_of(provider, model, request.embedding, flex=flex and stream is None)
         if stream is None:

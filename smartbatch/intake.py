@@ -159,14 +159,15 @@ class Intake:
 
     def finished(self, request: Request, result: Result, now: float) -> RequestFinished:
         """Return what is told of a request that took no call."""
+        error = result.error
         return RequestFinished(
             at=now,
             request_id=result.request_id,
             priority=request.priority,
             model=f"{self._provider.name}:{self._model}",
-            ok=True,
+            ok=error is None,
             cancelled=False,
-            error=None,
+            error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
             attempts=0,
             queued=0.0,
             seconds=0.0,

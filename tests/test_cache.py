@@ -18,7 +18,9 @@ from lifecycle.run_script import run_script
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch.cache import TRIM_EVERY, ResponseCache
 from smartbatch.clock import VirtualClock
-from smartbatch.models import Answer
+from smartbatch.errors import SmartbatchError
+from smartbatch.events import Event, RequestFinished
+from smartbatch.models import Answer, Result
 from smartbatch.providers import MockProvider
 
 ClientOf = Callable[..., BatchingClient]
@@ -214,6 +216,31 @@ def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> 
     finally:
         os.umask(old)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, client_of: ClientOf) -> None:
+    """As on an answer that was just paid for; a list goes on behind it."""
+
+    def hook(result: Result) -> Result:
+        if result.text == "re: bad" and result.route is Route.CACHED:
+            raise ValueError("no")
+        return result
+
+    ended: list[tuple[bool, str | None]] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RequestFinished) and event.route is Route.CACHED:
+            ended.append((event.ok, event.error))
+
+    provider = same_account(answers=lambda request: f"re: {request.prompt}")
+    client = client_of(provider, cache=path, post_process=hook, observers=[heard])
+    prompts = ["good", "bad", "better"]
+    assert [result.ok for result in client.generate(prompts)] == [True] * 3
+    again = client.generate(prompts)
+    assert [result.ok for result in again] == [True, False, True]
+    assert ended == [(True, None), (False, "unknown"), (True, None)]
+    with pytest.raises(SmartbatchError, match="post_process raised ValueError"):
+        client.submit("bad").result(30)
 
 
 FORKS = """
