@@ -97,5 +97,8 @@ class _Desk:
     def status_of(self, row: JobRow) -> JobStatus:
         raise AssertionError("nobody listens here")
 
+    def tell_held(self, row: JobRow) -> None:
+        """Nobody here is told."""
+
     def report(self, job_id: str | None, error: BaseException) -> NoReturn:
         raise error
