@@ -33,6 +33,8 @@ CALL = 1.2
 """Seconds of a call."""
 BATCHES = 20
 """Batches that the store knows of."""
+APART = 0.3
+"""Seconds between two of them, by which they are of two moments."""
 MODEL = "gpt-5"
 PROMPT = "Read this page and say in a sentence what it is about. " + "Lorem ipsum dolor sit amet. " * 200
 """Some 1,400 tokens, a page: a prompt costs about 0.0018 USD."""
@@ -88,10 +90,10 @@ def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
     server = ("--latency", str(CALL / SCALE), "--batch-turnaround", str(SIZES[count] / SCALE))
     with emulator(*server) as url, client_of(url, folder, flex=flex) as client:
         with ThreadPoolExecutor(BATCHES) as pool:
-            learnt = [
-                pool.submit(measure, client, count, f"learning {number}", strategy="batch")
-                for number in range(BATCHES)
-            ]
+            learnt = []
+            for number in range(BATCHES):
+                learnt.append(pool.submit(measure, client, count, f"learning {number}", strategy="batch"))
+                time.sleep(APART)
             for each in learnt:
                 each.result()
         measure(client, 12, "learning", strategy="individual")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -104,12 +104,13 @@ class Moved:
 
 @define
 class _Kept:
-    """One observation; ``size`` and ``seconds`` are logarithms."""
+    """One observation; ``size`` and ``seconds`` are logarithms. All of one ``moment`` count as one."""
 
     seen: Seen
     size: float
     seconds: float
     at: float
+    moment: int
     weight: float = 1.0
 
 
@@ -152,6 +153,7 @@ class Forecaster:
         self._kept: deque[_Kept] = deque(maxlen=remember)
         self._fit: _Fit | None = None
         self._fresh = 0
+        self._moments = 0
         self._levels = Levels()
         self._watch = Watch()
         self._told: tuple[float, float, float] = (self._base.median, prior.growth, 0.0)
@@ -190,12 +192,24 @@ class Forecaster:
         if not seen.ended:
             level = (1 + fit.curve.level(log - shift)) / 2
             log = max(log, fit.curve.log(min(LAST, level)) + shift)
-        changed = self._judge(fit, fit.curve.middle(log - shift))
-        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at))
+        twin = self._twin(seen)
+        changed = 0 if twin else self._judge(fit, fit.curve.middle(log - shift))
+        self._moments += twin is None
+        moment, weight = (self._moments, 1.0) if twin is None else (twin.moment, twin.weight)
+        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at, moment, weight))
         self._fresh += 1
         if changed:
             return self._broke(changed, seen.at)
         return self._drifted(seen.at)
+
+    def _twin(self, seen: Seen) -> _Kept | None:
+        """Return one that began at about the same moment; ``None`` where there is none."""
+        together = self._prior.together * seen.seconds
+        if not together:
+            return None
+        began = seen.at - seen.seconds
+        near = (kept for kept in self._kept if abs(kept.seen.at - kept.seen.seconds - began) <= together)
+        return next(near, None)
 
     def _judge(self, fit: _Fit, level: float) -> int:
         """Take in where a time lies in the forecast made before; return the times that make a new regime."""
@@ -208,23 +222,25 @@ class Forecaster:
     def _broke(self, count: int, now: float) -> Moved | None:
         """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
         fit = self._fitted(now)
-        older, latest = list(self._kept)[:-count], list(self._kept)[-count:]
+        weighed = list(zip(self._kept, self._weights(now), strict=True))
+        older = [(kept, weight) for kept, weight in weighed if kept.moment <= self._moments - count]
+        latest = [kept for kept, _ in weighed if kept.moment > self._moments - count]
         if not older:  # they have changed a little all the time
             self._watch.calm()
             return None
-        weights = self._weights(now)[: len(older)]
-        whole = sum(weights)
-        usual = sum(weight * fit.log(kept) for kept, weight in zip(older, weights, strict=True)) / whole
-        if abs(sum(map(fit.log, latest)) / count - usual) < QUARTER:
+        whole = sum(weight for _, weight in older)
+        usual = sum(weight * fit.log(kept) for kept, weight in older) / whole
+        if abs(sum(map(fit.log, latest)) / len(latest) - usual) < QUARTER:
             return None
         share = min(1.0, self._prior.weight / whole)
-        for kept in older:
+        for kept, _ in older:
             kept.weight *= share
         self._watch.calm()
         self._levels = Levels()
         self._usual = fit.deviation, fit.growth
         after = self._refit(now)
         before = fit.curve.median + fit.growth * (after.center - fit.center)
+        count = len(latest)
         factor = _times(math.exp(after.curve.median - before))
         return self._tell(after, before, count, f"the latest {count} took about {factor} those before", True)
 
@@ -323,12 +339,16 @@ class Forecaster:
 
     def _weights(self, now: float) -> list[float]:
         """Return the weight of each that is kept."""
-        by_age, by_count = _HALF / self._prior.fade, _HALF / FADES_AFTER
-        newest = len(self._kept) - 1
-        return [
-            kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - place)) + TINY
-            for place, kept in enumerate(self._kept)
+        by_age, by_count, newest = _HALF / self._prior.fade, _HALF / FADES_AFTER, self._moments
+        weights = [
+            kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - kept.moment))
+            + TINY
+            for kept in self._kept
         ]
+        if not self._prior.together:
+            return weights
+        twins = Counter(kept.moment for kept in self._kept)
+        return [weight / twins[kept.moment] for kept, weight in zip(self._kept, weights, strict=True)]
 
     def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
         """Return how log seconds grow with log sizes, and the mean log size."""

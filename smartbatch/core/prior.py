@@ -27,12 +27,16 @@ class Prior:
         growth: seconds grow as ``size ** growth``, 0..1.
         weight: observations that all of it counts as.
         fade: seconds after which an observation counts half; providers' load changes within a day.
+        together: share of its seconds within which a thing must have begun after or before another, to be of
+            one moment with it. What is of one moment takes about the same time, as the batches of one list do,
+            so that all of it counts as one observation.
     """
 
     times: tuple[tuple[float, float], ...]
     growth: float = 0.0
     weight: float = field(default=0.5, validator=_positive)
     fade: float = field(default=43_200.0, validator=_positive)
+    together: float = 0.0
 
     @classmethod
     def of(

@@ -244,6 +244,47 @@ class TestAChange:
         assert told == [None] * 200
 
 
+class TestOneMoment:
+    """The batches of one list begin together and take about the same time, so they tell as much as one."""
+
+    batches = Prior(PROMISE, fade=DAY, together=0.03)
+
+    def usual(self, count: int) -> Forecaster:
+        """A forecaster that saw batches of some ten minutes, one an hour."""
+        forecaster, dice = Forecaster(self.batches), random.Random(5)
+        for n in range(count):
+            forecaster.observe(Seen(100, 600 * math.exp(dice.gauss(0, 0.4)), NOW + 3600 * n))
+        return forecaster
+
+    def test_twelve_of_one_moment_weigh_as_much_as_one(self) -> None:
+        one, twelve, apart, now = self.usual(20), self.usual(20), self.usual(20), NOW + 20 * 3600 + 3000
+        one.observe(Seen(100, 3000.0, now))
+        for n in range(12):
+            twelve.observe(Seen(100, 3000.0, now + n))
+            apart.observe(Seen(100, 3000.0, now + 3600 * n))
+        usual = one.quantile(0.5, 100, now)
+        assert twelve.quantile(0.5, 100, now) == pytest.approx(usual, rel=0.1)
+        assert apart.quantile(0.5, 100, now + 12 * 3600) > 2 * usual
+
+    def test_one_slow_list_is_no_change_however_many_batches_it_has(self) -> None:
+        forecaster, now = self.usual(60), NOW + 60 * 3600 + 3000
+        told = [forecaster.observe(Seen(100, 3000.0 + n, now + n)) for n in range(40)]
+        assert not any(moved is not None and moved.sudden for moved in told)
+        later = [forecaster.observe(Seen(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
+        assert any(moved is not None and moved.sudden for moved in later)
+
+    def test_one_that_ends_later_than_its_twins_counts_as_little_as_they(self) -> None:
+        """What was before a change stays forgotten, whatever of it is still to come."""
+        forecaster, now = self.usual(60), NOW + 60 * 3600
+        for n in range(15):
+            forecaster.observe(Seen(100, 6000.0, now + 7200 * (n + 1)))
+        before = forecaster.quantile(0.5, 100, now + 16 * 7200)
+        first = forecaster.seen[0]
+        for _ in range(30):
+            forecaster.observe(Seen(100, first.seconds, first.at))
+        assert forecaster.quantile(0.5, 100, now + 16 * 7200) == pytest.approx(before, rel=0.05)
+
+
 class TestWhatWasGivenUp:
     def test_batches_that_were_cancelled_make_forecasts_longer(self) -> None:
         """Else nobody would learn that batches became slow: only the fast ones ever end."""
