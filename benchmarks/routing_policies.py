@@ -245,7 +245,7 @@ class Library:
             know.batches.observe(Seen(shard.size, now - shard.created, now))
             return HALF * price
         know.cancels.observe(Seen(shard.size, now - shard.cancelled, now))
-        know.batches.observe(Seen(shard.size, shard.cancelled - shard.created, now, ended=False))
+        know.batches.observe(Seen(shard.size, shard.cancelled - shard.created, shard.cancelled, ended=False))
         self._call(fate, workers, shard.first, shard.first + shard.size)
         return price
 

@@ -181,9 +181,10 @@ def traffic() -> dict[str, list[Job]]:
     }
 
 
-def next_day(jobs: Sequence[Job]) -> list[Job]:
-    """Return the same jobs a day later, when other things happen to them."""
-    return [evolve(job, at=job.at + DAY, seed=job.seed + 1) for job in jobs]
+def days(jobs: Sequence[Job], count: int = 6) -> Iterator[list[Job]]:
+    """Return the same jobs day after day, when other things happen to them."""
+    for day in range(count):
+        yield [evolve(job, at=job.at + day * DAY, seed=job.seed + day) for job in jobs]
 
 
 def log_uniform(dice: Random, low: float, high: float) -> float:

@@ -32,7 +32,7 @@ __all__ = ["Decision", "Infeasible", "Option", "choose"]
 
 PROMISE = 86_400.0
 """Seconds in which batches end, as their providers aim at; ``prefer="cost"`` waits no longer."""
-CLOSE = 0.02
+CLOSE = 0.003
 """Share of the price that is not worth waiting for up to a deadline, nor the risk of a rescue."""
 EVEN = 0.5
 """How likely a deadline must be met for a list to be tried at all."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.risk import MARGIN, RISK, SURE, latest, within
+from smartbatch.core.risk import MARGIN, SURE, best, starts, within
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Route, Strategy
 
@@ -23,8 +23,10 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 EARLY = 0.1
 """A forced hybrid asks at most this share individually, so that it costs at most a tenth more than a batch
 where those cost half."""
-PIECES, FEWEST = 4, 10
+PIECES, FEWEST = 12, 10
 """Batches that a list with a deadline is cut into, and the fewest requests that are worth one."""
+LEAD = 0.8
+"""How surely the first calls of a hybrid last as long as a cancel."""
 SAME = 0.01
 """Chances that differ by no more are about the same."""
 SELDOM = 0.05
@@ -154,6 +156,7 @@ class _Rescue:
     needs: float
     chance: float
     share: float
+    met: float
     pieces: int = 1
 
 
@@ -163,32 +166,47 @@ def _rescue(rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: 
     One piece after the other is taken back: the next as soon as real time will soon have done the last.
     """
     if wishes.deadline is None:
-        return _Rescue(None, 0.0, 1.0, 1.0)
+        return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
     margin = MARGIN * wishes.deadline
-    sure, needs, at = latest(
-        wishes.deadline - margin,
-        lambda sure: batch.cancel(sure) + standard.pace.finish(rest, sure),
-        lambda seconds: 1 - batch.chance(seconds, rest),
-    )
-    if at <= max(0.0, busy - batch.cancel(sure)):
-        chance = batch.chance(wishes.deadline, rest)
-        return _Rescue(None, needs + margin, chance, batch.part(wishes.deadline, rest))
-    chance = batch.chance(at, rest)
     pieces = max(1, min(PIECES, rest // FEWEST))
     each = standard.pace.finish(rest, 0.5) / pieces
-    ahead = batch.cancel(sure) + margin
-    later = (max(0.0, place * each - ahead) for place in range(1, pieces))
-    alone = batch.part(at, rest)
-    share = (alone + sum(batch.part(at + seconds, rest) for seconds in later)) / pieces
+    saving = _saving(standard, batch)
+
+    def part(at: float, sure: float) -> float:
+        ahead = batch.cancel(sure) + margin
+        later = (at + max(0.0, place * each - ahead) for place in range(pieces))
+        return sum(batch.part(seconds, rest) for seconds in later) / pieces
+
+    found = starts(
+        wishes.deadline - margin,
+        lambda sure: batch.cancel(sure) + standard.pace.finish(rest, sure),
+        lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
+        lambda at, sure: saving * part(at, sure),
+        floor=max(0.0, busy - batch.cancel(LEAD)),
+    )
+    start = best(found)
+    if start is None:
+        chance = batch.chance(wishes.deadline, rest)
+        needs = batch.cancel(SURE) + standard.pace.finish(rest, SURE)
+        return _Rescue(None, needs + margin, chance, batch.part(wishes.deadline, rest), 1.0)
+    chance = batch.chance(start.at, rest)
+    alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + WORTH:
-        return _Rescue(at, needs + margin, chance, alone)
-    return _Rescue(at, needs + margin, chance, share, pieces)
+        pieces, share = 1, alone
+    return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
+
+
+def _saving(standard: Offer, batch: BatchOffer) -> float:
+    """Return what a batch saves, as a share of the price in real time."""
+    if standard.cost is None or batch.cost is None or not standard.cost.expected:
+        return 1 - batch.share
+    return 1 - batch.cost.expected / standard.cost.expected
 
 
 def _odds(plan: _Rescue, first: int, standard: Offer, wishes: Wishes) -> float:
     """Return how likely all is answered by the deadline."""
     if plan.at is not None or wishes.deadline is None:
-        return 1 - RISK * (1 - plan.chance)
+        return plan.met
     if not first:
         return plan.chance
     pace = standard.pace

@@ -9,19 +9,27 @@ time would hardly be in time any more, and the batches more likely so, they go o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch.core.forecast import Forecaster
 from smartbatch.core.pace import Pace, Times
 from smartbatch.core.prior import Prior
-from smartbatch.core.risk import MARGIN, latest, within
+from smartbatch.core.risk import LEVELS, MARGIN, SURE, Start, best, starts, within
+from smartbatch.core.turnaround import PROMISE
 
 __all__ = ["MARGIN", "Held", "Rescue", "Speed", "assumed", "rescue"]
 
 MOMENT = 0.5
 """Seconds that are no reason to wait: as Unix time, shorter ones could round to nothing."""
+HARDLY = 0.8
+"""How surely real time is in time for a deadline to count as one that will be met."""
+HOPE = 0.01
+"""How much likelier batches must be in time than real time, for them to be left alone."""
+SAVED = 0.5
+"""What a batch saves of the price in real time, at all providers."""
 LOOK = 0.05
 """Share of what is left after which a batch is looked at again that goes on because it is the best hope."""
 
@@ -33,12 +41,12 @@ class Speed:
     Attributes:
         pace: of real time, now.
         cancelling: how long a cancelled batch takes to end.
-        turnaround: how long a batch takes; ``None`` where that is not known.
+        turnaround: how long a batch takes.
     """
 
     pace: Pace
     cancelling: Times
-    turnaround: Times | None = None
+    turnaround: Times = field(factory=lambda: Forecaster(Prior(PROMISE)).at(0.0))
 
 
 def assumed(*_: object) -> Speed:
@@ -95,53 +103,88 @@ def rescue(left: float, margin: float, backlog: int, shards: Sequence[Held], spe
         shards: that are not settled.
         speed: of the way out.
     """
-    pace = speed.pace
-    all_left = backlog + sum(shard.left for shard in shards)
-    sent = [shard for shard in shards if shard.sent]
-
-    working = pace.finish(backlog, 0.5)
-
-    def kept(sure: float) -> float:
-        return pace.finish(all_left, sure) + max(0.0, _first_back(sent, speed, sure) - working)
-
-    sure, needs, free = latest(left - margin, kept, lambda seconds: _late(sent, speed, seconds))
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
+    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed)
+    needs = outlook.needs(HARDLY)
     late = left < needs
     if not movable:
-        return Rescue((), float("inf"), needs, late)
-    if free > MOMENT:
-        return Rescue((), free, needs, late)
-    if late and sent and _hopeful(sent, speed, left, kept):
+        return Rescue((), math.inf, needs, late)
+    later, now = outlook.later(), outlook.now()
+    if later is not None and later.at > MOMENT and later.worth > now.worth:
+        return Rescue((), later.at, later.needs, late)
+    if late and outlook.hopeful(left):
         return Rescue((), max(MOMENT, left * LOOK), needs, late)
+    back = _back(movable, backlog, shards, speed, (later or now).sure, margin)
+    wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
+    return Rescue(back, wait, needs, late)
+
+
+def _back(
+    movable: Sequence[int], backlog: int, shards: Sequence[Held], speed: Speed, sure: float, margin: float
+) -> tuple[int, ...]:
+    """Return the shards that keep real time busy until further ones could be cancelled."""
     busy = backlog + sum(shard.left for shard in shards if shard.stuck)
     enough = speed.cancelling.quantile(sure, 1) + margin
     back: list[int] = []
     for at in sorted(movable, key=lambda at: (shards[at].sent, -shards[at].left)):
-        if pace.finish(busy, 0.5) >= enough:
+        if speed.pace.finish(busy, 0.5) >= enough:
             break
         back.append(at)
         busy += shards[at].left
-    wait = max(MOMENT, margin / 2) if len(back) < len(movable) else float("inf")
-    return Rescue(tuple(back), wait, needs, late)
+    return tuple(back)
 
 
-def _first_back(sent: Sequence[Held], speed: Speed, sure: float) -> float:
-    """Return the seconds until a batch that is or would be cancelled has ended; 0 where none has to be."""
-    if not sent:
-        return 0.0
-    under_way = max((shard.cancelled for shard in sent if shard.cancelled is not None), default=0.0)
-    return max(0.0, speed.cancelling.quantile(sure, 1) - under_way)
+class _Outlook:
+    """What may become of a job.
 
+    Args:
+        left: seconds that may be used.
+        backlog: requests in no shard.
+        shards: all of them.
+        movable: those that could be taken back.
+        speed: of the way out.
+    """
 
-def _late(sent: Sequence[Held], speed: Speed, seconds: float) -> float:
-    """Return how likely it was from the beginning that a batch will not have ended in so many seconds."""
-    if speed.turnaround is None:
-        return 1.0
-    chances = (speed.turnaround.chance(shard.age + seconds, max(1, shard.size)) for shard in sent)
-    return 1 - min(chances, default=0.0)
+    def __init__(
+        self, left: float, backlog: int, shards: Sequence[Held], movable: Sequence[Held], speed: Speed
+    ) -> None:
+        self._left = left
+        self._pace, self._cancelling, self._turnaround = speed.pace, speed.cancelling, speed.turnaround
+        self._all = backlog + sum(shard.left for shard in shards)
+        self._sent = [shard for shard in shards if shard.sent]
+        self._working = self._pace.finish(backlog, 0.5)
+        self._ages = {(shard.age, max(1, shard.size)) for shard in movable}
+        pieces = max(1, len(movable))
+        self._before = self._pace.finish(self._all, 0.5) * (pieces - 1) / pieces  # the last is taken back
 
+    def needs(self, sure: float) -> float:
+        """Return the seconds within which all that is left is answered in real time."""
+        under_way = max((each.cancelled for each in self._sent if each.cancelled is not None), default=0.0)
+        cancel = self._cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
+        return self._pace.finish(self._all, sure) + max(0.0, cancel - self._working)
 
-def _hopeful(sent: Sequence[Held], speed: Speed, left: float, kept: Callable[[float], float]) -> bool:
-    """Return whether batches that go on are more likely in time than real time would be."""
-    now, then = _late(sent, speed, 0.0), _late(sent, speed, left)
-    return now > 0 and 1 - then / now > within(left, kept(0.5), kept(0.95))
+    def later(self) -> Start | None:
+        """Return the best moment for a rescue to begin."""
+        return best(starts(self._left, self.needs, lambda at: self._late(at + self._before), self._saved))
+
+    def now(self) -> Start:
+        """Return what comes of a rescue that begins at once."""
+        chance = self._chance()
+        sure = max(LEVELS[0], min(SURE, chance))
+        risk = (1 - chance) * self._late(self._before)
+        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure))
+
+    def hopeful(self, left: float) -> bool:
+        """Whether batches that go on are more likely in time than real time would be."""
+        now, then = self._late(0.0), self._late(left)
+        return bool(self._sent) and now > 0 and 1 - then / now > self._chance() + HOPE
+
+    def _chance(self) -> float:
+        return within(self._left, self.needs(0.5), self.needs(0.95))
+
+    def _late(self, seconds: float) -> float:
+        """Return how likely it was from the beginning that a batch will not have ended in so many seconds."""
+        return 1 - min(self._turnaround.chance(age + seconds, size) for age, size in self._ages)
+
+    def _saved(self, at: float, _: float) -> float:
+        return SAVED * (self._late(0.0) - (self._late(at) + self._late(at + self._before)) / 2)

@@ -1,45 +1,90 @@
 """When a rescue begins: so late that hardly a batch is cancelled in vain, so early that it is in time.
 
 A deadline is missed when a batch is late *and* what it leaves over takes longer than was kept free for it. So
-where few batches are late, their rescue may be a little less sure, and begin that much later.
+where few batches are late, or much is saved by waiting for them, their rescue may be a little less sure, and
+begin that much later: what is saved is weighed against the risk.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-__all__ = ["MARGIN", "RISK", "SURE", "latest", "within"]
+from attrs import frozen
 
-RISK = 0.02
-"""Share of all deadlines that may be missed: a late batch times a late rescue."""
-LEVELS = (0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
-"""How sure a rescue may be. No less, however seldom batches are late: what is known of them may be out of
-date."""
+__all__ = ["MARGIN", "RISK", "SURE", "Start", "best", "starts", "within"]
+
+RISK = 0.05
+"""Most chance of a deadline to be missed, by a late batch times a late rescue."""
+MISSED = 0.75
+"""What a missed deadline counts as, in prices of the whole list in real time. Chosen so that fewer than one in
+a hundred lists with all kinds of deadlines is late (``benchmarks/routing.py``)."""
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
+"""How sure a rescue may be."""
 SURE = LEVELS[-1]
 """The surest that time is kept for; what lies beyond is seldom known."""
-MARGIN = 0.02
+MARGIN = 0.01
 """Share of a deadline, counted from the moment it was set, that is kept free for what no forecast knows."""
 _NORMAL = NormalDist()
 
 
-def latest(
-    left: float, needs: Callable[[float], float], late: Callable[[float], float]
-) -> tuple[float, float, float]:
-    """Return how sure a rescue must be, the seconds it needs then, and in how many it has to begin.
+@frozen
+class Start:
+    """When a rescue could begin.
+
+    Attributes:
+        at: seconds from now.
+        sure: how likely it is in time then.
+        needs: seconds it takes, that sure.
+        risk: how likely the deadline is missed.
+        saved: what batches save until then, in prices of the whole list in real time.
+    """
+
+    at: float
+    sure: float
+    needs: float
+    risk: float
+    saved: float
+
+    @property
+    def worth(self) -> float:
+        """What it saves, less what its risk costs."""
+        return self.saved - MISSED * self.risk
+
+
+def starts(
+    left: float,
+    needs: Callable[[float], float],
+    late: Callable[[float], float],
+    saved: Callable[[float, float], float],
+    floor: float = 0.0,
+) -> list[Start]:
+    """Return when a rescue could begin, for each of :data:`LEVELS`.
 
     Args:
         left: seconds until the deadline.
         needs: seconds within which a rescue is done, that sure.
-        late: how likely a batch has not ended in so many seconds from now.
+        late: how likely what is taken back last has not ended by itself, if it begins in so many seconds.
+        saved: see :class:`Start`; if it begins in so many seconds, that sure.
+        floor: seconds from now before which it cannot begin.
     """
+    found = []
     for sure in LEVELS:
         kept = needs(sure)
-        if sure == SURE or (1 - sure) * late(left - kept) <= RISK:
+        at = left - kept
+        if at <= floor:
             break
-    return sure, kept, left - kept
+        found.append(Start(at, sure, kept, (1 - sure) * late(at), saved(at, sure)))
+    return found
+
+
+def best(found: Sequence[Start]) -> Start | None:
+    """Return the start that is worth most of those that keep to :data:`RISK`, of equals the surest; ``None``
+    where none does."""
+    safe = (start for start in found if start.risk <= RISK)
+    return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 
 
 def within(seconds: float, p50: float, p95: float) -> float:

@@ -13,6 +13,7 @@ from smartbatch.core.choosing import Decision, Infeasible, Option, choose
 from smartbatch.core.explaining import explain
 from smartbatch.core.forecast import Forecaster, Seen
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.options import PIECES
 from smartbatch.core.pace import Pace, Times
 from smartbatch.core.prior import Prior
 from smartbatch.core.wishes import Wishes
@@ -136,31 +137,35 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
     option = chosen(1000, Wishes(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
     assert option.rescue_at is not None
     assert option.rescue_at + option.rescue_needs == pytest.approx(3600.0)
-    assert option.rescue_needs > 60 + 500 + 72  # a cancel, 1,000 calls of 2 s by four, and the margin
+    assert option.rescue_needs > 60 + 500 + 36  # a cancel, 1,000 calls of 2 s by four, and the margin
     assert 0 < option.chance < 1
     assert option.p95 <= 3600.0
 
 
-def test_a_batch_that_is_seldom_late_is_rescued_later() -> None:
-    wishes = Wishes(deadline=3600.0, strategy=Strategy.BATCH)
-    often, seldom = (chosen(1000, wishes, batch=steady(each, 2.0)).chosen for each in (2700.0, 900.0))
+def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_others_nearly_always() -> None:
+    def rescued(turnaround: float) -> Option:
+        there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL))
+        wishes = Wishes(deadline=3600.0, strategy=Strategy.BATCH)
+        return choose(Load(1000), [individually(1000)], there, wishes).chosen
+
+    often, seldom = rescued(2700.0), rescued(900.0)
     assert often.rescue_at is not None
     assert seldom.rescue_at is not None
-    assert often.rescue_at < seldom.rescue_at
+    assert 0.95 <= often.odds < 0.99 < seldom.odds
 
 
 def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
     decision = chosen(8000, Wishes(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
-    assert decision.chosen.pieces == decision.chosen.batches == 4
-    assert decision.piece == 2000
+    assert decision.chosen.pieces == decision.chosen.batches == PIECES
+    assert decision.piece == math.ceil(8000 / PIECES)
     whole = chosen(8000, Wishes(strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
     assert whole.piece is None
 
 
 def test_what_saves_next_to_nothing_is_not_worth_the_wait() -> None:
-    flex = Offer(Route.FLEX, Pace(steady(6.0), 4), price(100, 0.505))
+    flex = Offer(Route.FLEX, Pace(steady(6.0), 4), price(100, 0.501))
     assert chosen(100, Wishes(deadline=86_400.0), flex).chosen.route is Route.FLEX
-    dear = evolve(flex, cost=price(100, 0.6))
+    dear = evolve(flex, cost=price(100, 0.51))
     assert chosen(100, Wishes(deadline=86_400.0), dear).chosen.route is Route.BATCH
 
 

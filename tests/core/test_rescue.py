@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast import Forecaster
-from smartbatch.core.pace import Pace
+from smartbatch.core.pace import Pace, Times
 from smartbatch.core.prior import Prior
 from smartbatch.core.rescue import Held, Speed, assumed, rescue
 
@@ -18,13 +18,18 @@ STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
 """Calls of a second each."""
 
 
-def speed(parallelism: int = 1, cancelling: float = 60.0) -> Speed:
+ENDLESS = Forecaster(Prior.of(100_000.0, 200_000.0)).at(0.0)
+"""Batches of a day, which no deadline here waits for."""
+
+
+def speed(parallelism: int = 1, cancelling: float = 60.0, turnaround: Times = ENDLESS) -> Speed:
     ends = Forecaster(Prior.of(cancelling, 1.01 * cancelling)).at(0.0)
-    return Speed(Pace(STEADY, parallelism=parallelism), ends)
+    return Speed(Pace(STEADY, parallelism=parallelism), ends, turnaround)
 
 
 def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
-    found = rescue(1000.0, 10.0, 0, [Held(100, sent=True)], speed())
+    some = Forecaster(Prior.of(1500.0, 5000.0)).at(0.0)
+    found = rescue(1000.0, 10.0, 0, [Held(100, sent=True)], speed(turnaround=some))
     assert found.back == ()
     assert not found.late
     assert 820 < found.wait < 840  # 1,000 less 100 calls, 60 of cancelling and 10 of margin
@@ -94,14 +99,14 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
     assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).back == (0,)
 
 
-def test_where_few_batches_are_late_a_rescue_begins_later() -> None:
+def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() -> None:
     def wait(turnaround: float) -> float:
-        known = Forecaster(Prior.of(turnaround, 2 * turnaround)).at(0.0)
+        known = Forecaster(Prior.of(turnaround, 1.5 * turnaround)).at(0.0)
         wide = Forecaster(Prior.of(60.0, 300.0)).at(0.0)
         pace = Pace(STEADY, parallelism=1)
         return rescue(1000.0, 10.0, 0, [Held(100, True, size=100)], Speed(pace, wide, known)).wait
 
-    assert wait(100.0) > wait(900.0) + 60
+    assert wait(700.0) > wait(100.0) + 60  # the latter has ended long before, so nothing is gained by waiting
 
 
 def test_something_is_assumed_where_nothing_is_known() -> None:

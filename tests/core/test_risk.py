@@ -1,0 +1,52 @@
+"""What a rescue that begins later saves, weighed against the risk that it is too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from smartbatch.core.risk import LEVELS, MISSED, RISK, SURE, Start, best, starts, within
+
+
+def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[Start]:
+    """Return the starts of a rescue that takes 100 s as surely as a half, and 10 s more for each level."""
+    return starts(left, lambda sure: 100 + 10 * LEVELS.index(sure), lambda _: late, lambda at, _: saved(at))
+
+
+def test_a_start_leaves_what_it_needs() -> None:
+    found = possible(0.5, lambda _: 0.0)
+    assert [start.sure for start in found] == list(LEVELS)
+    assert all(start.at + start.needs == 1000 for start in found)
+
+
+def test_what_would_have_to_begin_before_now_is_no_start() -> None:
+    assert [start.sure for start in possible(0.5, lambda _: 0.0, left=125.0)] == [0.5, 0.6, 0.7]
+    assert possible(0.5, lambda _: 0.0, left=50.0) == []
+
+
+def test_where_waiting_saves_nothing_the_surest_is_taken() -> None:
+    start = best(possible(0.5, lambda _: 0.5))
+    assert start is not None
+    assert start.sure == SURE
+
+
+def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() -> None:
+    start = best(possible(0.05, lambda at: at / 1000))
+    assert start is not None
+    assert start.sure == LEVELS[0]
+    assert start.worth == pytest.approx(0.9 - MISSED * 0.025)
+
+
+def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
+    start = best(possible(1.0, lambda at: at))
+    assert start is not None
+    assert start.risk <= RISK
+    assert best([Start(at=5.0, sure=0.5, needs=1.0, risk=2 * RISK, saved=1.0)]) is None
+
+
+def test_of_lognormal_times_half_are_done_by_the_median_and_95_of_100_by_the_95_percent_quantile() -> None:
+    assert within(10.0, 10.0, 30.0) == pytest.approx(0.5)
+    assert within(30.0, 10.0, 30.0) == pytest.approx(0.95)
+    assert within(-1.0, 10.0, 30.0) == 0.0
+    assert within(10.0, 10.0, 10.0) == 1.0
