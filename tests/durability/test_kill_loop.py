@@ -17,6 +17,11 @@ JOBS = 4
 """Least jobs for each provider: about eight batches."""
 
 
+def test_a_forked_worker_does_not_spend_its_life_on_the_garbage_of_imports(tmp_path: Path) -> None:
+    with Zygote(tmp_path / "workers.log") as zygote:
+        assert zygote.heap() < 10_000
+
+
 def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
     with unlucky(seed=1) as url, Zygote(tmp_path / "workers.log") as zygote:
         loops = [

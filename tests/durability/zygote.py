@@ -4,12 +4,14 @@
 
 Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": orders}``
 forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns
-``{"status": …, "cpu": seconds}``.
+``{"status": …, "cpu": seconds}``, ``{"heap": true}`` returns ``{"objects": …}`` that a child has to look
+through when it collects garbage.
 It has no second thread and opens no client, so that a child begins as a fresh process would.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -59,6 +61,10 @@ class Zygote:
         ended = self._ask({"reap": pid})
         return int(ended["status"]), float(ended["cpu"])
 
+    def heap(self) -> int:
+        """Return how many objects a full garbage collection of a worker begins with."""
+        return int(self._ask({"heap": True})["objects"])
+
     def __enter__(self) -> Zygote:
         return self
 
@@ -95,6 +101,10 @@ def _serve() -> None:
     worker.warm_up()
     if threading.active_count() > 1:
         raise RuntimeError("a zygote must not have threads: a fork would cut them off")
+    # Where the allocations of the imports happen to end decides when a child collects garbage for the first
+    # time. Through all that was imported that takes longer than many a life, and would come in each of them.
+    gc.collect()
+    gc.freeze()
     alive: set[int] = set()
     for line in iter(sys.stdin.readline, ""):
         command = json.loads(line)
@@ -104,6 +114,8 @@ def _serve() -> None:
                 _be_worker(command["run"])
             alive.add(pid)
             answer: dict[str, float] = {"pid": pid}
+        elif "heap" in command:
+            answer = {"objects": len(gc.get_objects())}
         else:
             pid = command["reap"]
             _, status, used = os.wait4(pid, 0)
