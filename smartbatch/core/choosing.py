@@ -25,13 +25,14 @@ from attrs import evolve, field, frozen
 from smartbatch.core.offers import BatchOffer, Load, Offer
 from smartbatch.core.options import Option, by_batch, individual, likeliest, open_routes, price, real_time
 from smartbatch.core.risk import SURE, within
+from smartbatch.core.turnaround import LATEST
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Route, Strategy
 
 __all__ = ["Decision", "Infeasible", "Option", "choose"]
 
-PROMISE = 86_400.0
-"""Seconds in which batches end, as their providers aim at; ``prefer="cost"`` waits no longer."""
+LONGEST = 2 * LATEST
+"""Seconds; ``prefer="cost"`` takes nothing that may need longer."""
 CLOSE = 0.003
 """Share of the price that is not worth waiting for up to a deadline, nor the risk of a rescue."""
 EVEN = 0.5
@@ -128,7 +129,7 @@ def _judged(option: Option, wishes: Wishes) -> Option:
         problems.append("could be late, and leaves no time for a rescue")
     if _too_dear(option, wishes):
         problems.append("costs more than the budget")
-    if wishes.prefer == "cost" and wishes.deadline is None and option.p95 > 2 * PROMISE:
+    if wishes.prefer == "cost" and wishes.deadline is None and option.p95 > LONGEST:
         problems.append("takes more than two days")
     odds = option.odds
     if wishes.deadline is not None and not option.batches:
