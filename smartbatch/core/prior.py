@@ -28,7 +28,7 @@ class Prior:
         weight: observations that all of it counts as.
         fade: seconds after which an observation counts half; providers' load changes within a day.
         together: share of its seconds within which a thing must have begun after or before another, to be of
-            one moment with it. What is of one moment takes about the same time, as the batches of a list do, so
+            one moment with it. What is of one moment takes about the same time, as batches of one list do, so
             that all of it counts as one observation.
     """
 
