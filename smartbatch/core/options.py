@@ -25,6 +25,8 @@ EARLY = 0.1
 where those cost half."""
 PIECES, FEWEST = 12, 10
 """Batches that a list with a deadline is cut into, and the fewest requests that are worth one."""
+POINTS = 4
+"""Pieces, evenly spread, that stand for all when it is forecast how many end before they are taken back."""
 LEAD = 0.8
 """How surely the first calls of a hybrid last as long as a cancel."""
 SAME = 0.01
@@ -172,10 +174,13 @@ def _rescue(rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: 
     each = standard.pace.finish(rest, 0.5) / pieces
     saving = _saving(standard, batch)
 
+    points = min(pieces, POINTS)
+    places = [(point + 0.5) * pieces / points - 0.5 for point in range(points)]
+
     def part(at: float, sure: float) -> float:
         ahead = batch.cancel(sure) + margin
-        later = (at + max(0.0, place * each - ahead) for place in range(pieces))
-        return sum(batch.part(seconds, rest) for seconds in later) / pieces
+        later = (at + max(0.0, place * each - ahead) for place in places)
+        return sum(batch.part(seconds, rest) for seconds in later) / points
 
     found = starts(
         wishes.deadline - margin,
