@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smartbatch import BatchingClient, ConfigError, Price
 from smartbatch.core.offers import BatchOffer
 from smartbatch.rounds import rounds_of
-from tests.faults.world import MINUTE, World, texts, world
+from tests.faults.world import MINUTE, World, taking_part, texts, world
 
 PRICE = Price(input=1000.0, output=1000.0)
 """A tenth of a cent a token, so that little is lost to rounding."""
@@ -29,17 +29,6 @@ def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
         with taking_part(w):
             client.generate(texts(30, "to learn from"), strategy="individual")
         yield w, client
-
-
-@contextmanager
-def taking_part(w: World) -> Iterator[None]:
-    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
-    w.clock.began()
-    try:
-        yield
-    finally:
-        w.clock.ended()
-        w.clock.spawned()
 
 
 @pytest.mark.parametrize(("budget", "about"), [(1.6, 1), (0.9, 2), (0.5, 5), (0.33, 8)])

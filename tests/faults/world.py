@@ -46,6 +46,7 @@ __all__ = [
     "Seen",
     "World",
     "in_batch",
+    "taking_part",
     "texts",
     "world",
 ]
@@ -327,6 +328,17 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         made.close()
         for module, name, seconds in usual:
             setattr(module, name, seconds)
+
+
+@contextmanager
+def taking_part(w: World) -> Iterator[None]:
+    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
+    w.clock.began()
+    try:
+        yield
+    finally:
+        w.clock.ended()
+        w.clock.spawned()
 
 
 def texts(count: int, mark: str = "question") -> list[str]:

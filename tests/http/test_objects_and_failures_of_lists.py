@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.models import Generation, Request, Result, Route
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, taking_part, texts, world
 
 
 @attrs.frozen
@@ -47,17 +46,6 @@ class Pydantic(pydantic.BaseModel):
 KINDS = (Attrs, Dataclass, Pydantic)
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
-
-
-@contextmanager
-def taking_part(w: World) -> Iterator[None]:
-    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
-    w.clock.began()
-    try:
-        yield
-    finally:
-        w.clock.ended()
-        w.clock.spawned()
 
 
 def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Result], SmartbatchError]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,20 +14,9 @@ from smartbatch.client import BatchingClient
 from smartbatch.emulator.api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, taking_part, texts, world
 
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)
-
-
-@contextmanager
-def taking_part(w: World) -> Iterator[None]:
-    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
-    w.clock.began()
-    try:
-        yield
-    finally:
-        w.clock.ended()
-        w.clock.spawned()
 
 
 def asked(w: World, client: BatchingClient, prompts: list[str], **wishes: object) -> ResultList:
