@@ -228,10 +228,7 @@ class AnthropicBatches(BatchApi):
         raise problem
 
     def _refusal(self, reply: Reply) -> ProviderError:
-        try:
-            data = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            data = None
+        data = reply.json()
         error = data.get("error") if isinstance(data, dict) and data.get("type") == "error" else None
         own = isinstance(error, dict) and isinstance(error.get("type"), str)
         return weighed(read_error(reply, _NOBODY, *self._secrets, data=data), reply.status, own=own)

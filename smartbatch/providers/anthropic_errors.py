@@ -5,7 +5,6 @@ Source: Anthropic's error reference; ``_exceptions.py`` and ``_error_classes.py`
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from typing import Any
@@ -92,10 +91,7 @@ def read_error(
             f"the server answered {reply.status}: redirects are not followed, make its target the base URL",
         )
     if data is None:
-        try:
-            data = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            data = None
+        data = reply.json()
     message, type_, code = _fields(data)
     kind = kind_of(reply.status, type_, code, message)
     word = short(code, PLAIN_WORD) or short(type_, PLAIN_WORD)

@@ -9,7 +9,6 @@ into one vector. So the body and its meaning are ours, and every call is exactly
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -242,11 +241,7 @@ class GeminiProvider(Provider):
             return call()
         except Refused as refused:
             reply = refused.reply
-        try:
-            data = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            data = None
-        raise read_error(reply.status, data, requests, *self._secrets, headers=reply.headers)
+        raise read_error(reply.status, reply.json(), requests, *self._secrets, headers=reply.headers)
 
     def _open_sdk(self) -> GeminiSdk:
         """Return the SDK's client of this process; the first call imports the SDK and builds it."""

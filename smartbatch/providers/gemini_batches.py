@@ -9,7 +9,6 @@ Source: Google's guide and reference of the Batch API (November 2026), the wire 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -235,10 +234,7 @@ class GeminiBatches(BatchApi):
         raise problem
 
     def _refusal(self, reply: Reply) -> ProviderError:
-        try:
-            data = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            data = None
+        data = reply.json()
         error = data.get("error") if isinstance(data, dict) else None
         own = isinstance(error, dict) and error.get("code") == reply.status
         found = read_error(reply.status, data, (), *self._secrets, headers=reply.headers)

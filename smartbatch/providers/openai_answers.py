@@ -152,10 +152,7 @@ def read_error(
             f"the server answered {reply.status}: redirects are not followed, make its target the base URL",
         )
     if data is None:
-        try:
-            data = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            data = None
+        data = reply.json()
     message, type_, code = _error_fields(data)
     kind = kind_of_status(reply.status, code, type_, message)
     wait = parse_retry_after(reply.headers, time.time())

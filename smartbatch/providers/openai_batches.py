@@ -292,10 +292,7 @@ def _quoted(remote_id: str) -> str:
 
 def _is_refusal(reply: Reply) -> bool:
     """Whether an error answer is the provider's own: a gateway's page says nothing about a batch."""
-    try:
-        data = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return False
+    data = reply.json()
     if isinstance(data, list) and data:
         data = data[0]
     if not isinstance(data, dict):

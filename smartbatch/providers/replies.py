@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from attrs import frozen
 
@@ -41,6 +43,13 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    def json(self) -> Any:
+        """Return the body decoded; ``None`` where it is no JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
 
 
 def headers_of(response: http.client.HTTPResponse) -> dict[str, str]:
