@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from attrs import frozen
 
 from smartbatch.models import Message, Request, Usage
 
@@ -83,7 +84,8 @@ def _part(part: Mapping[str, Any]) -> int:
 class Calibration:
     """What one model's answers taught about its tokens.
 
-    One thread at a time may call :meth:`observe`; the questions may be asked by any thread meanwhile.
+    Any thread may teach and ask, with no lock: what is known is replaced as a whole and never changed. Of
+    answers that teach at the very same moment some may be left out, which an average does not notice.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
     then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
@@ -99,24 +101,21 @@ class Calibration:
     """A billed ratio outside is a sign of a wrong count, not of another tokenizer."""
 
     def __init__(self) -> None:
-        self._seen = 0
-        self._estimated = 0.0
-        self._billed = 0.0
-        self._mean_output = 0.0
-        self._outputs = _Outputs(())
+        self._known = _Known()
 
     @property
     def observed(self) -> int:
         """Answers with a usable count so far."""
-        return self._seen
+        return self._known.seen
 
     @property
     def ratio(self) -> float:
         """Billed input tokens for each estimated one."""
-        if self._estimated <= 0:
+        known = self._known
+        if known.estimated <= 0:
             return 1.0
         low, high = self.RATIO
-        return min(high, max(low, self._billed / self._estimated))
+        return min(high, max(low, known.billed / known.estimated))
 
     def input(self, request_estimate: int) -> int:
         """Return the input tokens to expect of a request estimated at ``request_estimate``."""
@@ -124,12 +123,13 @@ class Calibration:
 
     def output(self, max_tokens: int | None) -> int:
         """Return the output tokens to reserve: 95 % of answers stay below; never above ``max_tokens``."""
-        if self._seen >= self.SETTLED:
-            expected = self._outputs.quantile(self.QUANTILE)
+        known = self._known
+        if known.seen >= self.SETTLED:
+            expected = known.output(self.QUANTILE)
         elif max_tokens is not None:
             expected = max_tokens
         else:
-            expected = max(OUTPUT_TOKENS, self._outputs.quantile(1.0))
+            expected = max(OUTPUT_TOKENS, known.output(1.0))
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def most_output(self, max_tokens: int | None) -> int:
@@ -141,7 +141,8 @@ class Calibration:
 
     def mean_output(self, max_tokens: int | None) -> float:
         """Return the output tokens of an average answer, for forecasts of cost."""
-        mean = self._mean_output if self._seen else float(OUTPUT_TOKENS)
+        known = self._known
+        mean = known.mean if known.seen else float(OUTPUT_TOKENS)
         return mean if max_tokens is None else min(mean, max_tokens)
 
     def observe(self, request_estimate: int, usage: Usage) -> None:
@@ -153,21 +154,25 @@ class Calibration:
         """
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
-        self._seen += 1
-        weight = 1 / min(self._seen, self.SETTLED)
-        self._estimated += weight * (request_estimate - self._estimated)
-        self._billed += weight * (usage.input_tokens - self._billed)
-        self._mean_output += weight * (usage.output_tokens - self._mean_output)
-        self._outputs.add(usage.output_tokens, self.REMEMBERED)
+        known = self._known
+        weight = 1 / min(known.seen + 1, self.SETTLED)
+        self._known = _Known(
+            known.seen + 1,
+            known.estimated + weight * (request_estimate - known.estimated),
+            known.billed + weight * (usage.input_tokens - known.billed),
+            known.mean + weight * (usage.output_tokens - known.mean),
+            *known.outputs_with(usage.output_tokens, self.REMEMBERED),
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
+        known = self._known
         return {
-            "seen": self._seen,
-            "estimated": self._estimated,
-            "billed": self._billed,
-            "mean": self._mean_output,
-            "outputs": list(self._outputs.latest.copy()),
+            "seen": known.seen,
+            "estimated": known.estimated,
+            "billed": known.billed,
+            "mean": known.mean,
+            "outputs": list(known.latest),
         }
 
     def restore(self, state: Any) -> bool:
@@ -183,7 +188,7 @@ class Calibration:
             return False
         seen, outputs = state.get("seen"), state.get("outputs")
         figures = [state.get(name) for name in ("estimated", "billed", "mean")]
-        if not isinstance(seen, int) or not isinstance(outputs, list) or seen <= self._seen:
+        if not isinstance(seen, int) or not isinstance(outputs, list) or seen <= self._known.seen:
             return False
         if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
             return False
@@ -191,27 +196,37 @@ class Calibration:
         if not latest:
             return False
         estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
-        self._outputs = _Outputs(latest)  # at once: another thread may be observing
-        self._estimated, self._billed, self._mean_output = estimated, billed, mean
-        self._seen = seen
+        self._known = _Known(seen, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
         return True
 
 
-class _Outputs:
-    """The latest numbers of output tokens, in order of arrival and of size."""
+@frozen
+class _Known:
+    """What was learned up to an answer.
 
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self.latest = deque(tokens)
-        self._sorted = sorted(self.latest)
+    Attributes:
+        seen: answers.
+        estimated, billed, mean: averages of input tokens, as they were estimated and as they were billed, and
+            of output tokens.
+        latest, ranked: the latest numbers of output tokens, in order of arrival and of size.
+    """
 
-    def add(self, tokens: int, most: int) -> None:
-        """Take one in, and let the oldest go where there are more than ``most``."""
-        self.latest.append(tokens)
-        insort(self._sorted, tokens)
-        if len(self.latest) > most:
-            place = bisect_left(self._sorted, self.latest.popleft())
-            del self._sorted[min(place, most)]  # a client that stops and one that starts may both be adding
+    seen: int = 0
+    estimated: float = 0.0
+    billed: float = 0.0
+    mean: float = 0.0
+    latest: tuple[int, ...] = ()
+    ranked: tuple[int, ...] = ()
 
-    def quantile(self, q: float) -> int:
-        """Return the number that a share ``q`` stays within; 0 where there is none."""
-        return self._sorted[int(q * (len(self._sorted) - 1))] if self._sorted else 0
+    def outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return ``latest`` and ``ranked`` with one more, and at ``most`` so many of them."""
+        latest, ranked = (*self.latest, tokens), list(self.ranked)
+        insort(ranked, tokens)
+        if len(latest) > most:
+            del ranked[bisect_left(ranked, latest[0])]
+            latest = latest[1:]
+        return latest, tuple(ranked)
+
+    def output(self, q: float) -> int:
+        """Return the number of output tokens that a share ``q`` stays within; 0 where there is none."""
+        return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,36 @@ def test_answers_seen_long_ago_are_forgotten() -> None:
     for tokens in [900] * 300 + [30] * 300:
         learned.observe(100, Usage(100, tokens))
     assert learned.output(None) == 30
+
+
+class _Interrupted(int):
+    """A number at whose first comparison another thread gets in between."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __lt__(self, other: int) -> bool:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return int(self) < other
+
+
+def test_answers_that_teach_while_another_does_leave_the_figures_of_those_remembered() -> None:
+    dice, learned = random.Random(7), Calibration()
+
+    def others() -> None:
+        for _ in range(3):
+            learned.observe(100, Usage(100, dice.randrange(1000)))
+
+    for _ in range(400):
+        tokens = _Interrupted(dice.randrange(1000))
+        tokens.meanwhile = others
+        learned.observe(100, Usage(100, tokens))
+        remembered = sorted(learned.state()["outputs"])
+        if learned.observed >= Calibration.SETTLED:
+            assert learned.output(None) == remembered[int(Calibration.QUANTILE * (len(remembered) - 1))]
+    assert learned.observed >= 400
+    assert len(remembered) == Calibration.REMEMBERED
 
 
 def test_an_answer_without_counts_teaches_nothing() -> None:
