@@ -13,7 +13,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.headers import parse_retry_after, read_anthropic_limits
 from smartbatch.models import LimitReport, Request, Usage
 from smartbatch.providers.classify import kind_of_status
-from smartbatch.providers.replies import Reply
+from smartbatch.providers.replies import Reply, invalid_response, redirected
 from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, short, told
 
 __all__ = ["kind_of", "limits_of", "read_error", "request_id_of", "unusable"]
@@ -85,11 +85,7 @@ def read_error(
         where: what failed, for an error inside a success.
     """
     if 300 <= reply.status < 400:
-        return unusable(
-            reply,
-            "redirect",
-            f"the server answered {reply.status}: redirects are not followed, make its target the base URL",
-        )
+        return redirected(reply.status, request_id=request_id_of(reply), limits=limits_of(reply))
     if data is None:
         data = reply.json()
     message, type_, code = _fields(data)
@@ -116,15 +112,8 @@ def read_error(
 
 def unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
     """Return the error for an answer that has not the shape the API promises."""
-    return ProviderError(
-        text,
-        kind=ErrorKind.INVALID_RESPONSE,
-        status=reply.status,
-        code=code,
-        provider_request_id=request_id_of(reply),
-        maybe_billed=reply.status < 300,
-        usage=usage,
-        limits=limits_of(reply),
+    return invalid_response(
+        reply.status, code, text, usage, request_id=request_id_of(reply), limits=limits_of(reply)
     )
 
 

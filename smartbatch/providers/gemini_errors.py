@@ -16,6 +16,7 @@ from attrs import field, frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.headers import RETRY_AFTER_CEILING, parse_duration, parse_retry_after
 from smartbatch.models import LimitReport, Request
+from smartbatch.providers.replies import redirected
 from smartbatch.providers.texts import PLAIN_WORD, short, told
 
 __all__ = ["read_error"]
@@ -83,12 +84,7 @@ def read_error(
         headers: the answer's headers by lower-case name.
     """
     if 300 <= status < 400:
-        return ProviderError(
-            f"the server answered {status}: redirects are not followed, make its target the base URL",
-            kind=ErrorKind.INVALID_RESPONSE,
-            status=status,
-            code="redirect",
-        )
+        return redirected(status)
     found = _take_apart(data)
     inside = status < 300
     if inside and found.code is not None:

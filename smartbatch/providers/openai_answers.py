@@ -16,8 +16,8 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.headers import parse_duration, parse_retry_after, read_limits
 from smartbatch.models import Answer, LimitReport, Request, Usage
 from smartbatch.providers.classify import kind_of_status
+from smartbatch.providers.replies import Reply, invalid_response, redirected
 from smartbatch.providers.texts import PLAIN_ID, PLAIN_WORD, count, short, sound, told
-from smartbatch.providers.transport import Reply
 
 __all__ = [
     "carries_error",
@@ -146,11 +146,7 @@ def read_error(
         data: the decoded body, where it was decoded already.
     """
     if 300 <= reply.status < 400:
-        return _unusable(
-            reply,
-            "redirect",
-            f"the server answered {reply.status}: redirects are not followed, make its target the base URL",
-        )
+        return redirected(reply.status, request_id=request_id_of(reply), limits=limits_of(reply))
     if data is None:
         data = reply.json()
     message, type_, code = _error_fields(data)
@@ -208,15 +204,8 @@ def _error_fields(data: Any) -> tuple[str, Any, Any]:
 
 
 def _unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
-    return ProviderError(
-        text,
-        kind=ErrorKind.INVALID_RESPONSE,
-        status=reply.status,
-        code=code,
-        provider_request_id=request_id_of(reply),
-        maybe_billed=reply.status < 300,
-        usage=usage,
-        limits=limits_of(reply),
+    return invalid_response(
+        reply.status, code, text, usage, request_id=request_id_of(reply), limits=limits_of(reply)
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.models import LimitReport, Usage
 
 __all__ = [
     "MAX_BODY",
@@ -20,7 +21,9 @@ __all__ = [
     "headers_of",
     "inflate",
     "inflated",
+    "invalid_response",
     "read_body",
+    "redirected",
     "too_large",
 ]
 
@@ -121,6 +124,36 @@ def inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     yield decoder.flush()
     if not decoder.eof:
         raise broken()
+
+
+def invalid_response(
+    status: int,
+    code: str,
+    text: str,
+    usage: Usage | None = None,
+    *,
+    request_id: str | None = None,
+    limits: LimitReport | None = None,
+) -> ProviderError:
+    """Return the error for an answer that has not the shape the API promises."""
+    return ProviderError(
+        text,
+        kind=ErrorKind.INVALID_RESPONSE,
+        status=status,
+        code=code,
+        provider_request_id=request_id,
+        maybe_billed=status < 300,
+        usage=usage,
+        limits=limits,
+    )
+
+
+def redirected(
+    status: int, *, request_id: str | None = None, limits: LimitReport | None = None
+) -> ProviderError:
+    """Return the error for an answer that sends us elsewhere, where the key must not go."""
+    text = f"the server answered {status}: redirects are not followed, make its target the base URL"
+    return invalid_response(status, "redirect", text, request_id=request_id, limits=limits)
 
 
 def encoded_otherwise() -> ProviderError:
