@@ -63,16 +63,21 @@ class BatchTransport(Transport):
         return found
 
 
-def check_id(value: Any) -> str:
+def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
     """Return a provider's id that may be used in URLs and file names.
+
+    Args:
+        value: what stands where the id should.
+        form: of all such ids.
+        what: its name in the error's text.
 
     Raises:
         ProviderError: ``INVALID_RESPONSE`` for anything else; the text does not repeat it.
     """
-    if isinstance(value, str) and _ID.fullmatch(value):
+    if isinstance(value, str) and form.fullmatch(value):
         return value
     raise ProviderError(
-        "an id of the provider's is missing or has characters no id has; it is not used",
+        f"{what} is missing or has characters no id has; it is not used",
         kind=ErrorKind.INVALID_RESPONSE,
         code="id",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.batch_transport import garbled
+from smartbatch.providers.batch_transport import check_id, garbled
 from smartbatch.providers.batches import RemoteFile
 from smartbatch.providers.openai_answers import decode
 from smartbatch.providers.replies import Reply
@@ -145,13 +145,7 @@ def check_file(value: Any) -> str:
     Raises:
         ProviderError: ``INVALID_RESPONSE`` for anything else; the text does not repeat it.
     """
-    if isinstance(value, str) and _FILE.fullmatch(value):
-        return value
-    raise ProviderError(
-        "a file's id is missing or has characters no id has; it is not used",
-        kind=ErrorKind.INVALID_RESPONSE,
-        code="id",
-    )
+    return check_id(value, _FILE, "a file's id")
 
 
 def is_no_file(error: ProviderError) -> bool:
