@@ -18,6 +18,7 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.models import Kind, Request
 from smartbatch.providers import openai_batch_shapes as shapes
+from smartbatch.providers.batch_transport import weighed
 from smartbatch.providers.batches import (
     BatchAbilities,
     BatchApi,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DOWNLOAD", "OpenAIBatches"]
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_REFUSALS = frozenset({400, 401, 403, 404, 413, 422, 429})
-"""Answers to a create after which there certainly is no batch, if they are the provider's own."""
 MAX_DOWNLOAD = 8 * 1024**3
 """50,000 vectors of 3,072 numbers in JSON are some 2 GB."""
 _PAGE = 100
@@ -174,9 +173,7 @@ class OpenAIBatches(BatchApi):
             headers={"Idempotency-Key": creation.mark},
         )
         if not 200 <= reply.status < 300:
-            error = self._error(reply)
-            error.maybe_billed = reply.status not in _REFUSALS or not _is_refusal(reply)
-            raise error
+            raise weighed(self._error(reply), reply.status, own=_is_refusal(reply))
         try:
             return shapes.read_batch(shapes.unwrap(decode(reply), "job"), *self._secrets)
         except ProviderError as error:
