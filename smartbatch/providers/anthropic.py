@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.models import Answer, Generation, Request
@@ -19,7 +19,7 @@ from smartbatch.providers.anthropic_stream import MessageStream
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_transport import BatchTransport
 from smartbatch.providers.batches import BatchApi
-from smartbatch.providers.endpoint import check_headers, check_url, scope_of, secrets_of, setting
+from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.texts import PLAIN_ID
 from smartbatch.providers.transport import DEFAULT_WORKERS, MAX_BODY, Transport
@@ -75,7 +75,7 @@ class AnthropicProvider(Provider):
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:
-        _check_numbers(api_version, default_max_tokens, connect_timeout, max_body)
+        _check_settings(api_version, default_max_tokens)
         own = dict(headers or {})
         check_headers(own)
         key, token = _credentials(api_key, auth_token)
@@ -181,10 +181,7 @@ class AnthropicProvider(Provider):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a provider holds connections and a key and cannot be pickled; create it where it is used"
-        )
+    __reduce__ = not_pickled
 
     def _post(self, request: Request, body: Mapping[str, Any], timeout: float, *, stream: bool) -> Any:
         """Send through the SDK's lowest call that signs requests and knows errors; it parses nothing."""
@@ -257,15 +254,11 @@ def _credentials(api_key: str | None, auth_token: str | None) -> tuple[str | Non
     return key, token
 
 
-def _check_numbers(version: str, max_tokens: int, connect_timeout: float, max_body: int) -> None:
+def _check_settings(version: str, max_tokens: int) -> None:
     if version not in (VERSION, OLD_VERSION):
         raise ConfigError(f"api_version={version!r} is unknown; use {VERSION!r} or {OLD_VERSION!r}")
     if max_tokens < 1:
         raise ConfigError(f"default_max_tokens={max_tokens!r} must be at least 1")
-    if not connect_timeout > 0:
-        raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
-    if max_body < 1:
-        raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
 
 
 def _custom_headers(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
@@ -16,7 +16,7 @@ from urllib3.util import Url, parse_url
 from smartbatch.errors import ConfigError
 from smartbatch.providers.connections import is_loopback
 
-__all__ = ["check_headers", "check_url", "scope_of", "secrets_of", "setting"]
+__all__ = ["check_headers", "check_url", "not_pickled", "scope_of", "secrets_of", "setting"]
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
@@ -89,6 +89,13 @@ def secrets_of(*values: str | Collection[str] | None) -> tuple[str, ...]:
     """Return the texts among ``values`` that are long enough to be looked for in foreign texts."""
     flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
     return tuple(text for text in flat if len(text) >= 8)
+
+
+def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
+    """Refuse to be pickled; the ``__reduce__`` of every provider with a key."""
+    raise TypeError(
+        "a provider holds connections and a key and cannot be pickled; create it where it is used"
+    )
 
 
 def _is_link_local(host: str) -> bool:

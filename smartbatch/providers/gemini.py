@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from urllib3.exceptions import HTTPError
 
@@ -21,7 +21,7 @@ from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.batch_transport import BatchTransport
 from smartbatch.providers.batches import BatchApi
-from smartbatch.providers.endpoint import check_headers, check_url, scope_of, secrets_of, setting
+from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini_answers import read_answer, read_embeddings
@@ -97,10 +97,6 @@ class GeminiProvider(Provider):
         flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
-        if not connect_timeout > 0:
-            raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
-        if max_body < 1:
-            raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
         self._key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
         self._version = _check_version(setting(api_version, "GOOGLE_GENAI_API_VERSION"))
         self._headers = dict(headers or {})
@@ -217,10 +213,7 @@ class GeminiProvider(Provider):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a provider holds connections and a key and cannot be pickled; create it where it is used"
-        )
+    __reduce__ = not_pickled
 
     def _ask(
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from urllib3.exceptions import HTTPError
 from urllib3.util import Url
@@ -19,7 +19,7 @@ from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.connections import seconds_left
-from smartbatch.providers.endpoint import check_headers, check_url, scope_of, setting
+from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
 from smartbatch.providers.failures import failure
 from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.openai_answers import carries_error, decode, read_chat, read_error, read_response
@@ -102,10 +102,6 @@ class OpenAIProvider(Provider):
     ) -> None:
         if api not in ("chat", "responses"):
             raise ConfigError(f"api={api!r} is unknown; use 'chat' or 'responses'")
-        if not connect_timeout > 0:
-            raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
-        if max_body < 1:
-            raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
         key = setting(api_key, "OPENAI_API_KEY")
         address = setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
         organization = setting(organization, "OPENAI_ORG_ID")
@@ -120,7 +116,7 @@ class OpenAIProvider(Provider):
         official = url.host == "api.openai.com"
         if key is None and official and "authorization" not in {n.lower() for n in headers or {}}:
             raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
-        self._secrets = tuple(text for text in (key, *(headers or {}).values()) if text and len(text) >= 8)
+        self._secrets = secrets_of(key, tuple((headers or {}).values()))
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
         azure = (url.host or "").endswith(".openai.azure.com")
@@ -266,10 +262,7 @@ class OpenAIProvider(Provider):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a provider holds connections and a key and cannot be pickled; create it where it is used"
-        )
+    __reduce__ = not_pickled
 
 
 def _headers(

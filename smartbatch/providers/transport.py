@@ -21,7 +21,7 @@ from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
 from urllib3.util import Url
 
-from smartbatch.errors import ProviderError
+from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.providers.connections import (
     Connection,
     PlainSocket,
@@ -50,11 +50,18 @@ class Transport:
         headers: sent with every request, already checked.
         connect_timeout: most seconds for one address to answer.
         max_body: most bytes of a decoded answer.
+
+    Raises:
+        ConfigError: for a time or a size that nothing could keep to.
     """
 
     def __init__(
         self, base_url: Url, headers: Mapping[str, str], *, connect_timeout: float, max_body: int
     ) -> None:
+        if not connect_timeout > 0:
+            raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
+        if max_body < 1:
+            raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
         self.place = base_url.netloc or ""
         self._url = base_url
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
