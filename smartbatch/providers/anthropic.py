@@ -20,7 +20,7 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_transport import BatchTransport
 from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
-from smartbatch.providers.failures import failure
+from smartbatch.providers.failures import failure_of_call
 from smartbatch.providers.texts import PLAIN_ID
 from smartbatch.providers.transport import DEFAULT_WORKERS, MAX_BODY, Transport
 
@@ -155,9 +155,7 @@ class AnthropicProvider(Provider):
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the network have their own table."""
-        if isinstance(error, OSError) and not isinstance(error, ProviderError):
-            return failure(error, "receive", self._transport.place, late=isinstance(error, TimeoutError))
-        return super().classify(error)
+        return failure_of_call(error, self._transport.place) or super().classify(error)
 
     def open(self, workers: int) -> None:
         """Import the SDK, and make room for ``workers`` calls at once."""

@@ -14,15 +14,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from urllib3.exceptions import HTTPError
-
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.batch_transport import BatchTransport
 from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
-from smartbatch.providers.failures import failure
+from smartbatch.providers.failures import failure_of_call
 from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini_answers import read_answer, read_embeddings
 from smartbatch.providers.gemini_batches import GeminiBatches
@@ -183,8 +181,8 @@ class GeminiProvider(Provider):
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the SDK and of ``httpx2`` have their own table."""
-        if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
-            return failure(error, "receive", self._transport.place, late=isinstance(error, TimeoutError))
+        if (found := failure_of_call(error, self._transport.place)) is not None:
+            return found
         if self._sdk is not None:  # else nothing of the SDK can have been raised
             from smartbatch.providers.gemini_sdk import network_error
 

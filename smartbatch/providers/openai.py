@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
 from smartbatch._version import __version__
@@ -20,7 +19,7 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.connections import seconds_left
 from smartbatch.providers.endpoint import check_headers, check_url, not_pickled, scope_of, secrets_of, setting
-from smartbatch.providers.failures import failure
+from smartbatch.providers.failures import failure_of_call
 from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.openai_answers import carries_error, decode, read_chat, read_error, read_response
 from smartbatch.providers.openai_bodies import chat_body, check_params, response_body
@@ -236,9 +235,7 @@ class OpenAIProvider(Provider):
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of an exception; those of the network have their own table."""
-        if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
-            return failure(error, "receive", self._transport.place, late=isinstance(error, TimeoutError))
-        return super().classify(error)
+        return failure_of_call(error, self._transport.place) or super().classify(error)
 
     def open(self, workers: int) -> None:
         """Make room for ``workers`` calls at once; connections are made when first needed."""
