@@ -1,16 +1,63 @@
-"""The key of the provider tests, and one call with the usual arguments."""
+"""The key of the provider tests, calls with the usual arguments, and a look at what they raise."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import traceback
+from typing import Any
+
+import pytest
+from raw_server import RawServer
+
+from smartbatch.errors import ProviderError
 from smartbatch.models import Answer, Generation, Request
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.base import AnswerStream, Provider
 
 KEY = "sk-canary-1234567890abcdef"
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 
 
-def ask(
-    provider: OpenAIProvider, prompt: object = "Capital of Peru?", timeout: float = 20.0, **params: object
-) -> Answer:
+def url_of(server: RawServer) -> str:
+    """The server's address without a version, as the SDKs of Anthropic and Google want it."""
+    return server.base_url.removesuffix("/v1")
+
+
+def request_of(prompt: Any = "Capital of Peru?", **params: Any) -> Request:
+    return Request(prompt=prompt, params=Generation(**params))
+
+
+def ask(provider: Provider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any) -> Answer:
     """Make one call."""
-    request = Request(prompt=prompt, params=Generation(**params))
-    return provider.generate(request, model="gpt-5-mini", attempt=0, timeout=timeout)
+    return provider.generate(
+        request_of(prompt, **params), model=MODELS[provider.name], attempt=0, timeout=timeout
+    )
+
+
+def begin(
+    provider: Provider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any
+) -> AnswerStream:
+    """Begin a stream."""
+    return provider.stream(
+        request_of(prompt, **params), model=MODELS[provider.name], attempt=0, timeout=timeout
+    )
+
+
+def fails(provider: Provider, timeout: float = 20.0) -> ProviderError:
+    """Make one call that fails, and return how."""
+    with pytest.raises(ProviderError) as caught:
+        ask(provider, timeout=timeout)
+    return caught.value
+
+
+def forms_of(error: ProviderError) -> list[str]:
+    """Return every form in which an error is shown, sent or kept."""
+    return [
+        str(error),
+        repr(error),
+        repr(error.__dict__),
+        "".join(traceback.format_exception(error)),
+        str(pickle.loads(pickle.dumps(error)).__dict__),
+        repr(copy.copy(error)),
+        repr((error.__cause__, error.__context__)),
+    ]

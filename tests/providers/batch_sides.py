@@ -13,9 +13,8 @@ from attrs import frozen
 from batching import MARK, PATIENCE, requests, spool
 from claude import error as claude_error
 from gemini_asking import GEMINI_KEY, gemini_error
-from raw_server import RawServer
 
-from smartbatch.models import Generation, Kind, Request
+from smartbatch.models import Kind, Request
 from smartbatch.providers.anthropic import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch
@@ -139,10 +138,6 @@ _WORDS = {
 }
 
 
-def url_of(server: RawServer) -> str:
-    return server.base_url.removesuffix("/v1")
-
-
 def text_of(answer: dict[str, Any]) -> str:
     return json.dumps(answer)
 
@@ -168,7 +163,3 @@ def create(
         file = api.upload(f"sb-{mark}", path, PATIENCE)
         return api.create(Creation(mark, "m", kind, len(asked), file_id=file.id), PATIENCE)
     return api.create(Creation(mark, "m", kind, len(asked), lines=path), PATIENCE)
-
-
-def request_of(prompt: Any = "Capital of Peru?", **params: Any) -> Request:
-    return Request(prompt=prompt, params=Generation(**params))

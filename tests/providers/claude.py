@@ -6,19 +6,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from asking import KEY
+from asking import KEY, MODELS, url_of
 from raw_server import Exchange, RawServer, Script
 
-from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.anthropic import AnthropicProvider
-from smartbatch.providers.base import AnswerStream
 
-MODEL = "claude-haiku-5-5"
-
-
-def url_of(server: RawServer) -> str:
-    """The server's address as Anthropic's SDK wants it: without a version."""
-    return server.base_url.removesuffix("/v1")
+MODEL = MODELS["anthropic"]
 
 
 @contextmanager
@@ -30,24 +23,6 @@ def opened(server: RawServer, **options: object) -> Iterator[AnthropicProvider]:
         yield provider
     finally:
         provider.close()
-
-
-def request_of(prompt: object = "Capital of Peru?", **params: object) -> Request:
-    return Request(prompt=prompt, params=Generation(**params))
-
-
-def ask(
-    provider: AnthropicProvider, prompt: object = "Capital of Peru?", timeout: float = 20.0, **params: object
-) -> Answer:
-    """Make one call."""
-    return provider.generate(request_of(prompt, **params), model=MODEL, attempt=0, timeout=timeout)
-
-
-def begin(
-    provider: AnthropicProvider, prompt: object = "Capital of Peru?", timeout: float = 20.0, **params: object
-) -> AnswerStream:
-    """Begin a stream."""
-    return provider.stream(request_of(prompt, **params), model=MODEL, attempt=0, timeout=timeout)
 
 
 def message(text: str | None = "Lima", **changes: object) -> dict:

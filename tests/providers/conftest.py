@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
-from asking import KEY
+from asking import KEY, url_of
+from batch_sides import ANTHROPIC, GEMINI, Side
 from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
 
+from smartbatch.providers.base import Provider
+from smartbatch.providers.batches import BatchApi
 from smartbatch.providers.gemini import GeminiProvider
 from smartbatch.providers.openai import OpenAIProvider
+
+P = TypeVar("P", bound=Provider)
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +50,20 @@ def serve() -> Iterator[Callable[..., RawServer]]:
 @pytest.fixture
 def connect() -> Iterator[Callable[..., OpenAIProvider]]:
     """``connect(server, **options)`` opens a provider for a server, closed after the test."""
-    providers: list[OpenAIProvider] = []
+    yield from _opening(OpenAIProvider, KEY, lambda server: server.base_url)
 
-    def start(server: RawServer, **options: object) -> OpenAIProvider:
-        options.setdefault("api_key", KEY)
-        provider = OpenAIProvider(base_url=server.base_url, **options)
+
+@pytest.fixture
+def connect_gemini() -> Iterator[Callable[..., GeminiProvider]]:
+    """``connect_gemini(server, **options)`` opens a Gemini provider for a server, closed after the test."""
+    yield from _opening(GeminiProvider, GEMINI_KEY, url_of)
+
+
+def _opening(kind: Callable[..., P], key: str, url: Callable[[RawServer], str]) -> Iterator[Callable[..., P]]:
+    providers: list[P] = []
+
+    def start(server: RawServer, **options: object) -> P:
+        provider = kind(base_url=url(server), **{"api_key": key, **options})
         provider.open(4)
         providers.append(provider)
         return provider
@@ -58,17 +73,23 @@ def connect() -> Iterator[Callable[..., OpenAIProvider]]:
         provider.close()
 
 
-@pytest.fixture
-def connect_gemini() -> Iterator[Callable[..., GeminiProvider]]:
-    """``connect_gemini(server, **options)`` opens a Gemini provider for a server, closed after the test."""
-    providers: list[GeminiProvider] = []
+@pytest.fixture(params=[ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
+def side(request: pytest.FixtureRequest) -> Side:
+    """Both sides, one after the other; tests of one side have a fixture of their own."""
+    return request.param
 
-    def start(server: RawServer, **options: object) -> GeminiProvider:
-        options.setdefault("api_key", GEMINI_KEY)
-        provider = GeminiProvider(base_url=server.base_url.removesuffix("/v1"), **options)
-        provider.open(4)
-        providers.append(provider)
-        return provider
+
+@pytest.fixture
+def api(serve: Callable[..., RawServer], side: Side) -> Iterator[Callable[..., tuple[BatchApi, RawServer]]]:
+    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
+    providers: list[Provider] = []
+
+    def start(*scripts: Script, **options: object) -> tuple[BatchApi, RawServer]:
+        server = serve(*scripts)
+        providers.append(side.provider(url_of(server), **options))
+        batches = providers[-1].batches()
+        assert batches is not None
+        return batches, server
 
     yield start
     for provider in providers:

@@ -6,28 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from asking import MODELS
 from raw_server import http
 
-from smartbatch.models import Answer, Embedding, Generation, Request
+from smartbatch.models import Answer, Embedding, Request
 from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.gemini_streams import GeminiStream
 
 GEMINI_KEY = "AIzaCanary-1234567890abcdefghij"
-MODEL = "gemini-3.8-flash"
+MODEL = MODELS["gemini"]
 RPC = "type.googleapis.com/google.rpc."
-
-
-def ask(
-    provider: GeminiProvider, prompt: Any = "Capital of Peru?", timeout: float = 20.0, **params: Any
-) -> Answer:
-    """Make one call."""
-    request = Request(prompt=prompt, params=Generation(**params))
-    return provider.generate(request, model=MODEL, attempt=0, timeout=timeout)
-
-
-def begin(provider: GeminiProvider, prompt: Any = "Capital of Peru?", timeout: float = 20.0) -> GeminiStream:
-    """Begin a stream."""
-    return provider.stream(Request(prompt=prompt), model=MODEL, attempt=0, timeout=timeout)
 
 
 def embed(provider: GeminiProvider, texts: Sequence[str], **embedding: Any) -> list[Answer]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from asking import KEY
-from batch_sides import ANTHROPIC, claude_batch, request_of, url_of
+from asking import KEY, request_of, url_of
+from batch_sides import ANTHROPIC, claude_batch
 from batching import MARK, PATIENCE, fails
 from claude import error, message
 from raw_server import says
@@ -26,18 +26,8 @@ def counts(**given: int) -> dict[str, int]:
 
 
 @pytest.fixture
-def api(serve):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
-    providers = []
-
-    def start(*scripts, **options):
-        server = serve(*scripts)
-        providers.append(AnthropicProvider(KEY, url_of(server), **options))
-        return providers[-1].batches(), server
-
-    yield start
-    for provider in providers:
-        provider.close()
+def side():
+    return ANTHROPIC
 
 
 def looked_at(api, **changes) -> RemoteBatch:

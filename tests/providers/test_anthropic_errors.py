@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import traceback
 
 import pytest
-from asking import KEY
-from claude import ask, error, message, opened
+from asking import KEY, ask, forms_of
+from claude import error, message, opened
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import http, says, vanishes
@@ -184,16 +182,8 @@ def test_errors_never_repeat_key_or_prompt(serve, echo):
         options={"headers": {"x-secret": "canary-of-a-header"}},
         system="be a pirate, matey, at all times",
     )
-    forms = [
-        str(found),
-        repr(found),
-        repr(found.__dict__),
-        "".join(traceback.format_exception(found)),
-        str(pickle.loads(pickle.dumps(found)).__dict__),
-        repr(copy.copy(found)),
-    ]
     assert found.__context__ is None, "the SDK's error holds the whole request"
-    for form in forms:
+    for form in forms_of(found):
         for secret in (KEY, PROMPT[10:35], "pirate", "canary-of-a-header"):
             assert secret not in form
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from asking import KEY
-from claude import MODEL, ask, message, opened, request_of, url_of
+from asking import KEY, ask, request_of, url_of
+from claude import MODEL, message, opened
 from raw_server import says
 
 from smartbatch.errors import ConfigError, InvalidRequest

@@ -12,20 +12,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from asking import KEY
-from claude import MODEL, ask, begin, message, opened, request_of, streams, url_of
+from asking import KEY, ask, begin, fails, request_of, url_of
+from claude import MODEL, message, opened, streams
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic import AnthropicProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
-
-
-def fails(provider, timeout=20.0) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, timeout=timeout)
-    return caught.value
 
 
 def broken(stream) -> ProviderError:
@@ -99,7 +93,7 @@ def test_closing_ends_calls_and_streams_under_way(serve):
     with opened(server) as provider, ThreadPoolExecutor(3) as pool:
         calls = []
         for _ in range(2):
-            calls.append(pool.submit(fails, provider, 60.0))
+            calls.append(pool.submit(fails, provider, timeout=60.0))
             assert server.arrived.acquire(timeout=10)
         stream = begin(provider, timeout=60.0)
         reading = pool.submit(broken, stream)

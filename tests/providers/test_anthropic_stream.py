@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asking import KEY
+from asking import KEY, ask, begin
 from claude import (
     BLOCK,
     END,
@@ -14,8 +14,6 @@ from claude import (
     PING,
     START,
     STOP,
-    ask,
-    begin,
     delta,
     error,
     event,

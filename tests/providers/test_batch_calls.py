@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from batch_sides import ANTHROPIC, GEMINI, claude_batch, create, gemini_batch, request_of, url_of, world
+from asking import request_of, url_of
+from batch_sides import ANTHROPIC, claude_batch, create, gemini_batch, world
 from batching import PATIENCE, ended, fails, requests, results
 from raw_server import hangs, http, resets, says, trickles
 
@@ -20,26 +21,6 @@ from smartbatch.testing import answer_for
 
 BATCH = RemoteBatch(id="abc1", state=RemoteState.COMPLETED)
 HOSTILE = ["../secrets", "a/b", "a?b=c", "a#b", "a b", "a\nb", "a\0b", "%2e%2e", "é", "-a", "", "x" * 10_000]
-
-
-@pytest.fixture(params=[ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
-def side(request):
-    return request.param
-
-
-@pytest.fixture
-def api(serve, side):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
-    providers = []
-
-    def start(*scripts, **options):
-        server = serve(*scripts)
-        providers.append(side.provider(url_of(server), **options))
-        return providers[-1].batches(), server
-
-    yield start
-    for provider in providers:
-        provider.close()
 
 
 def read(api, side, timeout=PATIENCE) -> bytes:

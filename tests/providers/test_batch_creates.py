@@ -9,33 +9,14 @@ import socket
 import threading
 
 import pytest
-from batch_sides import ANTHROPIC, GEMINI, request_of, url_of
+from asking import request_of, url_of
+from batch_sides import ANTHROPIC
 from batching import MARK, PATIENCE, fails
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
 
 HTML = b"<html><title>502 Bad Gateway</title></html>"
-
-
-@pytest.fixture(params=[ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
-def side(request):
-    return request.param
-
-
-@pytest.fixture
-def api(serve, side):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
-    providers = []
-
-    def start(*scripts, **options):
-        server = serve(*scripts)
-        providers.append(side.provider(url_of(server), **options))
-        return providers[-1].batches(), server
-
-    yield start
-    for provider in providers:
-        provider.close()
 
 
 def lost(api, side, folder, timeout=PATIENCE) -> ProviderError:

@@ -6,7 +6,8 @@ import json
 from array import array
 
 import pytest
-from batch_sides import FILE, GEMINI, create, gemini_batch, request_of, url_of, world
+from asking import request_of, url_of
+from batch_sides import FILE, GEMINI, create, gemini_batch, world
 from batching import MARK, PATIENCE, ended, fails, results
 from gemini_asking import GEMINI_KEY, gemini_error, retry_in, says_gemini, violation
 from raw_server import hangs, resets, says
@@ -25,18 +26,8 @@ MAY_NOT_EXIST = gemini_error(
 
 
 @pytest.fixture
-def api(serve):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
-    providers = []
-
-    def start(*scripts, **options):
-        server = serve(*scripts)
-        providers.append(GeminiProvider(GEMINI_KEY, url_of(server), **options))
-        return providers[-1].batches(), server
-
-    yield start
-    for provider in providers:
-        provider.close()
+def side():
+    return GEMINI
 
 
 def looked_at(api, *given, **changes) -> RemoteBatch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import traceback
 
 import pytest
-from gemini_asking import GEMINI_KEY, RPC, ask, gemini_error, retry_in, says_gemini, violation
+from asking import ask, forms_of
+from gemini_asking import GEMINI_KEY, RPC, gemini_error, retry_in, says_gemini, violation
 from raw_server import http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
@@ -199,16 +198,7 @@ def test_errors_never_repeat_key_or_prompt(serve, connect_gemini, echo):
     """Whatever the service echoes, neither key nor prompt is in any form of the error."""
     body = gemini_error(400, f"X {PROMPT}", echo, {"reason": PROMPT})
     found = fails(serve, connect_gemini, body, system="be a pirate, matey, at all times")
-    forms = [
-        str(found),
-        repr(found),
-        repr(found.__dict__),
-        "".join(traceback.format_exception(found)),
-        str(pickle.loads(pickle.dumps(found)).__dict__),
-        repr(copy.copy(found)),
-        repr((found.__cause__, found.__context__)),
-    ]
-    for form in forms:
+    for form in forms_of(found):
         assert GEMINI_KEY not in form
         assert PROMPT[10:35] not in form
         assert "pirate" not in form

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from gemini_asking import GEMINI_KEY, MODEL, ask, gemini_error, says_gemini
+from asking import ask
+from gemini_asking import GEMINI_KEY, MODEL, gemini_error, says_gemini
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError

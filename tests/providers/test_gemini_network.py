@@ -16,19 +16,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from gemini_asking import GEMINI_KEY, ask, says_gemini
+from asking import ask, fails
+from gemini_asking import GEMINI_KEY, says_gemini
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.gemini import GeminiProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
-
-
-def fails(provider: GeminiProvider, timeout: float = 20.0) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, timeout=timeout)
-    return caught.value
 
 
 def test_the_sdk_is_imported_when_a_provider_is_opened_and_not_before():
@@ -137,7 +132,7 @@ def test_closing_ends_calls_under_way(serve, connect_gemini):
     server = serve(hangs, hangs, says(says_gemini("again")))
     provider = connect_gemini(server)
     with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(fails, provider, 60.0) for _ in range(2)]
+        calls = [pool.submit(fails, provider, timeout=60.0) for _ in range(2)]
         for _ in calls:
             assert server.arrived.acquire(timeout=10)
         provider.close()

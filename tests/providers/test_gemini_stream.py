@@ -7,7 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from gemini_asking import GEMINI_KEY, begin, gemini_error, retry_in, says_gemini, sse
+from asking import begin
+from gemini_asking import GEMINI_KEY, gemini_error, retry_in, says_gemini, sse
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import hangs, http, says

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import traceback
 
 import pytest
-from asking import KEY, ask
+from asking import KEY, ask, forms_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import chat, error, http, says, vanishes
@@ -133,15 +131,7 @@ def test_errors_never_repeat_key_or_prompt(serve, connect, echo):
         says(error(echo, code=f"x {PROMPT}"), "400 Bad"),
         system="be a pirate, matey, at all times",
     )
-    forms = [
-        str(found),
-        repr(found),
-        repr(found.__dict__),
-        "".join(traceback.format_exception(found)),
-        str(pickle.loads(pickle.dumps(found)).__dict__),
-        repr(copy.copy(found)),
-    ]
-    for form in forms:
+    for form in forms_of(found):
         assert KEY not in form
         assert PROMPT[10:35] not in form
         assert "nobody came" not in form

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from asking import KEY, ask
+from asking import KEY, ask, fails
 from raw_server import chat, hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
@@ -22,12 +22,6 @@ from smartbatch.providers.openai import OpenAIProvider
 from smartbatch.providers.transport import inflate
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
-
-
-def fails(provider: OpenAIProvider, timeout: float = 20.0) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        ask(provider, timeout=timeout)
-    return caught.value
 
 
 def test_connections_are_kept_alive(serve, connect):
@@ -362,7 +356,7 @@ def test_closing_ends_calls_under_way(serve, connect):
     server = serve(hangs)
     provider = connect(server)
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(fails, provider, 60.0) for _ in range(4)]
+        calls = [pool.submit(fails, provider, timeout=60.0) for _ in range(4)]
         for _ in calls:
             assert server.arrived.acquire(timeout=10)
         provider.close()
@@ -388,7 +382,7 @@ def test_more_calls_than_connections_wait_for_one(serve, connect):
     provider = OpenAIProvider(KEY, server.base_url)
     provider.open(1)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(fails, provider, 60.0)
+        first = pool.submit(fails, provider, timeout=60.0)
         assert server.arrived.acquire(timeout=10)
         found = fails(provider, timeout=0.1)
         provider.close()
