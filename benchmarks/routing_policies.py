@@ -141,7 +141,13 @@ class Knowledge:
         price = given * INPUT + made * OUTPUT
         cost = Cost(price, price, price)
         pace = self.pace(now, (given + made) / n, fate.regime.rpm)
-        batch = BatchOffer(self.batches.at(now), cost.of(HALF), self.cancels.at(now), LARGEST)
+        batch = BatchOffer(
+            self.batches.at(now),
+            cost.of(HALF),
+            self.cancels.at(now),
+            LARGEST,
+            seen=self.batches.observations > 0,
+        )
         load = Load(n, given, made)
         return choose(load, [Offer(Route.INDIVIDUAL, pace, cost)], batch, wishes).chosen
 

@@ -274,13 +274,15 @@ class Advisor:
         if enqueued is not None and load.tokens_in:
             at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
         standard, cost = sketch.cost("standard"), sketch.cost("batch")
+        times = self._experience.turnaround(self._label)
         return BatchOffer(
-            times=self._experience.turnaround(self._label),
+            times=times,
             cost=cost,
             cancelling=self._experience.cancelling(self._provider.name),
             most=most,
             at_a_time=at_a_time,
             share=_share(cost, standard, unknown=0.5),
+            seen=times.observations > 0,
         )
 
     def _rounds(self, sketch: Outline, budget: float | None, room: float | None) -> Rounds | None:

@@ -80,6 +80,7 @@ class BatchOffer:
         most: most requests of one batch.
         at_a_time: batches the enqueued quota takes at a time.
         share: as in :class:`Offer`.
+        seen: whether any batch was seen yet; where none was, one is tried when it is likely to be the better.
     """
 
     times: Times
@@ -88,6 +89,7 @@ class BatchOffer:
     most: int = 5000
     at_a_time: float = math.inf
     share: float = 0.5
+    seen: bool = True
 
     def cancel(self, sure: float) -> float:
         """Return the seconds within which a share ``sure`` of cancelled batches has ended."""

@@ -55,6 +55,7 @@ class Option:
         odds: how likely it meets the deadline, a rescue included; 1 without one.
         quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
         problem: why it will not do; empty when it will.
+        untried: whether its times are a mere assumption, since no batch was seen yet.
     """
 
     route: Route
@@ -74,6 +75,7 @@ class Option:
     share: float = 1.0
     quota: float | None = None
     problem: str = ""
+    untried: bool = False
 
     @property
     def feasible(self) -> bool:
@@ -147,6 +149,7 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wis
         odds=_odds(plan, first, standard, wishes),
         pieces=plan.pieces,
         share=(first + rest * (plan.share * batch.share + 1 - plan.share)) / n,
+        untried=not batch.seen,
     )
 
 

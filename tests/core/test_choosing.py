@@ -212,6 +212,28 @@ def test_without_a_deadline_money_is_weighed_against_the_wait() -> None:
     assert decision.chosen.weight == min(option.weight for option in decision.options)
 
 
+def cold_choice(n: int, *, seen: bool) -> Decision:
+    """What is chosen where batches are assumed to take 24 minutes in the middle, and some half a day."""
+    there = evolve(by_batch(n, cold(BATCH)), seen=seen)
+    return choose(Load(n), [individually(n)], there, Wishes(time_value=100.0))
+
+
+def test_as_long_as_no_batch_was_seen_one_is_tried_where_it_is_as_likely_as_not_the_sooner() -> None:
+    decision = cold_choice(4000, seen=False)
+    assert decision.chosen.route is Route.BATCH
+    assert decision.chosen.p50 < decision.alone.p50
+    assert (
+        f"{decision.chosen.p50:.1f} s, sooner than individual with {decision.alone.p50:.1f} s"
+        in decision.reason
+    )
+    assert cold_choice(4000, seen=True).chosen.route is Route.INDIVIDUAL
+
+
+def test_nobody_waits_for_a_trial() -> None:
+    decision = cold_choice(2000, seen=False)  # 17 minutes in real time
+    assert decision.chosen.route is Route.INDIVIDUAL
+
+
 def test_preferences_leave_out_the_wait_or_the_money() -> None:
     assert chosen(1000, Wishes(prefer="cost", time_value=100.0)).chosen.route is Route.BATCH
     assert chosen(1000, Wishes(prefer="speed", time_value=0.0)).chosen.route is Route.INDIVIDUAL
