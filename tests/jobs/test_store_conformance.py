@@ -958,6 +958,18 @@ def test_a_result_beats_a_verdict_whichever_came_first(store: Store, bench: Benc
     assert [r.ix for r in store.results(job.id)] == [0, 1]
 
 
+def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
+    store: Store, bench: Bench
+) -> None:
+    """A file is read from its beginning after a crash."""
+    _, grip = started(store, bench, 1)
+    shard = ingesting(store, bench, grip, 0)
+    store.ingest(grip, shard, [result(0, "again", b"busy")], at=1.0)
+    store.ingest(grip, shard, [result(0)], at=2.0)
+    assert store.ingest(grip, shard, [result(0, "again", b"busy")], at=3.0).doubled == ()
+    assert store.ingest(grip, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
+
+
 def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
     _, grip = started(store, bench, 5)
     dead = store.plan(grip, bench.shard(3))

@@ -532,12 +532,12 @@ class StoreMachine(RuleBasedStateMachine):
             item = job.items[line.ix]
             if shard.row.state is ShardState.DEAD:
                 continue
-            known = item.verdict or item.result
-            if known is None:
+            known = {each.digest for each in (item.verdict, item.result) if each is not None}
+            if not known:
                 item.verdict = line
                 if line.cost and (line.input_tokens or line.output_tokens):
                     job.paid_for_nothing.append(line)
-            elif known.digest != line.digest and line.ix not in final:
+            elif line.digest not in known and line.ix not in final:
                 doubled.append(line.ix)
         assert list(told.final) == final
         assert sorted(told.doubled) == sorted(doubled)

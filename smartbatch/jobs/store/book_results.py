@@ -138,16 +138,17 @@ class Results(Shards):
         if not notes:
             return []
         nos = self._db.many(list({number(job, note.ix) for note in notes}))
-        told: dict[int, bytes] = dict(tx.rows(sql.VERDICT_DIGESTS, nos))
-        told.update(tx.rows(sql.DIGESTS, nos))
+        told: dict[int, set[bytes]] = {}
+        for no, digest in (*tx.rows(sql.VERDICT_DIGESTS, nos), *tx.rows(sql.DIGESTS, nos)):
+            told.setdefault(no, set()).add(digest)
         new: dict[int, NewResult] = {}
         doubled: list[int] = []
         for note in notes:
             no = number(job, note.ix)
             if no not in told:
                 new[no] = note
-                told[no] = note.digest
-            elif told[no] != note.digest and note.ix not in final:
+                told[no] = {note.digest}
+            elif note.digest not in told[no] and note.ix not in final:
                 doubled.append(note.ix)
         tx.insert(
             "verdict", _VERDICT, ((no, note.outcome, note.digest, note.body) for no, note in new.items())
