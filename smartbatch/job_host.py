@@ -20,7 +20,8 @@ from smartbatch.experience import Experience
 from smartbatch.intake import Intake
 from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.host import Host
-from smartbatch.jobs.records import OPEN_SHARDS, JobRow, JobState
+from smartbatch.jobs.money import bill
+from smartbatch.jobs.records import JobRow
 from smartbatch.models import Kind, Request, Result, Route, evolve
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
@@ -170,17 +171,10 @@ class JobHost:
         """Book what a job has cost. When it has ended, what may have been billed all the same counts, too;
         that is known when the last of its batches is settled."""
         try:
-            store = self._desk.store
-            row = store.job(job_id)
-            going_on = row is not None and (
-                row.state is not JobState.DONE or bool(store.shards(job_id, states=OPEN_SHARDS))
-            )
+            owed = bill(self._desk.store, job_id)
         except SmartbatchError:  # it stays held back
             return
-        cost = 0.0 if row is None else row.cost + (0.0 if going_on else max(0.0, row.pledged))
-        answered = row is not None and row.state is JobState.DONE
-        pledged = max(0.0, row.pledged) if row is not None and answered else None
-        self._allotments.book(job_id, cost, ended=not going_on, pledged=pledged)
+        self._allotments.book(job_id, owed.cost, ended=owed.ended, pledged=owed.open)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 

@@ -11,17 +11,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from attrs import frozen
+
 from smartbatch.core.tokens import Calibration, estimate_request
 from smartbatch.errors import BudgetExceeded
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, JobRow, NewShard, OpenItem, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    ItemState,
+    JobRow,
+    JobState,
+    NewShard,
+    OpenItem,
+    ShardRow,
+    ShardState,
+)
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.wire import new_nonce
 from smartbatch.jobs.work import Work, report
 from smartbatch.models import Request, Usage
 from smartbatch.prices import PriceBook
 
-__all__ = ["Meter", "affordable", "budget_of", "end_unaffordable", "exceeded", "lost", "room"]
+__all__ = ["Bill", "Meter", "affordable", "bill", "budget_of", "end_unaffordable", "exceeded", "lost", "room"]
 
 PAGE = 500
 """Requests that are read at a time."""
@@ -81,6 +92,38 @@ def room(row: JobRow) -> float:
     budget = budget_of(row)
     assert budget is not None
     return budget - row.cost - row.pledged
+
+
+@frozen
+class Bill:
+    """What a job has cost by now, USD.
+
+    Attributes:
+        cost: what it has spent; at its end also what may have been billed and whose answers are lost.
+        ended: whether it can cost nothing more.
+        open: what it can still cost, where all its requests have their results; else ``None``.
+    """
+
+    cost: float
+    ended: bool
+    open: float | None
+
+
+def bill(store: Store, job_id: str) -> Bill:
+    """Return what a job has cost; one that is not there any more, nothing.
+
+    Nothing is opened for a job that is done. So when none of its batches was open after it was, it is
+    over, and only what is read then is all.
+    """
+    row = store.job(job_id)
+    if row is None:
+        return Bill(0.0, True, None)
+    if row.state is not JobState.DONE:
+        return Bill(row.cost, False, None)
+    ended = not store.shards(job_id, states=OPEN_SHARDS)
+    row = store.job(job_id) or row
+    pledged = max(0.0, row.pledged)
+    return Bill(row.cost + (pledged if ended else 0.0), ended, pledged)
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started
 
 from smartbatch.core.budget import Budget
 from smartbatch.core.tokens import Calibration
-from smartbatch.jobs.money import Meter, room
+from smartbatch.jobs.money import Bill, Meter, bill, room
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import Grip, ItemState, JobRow, NewItem, ShardState
 from smartbatch.jobs.store.base import LostGrip, OverBudget, Store
@@ -45,6 +46,35 @@ def test_a_shard_is_planned_only_where_its_most_fits(store: Store, bench: Bench)
     assert len(store.shards(job.id)) == 1
     store.plan(grip, bench.shard(2, 3, most=4.0))
     assert seen(store, job) == (0.0, 10.0)
+
+
+def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: Store, bench: Bench) -> None:
+    job, grip = bounded(store, bench, 10.0, count=1)
+    shard = led(store, grip, store.plan(grip, bench.shard(0, most=6.0)), ShardState.INGESTING)
+    assert bill(store, job.id) == Bill(0.0, False, None)
+    store.ingest(grip, shard, [result(0)], at=1.0)
+    assert bill(store, job.id) == Bill(0.5, False, 6.0)
+    store.settle(grip, shard, at=2.0, most=2.0)  # something else was billed, too, and is lost
+    assert bill(store, job.id) == Bill(2.5, True, 2.0)
+    store.forget(job.id)
+    assert bill(store, job.id) == Bill(0.0, True, None)
+
+
+def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
+    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, grip = bounded(store, bench, 10.0, count=1)
+    shard = led(store, grip, store.plan(grip, bench.shard(0, most=6.0)), ShardState.INGESTING)
+    store.ingest(grip, shard, [result(0)], at=1.0)
+    look = store.shards
+
+    def settled_meanwhile(*args: Any, **words: Any) -> Any:
+        monkeypatch.undo()
+        store.settle(grip, shard, at=2.0)
+        return look(*args, **words)
+
+    monkeypatch.setattr(store, "shards", settled_meanwhile)
+    assert bill(store, job.id) == Bill(0.5, True, 0.0)
 
 
 def test_a_pledge_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
