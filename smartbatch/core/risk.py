@@ -20,8 +20,8 @@ RISK = 0.05
 """Most chance of a deadline to be missed, by a late batch times a late rescue."""
 MISSED = 1.25
 """What a missed deadline counts as, in prices of the whole list in real time: paying for it once more, and a
-quarter for the trouble. With this, fewer than one in a hundred lists with all kinds of deadlines is late
-(``benchmarks/routing.py``)."""
+quarter for the trouble. With this, about one in a hundred lists with all kinds of deadlines is late
+(``docs/reference/routing.md``)."""
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 """How sure a rescue may be."""
 SURE = LEVELS[-1]
