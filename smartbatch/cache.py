@@ -149,9 +149,8 @@ class ResponseCache:
         return self._writer
 
     def _connect(self) -> sqlite3.Connection:
-        with contextlib.suppress(
-            FileExistsError
-        ):  # one that is there is opened by SQLite only, see its locks
+        # one that is there is opened by SQLite only, see its locks
+        with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(
             self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False

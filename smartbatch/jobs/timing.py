@@ -35,7 +35,8 @@ def learn(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
     if isinstance(cancelled_at, float) and cancelled_at <= now:
         provider = model.partition(":")[0]
         store.observe_turnaround(cancelling(provider), shard.size, now - cancelled_at, now)
-        store.observe_turnaround(late(model), shard.size, max(0.0, cancelled_at - shard.submitted_at), now)
+        ran = max(0.0, cancelled_at - shard.submitted_at)
+        store.observe_turnaround(late(model), shard.size, ran, cancelled_at)  # so it tells when it began, too
     elif batch.state is RemoteState.EXPIRED:
         store.observe_turnaround(late(model), shard.size, max(0.0, now - shard.submitted_at), now)
     elif batch.state is RemoteState.COMPLETED and not shard.cancelled:

@@ -59,8 +59,10 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     job.cancel()
     job.wait(HOUR)
     model = client._desk.store.job(job.id).model
-    ((_, ran),) = seen(client, timing.late(model))
+    ((_, ran, at),) = client._desk.store.turnarounds(timing.late(model))
+    (shard,) = client._desk.store.shards(job.id)
     assert 90 <= ran <= 160
+    assert abs(at - ran - shard.submitted_at) < 1  # by which it is known for one of its list
     ((_, took),) = seen(client, timing.cancelling(model.partition(":")[0]))
     assert 150 <= took <= 270
     assert seen(client, model) == []
