@@ -128,6 +128,8 @@ class Chunks:
         Raises:
             BadRequest: for malformed chunks or a body that is too large.
         """
+        if not data:  # no bytes yet; to h11 they would mean that the client is gone
+            return None
         try:
             self._connection.receive_data(data)
             while True:

@@ -51,6 +51,16 @@ def test_a_chunked_body_is_read_and_the_connection_goes_on(raw):
     assert raw.ask(chat())[0] == 200
 
 
+def test_a_chunked_body_may_come_after_its_head_has_been_read(raw):
+    """Being told to go on is the proof that the head was read alone."""
+    body = json.dumps(chat("later")).encode()
+    raw.send(request_bytes(None, headers="Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n"))
+    assert raw._file.readline() == b"HTTP/1.1 100 Continue\r\n"
+    raw._file.readline()
+    raw.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    assert text_of(raw.answer()[2]) == answer_for("later", "m")
+
+
 def test_a_client_that_expects_continue_is_told_to(raw):
     """The interim answer comes before the body is sent."""
     data = request_bytes(chat(), headers="Expect: 100-continue\r\n")
