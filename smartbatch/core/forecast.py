@@ -26,9 +26,10 @@ from itertools import accumulate
 
 from attrs import define, frozen
 
+from smartbatch.core.censoring import handed_on, likely
 from smartbatch.core.curve import Curve
 from smartbatch.core.prior import Prior
-from smartbatch.core.surprise import Levels, Watch
+from smartbatch.core.surprise import Levels, Moment, Watch
 
 __all__ = ["At", "Forecaster", "Moved", "Prior", "Seen"]
 
@@ -73,9 +74,9 @@ class Seen:
         size: its requests.
         seconds: what it took.
         at: Unix seconds of its end.
-        ended: False where it was given up after these seconds, so that it would have taken longer. It then
-            counts as the median of those that take longer. Without such, a forecast of batches that are
-            cancelled when they are late would never learn that they are.
+        ended: False where it was given up after these seconds, so that it would have taken longer: it counts
+            for all that do. Without such, a forecast of batches that are cancelled when they are late would
+            never learn that they are.
     """
 
     size: int
@@ -104,13 +105,18 @@ class Moved:
 
 @define
 class _Kept:
-    """One observation; ``size`` and ``seconds`` are logarithms. All of one ``moment`` count as one."""
+    """One observation; ``size`` and ``seconds`` are logarithms. All of one ``moment`` count as one.
+
+    Of what was given up, ``seconds`` are those it could have taken, and ``least`` those it took.
+    """
 
     seen: Seen
     size: float
     seconds: float
+    least: float
     at: float
     moment: int
+    said: Moment
     weight: float = 1.0
 
 
@@ -188,15 +194,16 @@ class Forecaster:
             raise ValueError(f"seconds must be 0 or more and finite, not {seen.seconds!r}")
         fit = self._fitted(seen.at)
         shift = fit.shift(seen.size)
-        log = math.log(max(SHORTEST, seen.seconds))
+        log = least = math.log(max(SHORTEST, seen.seconds))
         if not seen.ended:
-            level = (1 + fit.curve.level(log - shift)) / 2
-            log = max(log, fit.curve.log(min(LAST, level)) + shift)
+            level = likely(fit.curve.level(least - shift), seen.seconds)
+            log = max(least, fit.curve.log(min(LAST, max(1 - LAST, level))) + shift)
         twin = self._twin(seen)
-        changed = 0 if twin else self._judge(fit, fit.curve.middle(log - shift))
         self._moments += twin is None
         moment, weight = (self._moments, 1.0) if twin is None else (twin.moment, twin.weight)
-        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, seen.at, moment, weight))
+        said = Moment() if twin is None else twin.said
+        changed = self._judge(fit, fit.curve.middle(log - shift), said, first=twin is None)
+        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, least, seen.at, moment, said, weight))
         self._fresh += 1
         if changed:
             return self._broke(changed, seen.at)
@@ -211,13 +218,16 @@ class Forecaster:
         near = (kept for kept in self._kept if abs(kept.seen.at - kept.seen.seconds - began) <= together)
         return next(near, None)
 
-    def _judge(self, fit: _Fit, level: float) -> int:
-        """Take in where a time lies in the forecast made before; return the times that make a new regime."""
+    def _judge(self, fit: _Fit, level: float, said: Moment, *, first: bool) -> int:
+        """Take in where a time lies in the forecast made before; return the times that make a new regime.
+
+        The first of a moment tells whether times have changed: soon, if a little too early on average.
+        """
         if fit.learned < WATCHED:
             return 0
         if fit.learned >= SETTLED:
-            self._levels.saw(level)
-        return self._watch.saw(level, fit.deviation, fit.learned)
+            self._levels.saw(level, said)
+        return self._watch.saw(level, fit.deviation, fit.learned) if first else 0
 
     def _broke(self, count: int, now: float) -> Moved | None:
         """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
@@ -323,19 +333,28 @@ class Forecaster:
             weights = self._weights(now)
             learned = sum(weights)
             growth, center = self._growth(weights, learned)
-            found = sorted(
-                (kept.seconds - growth * (kept.size - center), weight)
-                for kept, weight in zip(self._kept, weights, strict=True)
-            )
-            median = _median(found, learned)
-            deviation = (SPREAD * deviation + learned * _spread(found, median)) / (SPREAD + learned)
+            ended, given_up = self._found(weights, growth, center)
             moved = prior.growth * center
             points = [(log + moved, weight) for log, weight in points]
+            found = sorted(handed_on(points + ended, given_up) if given_up else ended)
+            median = _median(found, sum(weight for _, weight in found))
+            deviation = (SPREAD * deviation + learned * _spread(found, median)) / (SPREAD + learned)
             points += self._shape(median, deviation, SHAPE * learned / (1 + learned))
-            points += found
+            points = handed_on(points + ended, given_up)
         self._fresh = 0
         self._fit = _Fit(Curve(points), growth, center, learned, deviation, now)
         return self._fit
+
+    def _found(
+        self, weights: Sequence[float], growth: float, center: float
+    ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        """Return log seconds at the center and weight of all that ended, and of all that was given up."""
+        ended: list[tuple[float, float]] = []
+        given_up: list[tuple[float, float]] = []
+        for kept, weight in zip(self._kept, weights, strict=True):
+            log = kept.least - growth * (kept.size - center)
+            (ended if kept.seen.ended else given_up).append((log, weight))
+        return ended, given_up
 
     def _weights(self, now: float) -> list[float]:
         """Return the weight of each that is kept."""

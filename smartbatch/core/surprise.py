@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Levels", "Watch", "score"]
+__all__ = ["Levels", "Moment", "Watch", "score"]
 
 _EDGE = math.log(19.0)
 """Log odds of 95 %."""
+_CORRECTED = ((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))
+"""Log odds and shares of the quantiles that are corrected."""
 _PACES = (0.05, 0.02, 0.05)
 """How far one time moves the correction (in log odds) of the 5 %, 50 % and 95 % quantile. A correction is
 done after some 400 times and wanders by 0.16 (0.1 in the middle), which is less than 1 % in coverage at the
@@ -48,6 +50,21 @@ def score(level: float) -> float:
     return (math.pow(level, 0.135) - math.pow(1 - level, 0.135)) / 0.1975
 
 
+class Moment:
+    """Times that came of one moment.
+
+    Attributes:
+        count: how many.
+        above: how many of them exceeded each of the quantiles that are corrected.
+    """
+
+    __slots__ = ("above", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.above = [0, 0, 0]
+
+
 class Levels:
     """The correction of levels, a broken line over log odds through 5 %, 50 % and 95 %."""
 
@@ -56,13 +73,22 @@ class Levels:
     def __init__(self) -> None:
         self._shifts = [0.0, 0.0, 0.0]
 
-    def saw(self, level: float) -> None:
-        """Learn from a time of which a share ``level`` should have been shorter."""
+    def saw(self, level: float, moment: Moment | None = None) -> None:
+        """Learn from a time of which a share ``level`` should have been shorter.
+
+        Args:
+            moment: what was learned from others of the same moment; all of them count as one, by their mean.
+        """
         odds = _odds(level)
-        for at, (edge, share) in enumerate(((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))):
-            exceeded = odds > edge + self._shifts[at]
-            moved = self._shifts[at] + _PACES[at] * (exceeded - (1 - share))
+        moment = moment or Moment()
+        count = moment.count
+        for at, (edge, share) in enumerate(_CORRECTED):
+            above = moment.above[at] + (odds > edge + self._shifts[at])
+            before = moment.above[at] / count if count else 1 - share
+            moved = self._shifts[at] + _PACES[at] * (above / (count + 1) - before)
             self._shifts[at] = min(_MOST, max(-_MOST, moved))
+            moment.above[at] = above
+        moment.count = count + 1
 
     def corrected(self, q: float) -> float:
         """Return the level to look up for a quantile ``q``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import mean
+from statistics import NormalDist, mean
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
 from smartbatch.core.curve import Curve
 from smartbatch.core.forecast import Forecaster, Moved, Seen
 from smartbatch.core.prior import Prior
-from smartbatch.core.surprise import Levels, score
+from smartbatch.core.surprise import Levels, Moment, score
 from smartbatch.core.turnaround import PROMISE
 
 NOW = 1.8e9
@@ -298,11 +298,40 @@ class TestWhatWasGivenUp:
         assert after < 0.3
         assert any(moved is not None and moved.sudden for moved in told)
 
+    def test_batches_taken_back_at_any_moment_make_forecasts_neither_shorter_nor_longer(self) -> None:
+        """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""
+        off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
+        for seed in range(12):
+            forecaster, dice = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
+            for n in range(400):
+                takes, patience = (math.exp(dice.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
+                now = NOW + 3600.0 * n
+                forecaster.observe(Seen(100, min(takes, patience), now, ended=takes <= patience))
+            for level, errors in off.items():
+                right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
+                errors.append(math.log(forecaster.quantile(level, 100, now)) - right)
+        for errors in off.values():
+            assert abs(mean(errors)) < 0.15
+            assert max(map(abs, errors)) < 0.8
+
     def test_one_that_was_given_up_early_says_little(self) -> None:
         seen = after(*[60.0, 70.0, 80.0] * 10)
         before = seen.quantile(0.5, 1, NOW)
         seen.observe(Seen(1, 1.0, NOW, ended=False))
         assert seen.quantile(0.5, 1, NOW) == pytest.approx(before, rel=0.05)
+
+
+class TestBatchesOfOneMoment:
+    def test_all_of_them_correct_the_levels_as_one(self) -> None:
+        """Twelve of which a third are long move them by a third of what one long one does."""
+        one, third, none = Levels(), Levels(), Levels()
+        moment = Moment()
+        for place in range(12):
+            third.saw(0.99 if place % 3 == 0 else 0.01, moment)
+        one.saw(0.99)
+        none.saw(0.01)
+        expected = none.original(0.6) + (one.original(0.6) - none.original(0.6)) / 3
+        assert third.original(0.6) == pytest.approx(expected, abs=1e-3)
 
 
 class TestCurves:
