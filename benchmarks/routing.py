@@ -1,9 +1,10 @@
 """What choosing a route costs against knowing the future; seeded, on a virtual clock.
 
-    python -m benchmarks.routing
+    python -m benchmarks.routing [DRAW]
 
 Three comparisons, of jobs that :mod:`benchmarks.routing_world` makes and policies of
-:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes.
+:mod:`benchmarks.routing_policies`. The library starts each with nothing seen, and learns as time goes. What
+is random is drawn anew for each DRAW, a word; without one it is the one that the library is judged by.
 
 - *Regret*: for each trace and each regime of the provider, what the library pays more than an oracle that
   knows how long each batch and each call will take; over the jobs whose deadline the oracle meets, of six
@@ -17,6 +18,7 @@ The last table is what a decision takes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from time import process_time
 
@@ -24,11 +26,12 @@ from benchmarks import routing_policies as policies
 from benchmarks.routing_policies import Library, Outcome
 from benchmarks.routing_world import (
     INPUT,
+    JUDGED,
     OUTPUT,
     REGIMES,
     TRACES,
     Fate,
-    Job,
+    Maker,
     Regime,
     days,
     heavy,
@@ -62,19 +65,19 @@ def compared(fates: Sequence[Fate], best: Sequence[Outcome], mine: Sequence[Outc
     return cost - 1, missed / len(done)
 
 
-def report_regret(jobs: dict[str, list[Job]]) -> None:
+def report_regret(traces: dict[str, Maker], draw: str) -> None:
     """Print the table of regrets."""
     names = ("library", "its first day", *RULES)
     print(f"{'trace':<20}{'regime':<23}{'feasible':>9}{'refused':>9}" + "".join(f"{n:>22}" for n in names))
-    for trace, listed in jobs.items():
+    for trace, make in traces.items():
         for regime in REGIMES:
-            library, fates, mine = Library(), [], []
-            for day in days(listed):
+            library, fates, mine, first = Library(), [], [], 0
+            for day in days(trace, make, draw):
                 drawn = [Fate.of(job, regime) for job in day]
                 fates += drawn
                 mine += library.run(drawn)
+                first = first or len(fates)
             best = [policies.oracle(fate) for fate in fates]
-            first = len(listed)
             cells = [compared(fates, best, mine), compared(fates[:first], best[:first], mine[:first])]
             cells += [compared(fates, best, [rule(fate) for fate in fates]) for rule in RULES.values()]
             feasible = [at for at, fate in enumerate(fates) if best[at].met(fate.job)]
@@ -83,14 +86,14 @@ def report_regret(jobs: dict[str, list[Job]]) -> None:
             print("".join(f"{f'{c:+.1%}, {m:.2%} missed':>22}" for c, m in cells), flush=True)
 
 
-def report_deadlines() -> None:
+def report_deadlines(draw: str) -> None:
     """Print how many deadlines are met with turnarounds of heavy tails."""
     print(f"\n{'turnarounds':<28}{'feasible':>9}{'met':>8}{'refused':>9}{'rescued':>9}{'room':>7}{'cost':>8}")
     for name, turnaround, usual in (
         ("lognormal, 30 min, 1.2", lognormal(1800.0, 1.2), 1800.0),
         ("Pareto 1.2, from 10 min", pareto(600.0, 1.2), 600 * 2 ** (1 / 1.2)),
     ):
-        fates = [Fate.of(job, Regime(name, turnaround)) for job in heavy(name)]
+        fates = [Fate.of(job, Regime(name, turnaround)) for job in heavy(name, draw)]
         best = [policies.oracle(fate) for fate in fates]
         plain = [policies.alone(fate) for fate in fates]
         mine = Library().run(fates)
@@ -106,10 +109,11 @@ def report_deadlines() -> None:
         )
 
 
-def report_without(jobs: dict[str, list[Job]]) -> None:
+def report_without(traces: dict[str, Maker], draw: str) -> None:
     """Print what lists without a deadline come to, their time included."""
     print(f"\n{'trace':<20}{'regime':<24}{'oracle':>12}" + "".join(f"{n:>12}" for n in ("library", *RULES)))
-    for trace, listed in jobs.items():
+    for trace, make in traces.items():
+        listed = next(days(trace, make, draw))
         for regime in REGIMES:
             fates = [Fate.of(job, regime) for job in listed]
             best = sum(policies.weight(policies.oracle(fate, deadline=False)) for fate in fates)
@@ -145,15 +149,15 @@ def report_cost(count: int = 1000, runs: int = 5) -> None:
         print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, sketch included")
 
 
-def main() -> None:
-    jobs = traffic()
+def main(draw: str = JUDGED) -> None:
+    traces = traffic()
     if not TRACES.exists():
         print("The Azure traces are not here; the made-up ones are compared alone.\n")
-    report_regret(jobs)
-    report_deadlines()
-    report_without(jobs)
+    report_regret(traces, draw)
+    report_deadlines(draw)
+    report_without(traces, draw)
     report_cost()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -15,6 +15,7 @@ from smartbatch.core.forecast import Forecaster, Seen
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.pace import Pace
 from smartbatch.core.rescue import MARGIN, Held, Speed, rescue
+from smartbatch.core.risk import missed
 from smartbatch.core.tokens import Calibration
 from smartbatch.core.wishes import Wishes
 from smartbatch.experience import BATCH, CALL, CANCEL
@@ -263,7 +264,8 @@ class Library:
         know = self.know
         speed = Speed(know.pace(now, tokens, fate.regime.rpm), know.cancels.at(now), know.batches.at(now))
         held = [_held(shard, now) for shard in open_]
-        found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed)
+        at_stake = missed(job.cost(), TIME_VALUE)
+        found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed, at_stake)
         for at in found.back:
             shard = open_[at]
             shard.cancelled, shard.ends = now, now + fate.cancel(shard.place)

@@ -18,8 +18,9 @@ import csv
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -36,6 +37,12 @@ USERS = {"conv": 8, "code": 16}
 LARGEST = 5000
 """Most requests of a batch, the default of ``batch_max_requests``."""
 
+TUNING, JUDGED = "tuning", "judged"
+"""Draws of all that is random. The library's constants were chosen on the first, and are judged by the other,
+which nobody looked at before."""
+
+Maker = Callable[[Random], Iterable["Job"]]
+"""Makes the jobs of a day."""
 Turnaround = Callable[[Random, float], float]
 """Draws the seconds that a batch takes that is created at a moment."""
 
@@ -167,24 +174,21 @@ class Workers:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def traffic() -> dict[str, list[Job]]:
-    """Return the jobs of each trace, the real ones where they are to be had."""
-    found: dict[str, list[Job]] = {}
+def traffic() -> dict[str, Maker]:
+    """Return who makes the jobs of a day of each trace, of the real ones where they are to be had."""
+    found: dict[str, Maker] = {}
     for name in ("conv", "code"):
         path = TRACES / f"azure_llm_2023_{name}.csv"
         if path.exists():
-            found[f"Azure 2023 {name}"] = list(_grouped(_read(path), USERS[name], Random(name)))
-    return found | {
-        "overnight bulk": list(_bulk(Random("bulk"))),
-        "interactive bursts": list(_bursts(Random("bursts"))),
-        "mixed": list(_mixed(Random("mixed"))),
-    }
+            found[f"Azure 2023 {name}"] = partial(_grouped, _read(path), USERS[name])
+    return found | {"overnight bulk": _bulk, "interactive bursts": _bursts, "mixed": _mixed}
 
 
-def days(jobs: Sequence[Job], count: int = 6) -> Iterator[list[Job]]:
-    """Return the same jobs day after day, when other things happen to them."""
+def days(trace: str, make: Maker, draw: str, count: int = 6) -> Iterator[list[Job]]:
+    """Return the jobs of a trace day after day: each day others, to which other things happen."""
     for day in range(count):
-        yield [evolve(job, at=job.at + day * DAY, seed=job.seed + day) for job in jobs]
+        jobs = make(Random(f"{trace}, {draw}, day {day}"))
+        yield [evolve(job, at=job.at + day * DAY) for job in jobs]
 
 
 def log_uniform(dice: Random, low: float, high: float) -> float:
@@ -255,8 +259,8 @@ def _mixed(dice: Random, count: int = 400) -> Iterator[Job]:
         yield _job(at, rows(dice, round(log_uniform(dice, 1, 3000))), dice)
 
 
-def heavy(turnaround: str, count: int = 1000) -> list[Job]:
+def heavy(turnaround: str, draw: str, count: int = 1000) -> list[Job]:
     """Return jobs of 1 to 2,000 requests with deadlines of 1 minute to 24 hours, over ten days."""
-    dice = Random(turnaround)
+    dice = Random(f"{turnaround}, {draw}")
     moments = sorted(dice.uniform(0, 10 * DAY) for _ in range(count))
     return [_job(at, rows(dice, round(log_uniform(dice, 1, 2000))), dice) for at in moments]

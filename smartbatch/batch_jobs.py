@@ -200,6 +200,7 @@ class BatchJobs(JobHost):
         *,
         realtime: int | None,
         wishes: Wishes,
+        missed: float | None = None,
         route: Route | None = None,
         most: int | None = None,
         key: str | None = None,
@@ -210,10 +211,11 @@ class BatchJobs(JobHost):
 
         Args:
             realtime: see :class:`_Draft`.
+            missed: what missing its deadline counts as.
             route: that was chosen for all of them.
             most: most requests of one batch, where that is fewer than the settings allow.
         """
-        policy = self._policy(fallback, wishes, route)
+        policy = self._policy(fallback, wishes, missed, route)
         if most is not None:
             policy["max_requests"] = min(most, policy["max_requests"])
         return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
@@ -228,11 +230,15 @@ class BatchJobs(JobHost):
         if problem is not None and self._fallback_of(fallback) != "individual":
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
 
-    def _policy(self, fallback: str | None, wishes: Wishes, route: Route | None) -> dict[str, Any]:
+    def _policy(
+        self, fallback: str | None, wishes: Wishes, missed: float | None, route: Route | None
+    ) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         deadline = None if wishes.deadline is None else self._clock.wall() + wishes.deadline
         chosen = "individual" if deadline is not None else self._fallback_of(fallback)
-        return policy_of(self.config, chosen, deadline=deadline, budget=wishes.budget, route=route)
+        return policy_of(
+            self.config, chosen, deadline=deadline, missed=missed, budget=wishes.budget, route=route
+        )
 
     def _submit_attended(
         self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str], route: Route | None = None

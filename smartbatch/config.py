@@ -203,7 +203,7 @@ class BatchingConfig:
         choices=("balanced", "speed", "cost"),
     )
     time_value: float = setting(
-        5.0, "float", "What an hour of waiting is worth to auto.", 0, 10**6, unit="USD"
+        5.0, "float", "What an hour of waiting is worth to auto, and of being late.", 0, 10**6, unit="USD"
     )
     prefer_individual_for: frozenset[str] = setting(
         frozenset(), "texts", "Purposes of requests that never wait for others or for a batch."

@@ -151,6 +151,7 @@ class ListCalls(ListRoutes):
             asked.params,
             realtime=decision.chosen.first if by_batch else None,
             wishes=decision.wishes,
+            missed=decision.missed,
             route=decision.chosen.route,
             most=decision.piece,
             key=key,

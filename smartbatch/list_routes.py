@@ -239,6 +239,7 @@ class ListRoutes(BatchJobs):
                 asked.params,
                 realtime=decision.chosen.first,
                 wishes=decision.wishes,
+                missed=decision.missed,
                 most=decision.piece,
             )
         cache = self._intake.cache

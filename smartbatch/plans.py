@@ -108,6 +108,8 @@ def _plain(option: Option) -> dict[str, Any]:
         "batches": option.batches,
         "first": option.first,
         "quota": option.quota,
+        "odds": option.odds,
+        "risk": option.risk,
         "feasible": option.feasible,
         "problem": option.problem,
     }

@@ -138,6 +138,13 @@ def test_an_explanation_with_a_deadline_shows_why_the_cheapest_that_meets_it_won
     text = plan.explain()
     costs = {option.route: option.cost.expected for option in plan.options if option.cost and option.feasible}
     assert costs[plan.route] == min(costs.values())
+    (counts,) = map(float, re.findall(r"to miss it counts ([\d.]+) USD", text))
+    figures = r"([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ +([\d.]+)% +([\d.]+)"
+    rows = re.findall(rf"^[> ] (batch|hybrid) .* {figures}$", text, re.MULTILINE)
+    assert [row[0] for row in rows] == ["batch", "hybrid"]
+    for _, cost, odds, risk in rows:
+        assert float(risk) == pytest.approx((1 - float(odds) / 100) * counts, abs=2e-6 + 1e-5 * counts)
+        assert float(cost) + float(risk) < costs[Route.INDIVIDUAL]  # else it would not be taken
     rescue = re.search(r"after ([\d.]+) s is taken back .* ([\d.]+) s are kept", text)
     if rescue:
         assert float(rescue.group(1)) + float(rescue.group(2)) == pytest.approx(12 * 3600, abs=0.2)

@@ -233,6 +233,7 @@ class ByJob:
                 {},
                 realtime=chosen.first,
                 wishes=chosen.wishes,
+                missed=chosen.missed,
                 route=chosen.route,
                 most=chosen.piece,
                 key=key,

@@ -28,6 +28,7 @@ class Chosen:
         realtime: all of them go in real time.
         first: how many go in real time at once, where the others go in a batch.
         wishes: what the route has to meet.
+        missed: what missing its deadline counts as.
         route: its name.
         piece: most rows of one batch; ``None`` for as many as the settings allow.
     """
@@ -35,6 +36,7 @@ class Chosen:
     realtime: bool
     first: int
     wishes: Wishes
+    missed: float
     route: Route
     piece: int | None
 
@@ -43,7 +45,7 @@ class Chosen:
         """Return what a decision means for a run."""
         chosen = decision.chosen
         realtime = chosen.route not in _BATCHED
-        return cls(realtime, chosen.first, decision.wishes, chosen.route, decision.piece)
+        return cls(realtime, chosen.first, decision.wishes, decision.missed, chosen.route, decision.piece)
 
 
 class Chooser:

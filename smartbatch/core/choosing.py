@@ -6,10 +6,11 @@ The rules, in order:
 2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
    beside the first few, that is as a hybrid. From ``threshold`` on everything is considered.
 3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
-   the soonest. A batch meets every deadline that leaves time to cancel it and to do all of its requests in
-   real time; what that is expected to cost is in its cost. Where there is too little time for all of them,
-   the first few go in real time at once (hybrid). Where nothing is that sure, the likeliest is taken, if it
-   is at least as likely to be in time as not.
+   the soonest. A batch must cost less than real time with its ``risk``, what its chance to be late counts as.
+   A batch meets every deadline that leaves time to cancel it and to do all of its requests in real time; what
+   that is expected to cost is in its cost. Where there is too little time for all of them, the first few go
+   in real time at once (hybrid). Where nothing is that sure, the likeliest is taken, if it is at least as
+   likely to be in time as not.
 4. Without one: the least ``weight``, which is the cost plus what the expected wait is worth. ``prefer``
    ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was seen, one is tried where it
    is cheaper and as likely as not the sooner.
@@ -25,7 +26,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch.core.offers import BatchOffer, Load, Offer
 from smartbatch.core.options import Option, by_batch, individual, likeliest, open_routes, price, real_time
-from smartbatch.core.risk import SURE, within
+from smartbatch.core.risk import SURE, missed, within
 from smartbatch.core.turnaround import LATEST
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Route, Strategy
@@ -68,6 +69,12 @@ class Decision:
         if chosen.pieces == 1:
             return None
         return math.ceil((self.load.requests - chosen.first) / chosen.pieces)
+
+    @property
+    def missed(self) -> float:
+        """What a missed deadline counts as, see :func:`~smartbatch.core.risk.missed`."""
+        cost = self.alone.cost
+        return missed(None if cost is None else cost.expected, self.wishes.time_value)
 
 
 class Infeasible(ValueError):
@@ -165,6 +172,7 @@ def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Optio
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
     elif wishes.deadline is not None:
+        feasible = _worth_the_risk(feasible)
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
@@ -189,6 +197,12 @@ def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Optio
             return trial, _tried(trial, chosen)
         reason = _weighed(chosen, feasible, load, wishes)
     return chosen, reason
+
+
+def _worth_the_risk(feasible: Sequence[Option]) -> Sequence[Option]:
+    """Return what is in real time, and of the others what costs less, its risk to be late included."""
+    surely = min((price(each)[0] for each in feasible if not each.batches), default=math.inf)
+    return [each for each in feasible if not each.batches or price(each)[0] + each.risk < surely]
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:

@@ -9,17 +9,32 @@ from smartbatch.core.offers import Cost
 
 __all__ = ["explain"]
 
-_HEAD = ("route", "half done in", "95 of 100 in", "expected", "cost in USD", "range", "with waiting", "")
+_HEAD = (
+    "route",
+    "half done in",
+    "95 of 100 in",
+    "expected",
+    "cost in USD",
+    "range",
+    "with waiting",
+    "in time",
+    "risk",
+    "",
+)
+_OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("risk") + 1)
 
 
 def explain(decision: Decision) -> str:
     """Return the options as a table, the choice, and its reason.
 
-    ``with waiting`` is the expected cost plus ``time_value`` times the expected hours. Seconds and USD are
-    printed with as many digits as the comparison used.
+    ``with waiting`` is the expected cost plus ``time_value`` times the expected hours. Where there is a
+    deadline, ``in time`` is how likely it is met, and ``risk`` what the chance of a batch to miss it counts
+    as. Seconds and USD are printed with as many digits as the comparison used.
     """
     rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    if decision.wishes.deadline is None:
+        rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     lines = [*_asked(decision), "", *(line.rstrip() for line in table), "", *_chosen(decision)]
     return "\n".join(lines)
@@ -32,7 +47,11 @@ def _asked(decision: Decision) -> Iterator[str]:
         f"{load.requests:,} requests{cached}: about {load.tokens_in:,.0f} tokens in, "
         f"{load.tokens_out:,.0f} out"
     )
-    deadline = "no deadline" if wishes.deadline is None else f"deadline in {wishes.deadline:.1f} s"
+    deadline = "no deadline"
+    if wishes.deadline is not None:
+        cost = decision.alone.cost
+        counts = "" if cost is None else f" (to miss it counts {decision.missed * cost.expected:.6f} USD)"
+        deadline = f"deadline in {wishes.deadline:.1f} s{counts}"
     budget = "no budget" if wishes.budget is None else f"budget {wishes.budget:g} USD"
     yield (
         f"strategy {wishes.strategy.value}, prefer {wishes.prefer}, {deadline}, {budget}, an hour of waiting "
@@ -50,6 +69,8 @@ def _row(option: Option, chosen: bool) -> tuple[str, ...]:
         "unknown" if option.cost is None else f"{option.cost.expected:.6f}",
         _range(option.cost),
         f"{option.weight:.6f}",
+        f"{option.odds:.3%}",
+        f"{option.risk:.6f}",
         option.problem,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.risk import MARGIN, SURE, best, starts, within
+from smartbatch.core.risk import MARGIN, SURE, best, missed, starts, within
 from smartbatch.core.wishes import Wishes
 from smartbatch.models import Route, Strategy
 
@@ -56,6 +56,7 @@ class Option:
         quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
         problem: why it will not do; empty when it will.
         untried: whether its times are a mere assumption, since no batch was seen yet.
+        risk: what its risk to miss the deadline counts as, of a batch: in the unit of :func:`price`.
     """
 
     route: Route
@@ -76,6 +77,7 @@ class Option:
     quota: float | None = None
     problem: str = ""
     untried: bool = False
+    risk: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -128,7 +130,8 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wis
     """Return the forecast of a list whose ``first`` requests go individually and all others in a batch."""
     rest = n - first
     at_once = standard.pace.finish(first, 0.95)
-    plan = _rescue(rest, at_once, standard, batch, wishes)
+    plan = _rescue(n, rest, at_once, standard, batch, wishes)
+    odds = _odds(plan, first, standard, wishes)
     p50 = max(standard.pace.finish(first, 0.5), batch.finish(rest, 0.5))
     p95 = max(at_once, batch.finish(rest, 0.95))
     expected = max(standard.pace.expected(first), batch.expected(rest))
@@ -146,16 +149,25 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wis
         rescue_at=plan.at,
         rescue_needs=plan.needs,
         chance=plan.chance,
-        odds=_odds(plan, first, standard, wishes),
+        odds=odds,
         pieces=plan.pieces,
         share=(first + rest * (plan.share * batch.share + 1 - plan.share)) / n,
         untried=not batch.seen,
+        risk=_risk(1 - odds, standard, wishes),
     )
+
+
+def _risk(late: float, standard: Offer, wishes: Wishes) -> float:
+    if wishes.deadline is None:
+        return 0.0
+    whole = None if standard.cost is None else standard.cost.expected
+    return late * missed(whole, wishes.time_value) * (1.0 if whole is None else whole)
 
 
 @frozen
 class _Rescue:
-    """When a batch would be taken back: see :class:`Option`; ``share`` of its requests come without it."""
+    """When a batch would be taken back: see :class:`Option`; ``share`` of its requests come without it, and
+    ``met`` is how likely the deadline is."""
 
     at: float | None
     needs: float
@@ -165,7 +177,7 @@ class _Rescue:
     pieces: int = 1
 
 
-def _rescue(rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: Wishes) -> _Rescue:
+def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: Wishes) -> _Rescue:
     """Return when a rescue begins at the latest, if its first requests come in time for real time.
 
     One piece after the other is taken back: the next as soon as real time will soon have done the last.
@@ -175,7 +187,7 @@ def _rescue(rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: 
     margin = MARGIN * wishes.deadline
     pieces = max(1, min(PIECES, rest // FEWEST))
     each = standard.pace.finish(rest, 0.5) / pieces
-    saving = _saving(standard, batch)
+    saving = _saving(standard, batch) * rest / n
 
     points = min(pieces, POINTS)
     places = [(point + 0.5) * pieces / points - 0.5 for point in range(points)]
@@ -191,6 +203,7 @@ def _rescue(rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: 
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
+        missed=missed(None if standard.cost is None else standard.cost.expected, wishes.time_value),
     )
     start = best(found)
     if start is None:

@@ -17,7 +17,7 @@ from attrs import field, frozen
 from smartbatch.core.forecast import Forecaster
 from smartbatch.core.pace import Pace, Times
 from smartbatch.core.prior import Prior
-from smartbatch.core.risk import LEVELS, MARGIN, SURE, Start, best, starts, within
+from smartbatch.core.risk import LEVELS, MARGIN, MISSED, SURE, Start, best, starts, within
 from smartbatch.core.turnaround import PROMISE
 
 __all__ = ["MARGIN", "Held", "Rescue", "Speed", "assumed", "rescue"]
@@ -93,7 +93,14 @@ class Rescue:
     late: bool
 
 
-def rescue(left: float, margin: float, backlog: int, shards: Sequence[Held], speed: Speed) -> Rescue:
+def rescue(
+    left: float,
+    margin: float,
+    backlog: int,
+    shards: Sequence[Held],
+    speed: Speed,
+    missed: float = MISSED,
+) -> Rescue:
     """Return which shards are to be taken back now.
 
     Args:
@@ -102,9 +109,10 @@ def rescue(left: float, margin: float, backlog: int, shards: Sequence[Held], spe
         backlog: requests of the job that are in no shard and not answered.
         shards: that are not settled.
         speed: of the way out.
+        missed: what a missed deadline counts as, see :func:`smartbatch.core.risk.missed`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
-    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed)
+    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, missed)
     needs = outlook.needs(HARDLY)
     late = left < needs
     if not movable:
@@ -143,12 +151,19 @@ class _Outlook:
         shards: all of them.
         movable: those that could be taken back.
         speed: of the way out.
+        missed: what a missed deadline counts as.
     """
 
     def __init__(
-        self, left: float, backlog: int, shards: Sequence[Held], movable: Sequence[Held], speed: Speed
+        self,
+        left: float,
+        backlog: int,
+        shards: Sequence[Held],
+        movable: Sequence[Held],
+        speed: Speed,
+        missed: float,
     ) -> None:
-        self._left = left
+        self._left, self._missed = left, missed
         self._pace, self._cancelling, self._turnaround = speed.pace, speed.cancelling, speed.turnaround
         self._all = backlog + sum(shard.left for shard in shards)
         self._sent = [shard for shard in shards if shard.sent]
@@ -165,14 +180,21 @@ class _Outlook:
 
     def later(self) -> Start | None:
         """Return the best moment for a rescue to begin."""
-        return best(starts(self._left, self.needs, lambda at: self._late(at + self._before), self._saved))
+        found = starts(
+            self._left,
+            self.needs,
+            lambda at: self._late(at + self._before),
+            self._saved,
+            missed=self._missed,
+        )
+        return best(found)
 
     def now(self) -> Start:
         """Return what comes of a rescue that begins at once."""
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
-        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure))
+        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._missed)
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that go on are more likely in time than real time would be."""

@@ -14,19 +14,20 @@ from statistics import NormalDist
 
 from attrs import frozen
 
-__all__ = ["MARGIN", "RISK", "SURE", "Start", "best", "starts", "within"]
+__all__ = ["MARGIN", "MISSED", "RISK", "SURE", "Start", "best", "missed", "starts", "within"]
 
 RISK = 0.05
 """Most chance of a deadline to be missed, by a late batch times a late rescue."""
-MISSED = 1.25
-"""What a missed deadline counts as, in prices of the whole list in real time: paying for it once more, and a
-quarter for the trouble. With this, about one in a hundred lists with all kinds of deadlines is late
-(``docs/reference/routing.md``)."""
+MISSED = 0.5
+"""What a missed deadline counts as, in prices of the whole list in real time: half of it is lost."""
+WAITED = 60.0
+"""Seconds of waiting that it counts as besides, so that nobody misses a deadline to save a cent. With both,
+about one in a hundred lists with all kinds of deadlines is late (``docs/reference/routing.md``)."""
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 """How sure a rescue may be."""
 SURE = LEVELS[-1]
 """The surest that time is kept for; what lies beyond is seldom known."""
-MARGIN = 0.01
+MARGIN = 0.005
 """Share of a deadline, counted from the moment it was set, that is kept free for what no forecast knows."""
 _NORMAL = NormalDist()
 
@@ -41,6 +42,7 @@ class Start:
         needs: seconds it takes, that sure.
         risk: how likely the deadline is missed.
         saved: what batches save until then, in prices of the whole list in real time.
+        missed: see :func:`missed`.
     """
 
     at: float
@@ -48,11 +50,22 @@ class Start:
     needs: float
     risk: float
     saved: float
+    missed: float = MISSED
 
     @property
     def worth(self) -> float:
         """What it saves, less what its risk costs."""
-        return self.saved - MISSED * self.risk
+        return self.saved - self.missed * self.risk
+
+
+def missed(price: float | None, time_value: float) -> float:
+    """Return what a missed deadline counts as, in prices of the whole list in real time.
+
+    Args:
+        price: USD of the list in real time; ``None`` where it is unknown.
+        time_value: USD an hour of waiting is worth.
+    """
+    return MISSED if not price else MISSED + time_value * WAITED / 3600 / price
 
 
 def starts(
@@ -61,6 +74,7 @@ def starts(
     late: Callable[[float], float],
     saved: Callable[[float, float], float],
     floor: float = 0.0,
+    missed: float = MISSED,
 ) -> list[Start]:
     """Return when a rescue could begin, for each of :data:`LEVELS`.
 
@@ -70,6 +84,7 @@ def starts(
         late: how likely what is taken back last has not ended by itself, if it begins in so many seconds.
         saved: see :class:`Start`; if it begins in so many seconds, that sure.
         floor: seconds from now before which it cannot begin.
+        missed: what a missed deadline counts as, see :func:`missed`.
     """
     found = []
     for sure in LEVELS:
@@ -77,7 +92,7 @@ def starts(
         at = left - kept
         if at <= floor:
             break
-        found.append(Start(at, sure, kept, (1 - sure) * late(at), saved(at, sure)))
+        found.append(Start(at, sure, kept, (1 - sure) * late(at), saved(at, sure), missed))
     return found
 
 

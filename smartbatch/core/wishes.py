@@ -37,7 +37,8 @@ class Wishes:
         prefer: ``balanced`` weighs money against time, ``speed`` takes the soonest, ``cost`` the cheapest.
         deadline: seconds from now; ``None`` for none.
         budget: USD; ``None`` for none.
-        time_value: USD an hour of waiting is worth; counts where there is no deadline.
+        time_value: USD an hour of waiting is worth: weighed against the cost where there is no deadline, and
+            part of what a missed one counts as.
         threshold: fewest requests that may go as a batch alone.
         at_once: requests that are never worth a batch; a list of so few goes in real time.
     """

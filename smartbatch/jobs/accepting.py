@@ -138,6 +138,7 @@ def policy_of(
     *,
     attended: bool = False,
     deadline: float | None = None,
+    missed: float | None = None,
     budget: float | None = None,
     route: Route | None = None,
 ) -> dict[str, Any]:
@@ -147,6 +148,7 @@ def policy_of(
 
     Args:
         deadline: Unix seconds by which all of it should have its result.
+        missed: what missing it counts as, see :func:`smartbatch.core.risk.missed`.
         budget: most to spend on it, USD.
         route: that was chosen for all of it; what is asked in real time goes by it.
     """
@@ -160,6 +162,7 @@ def policy_of(
         "retention": config.batch_retention,
         "exclusive": config.exclusive_workspace,
         "deadline": deadline,
+        "missed": missed,
         "budget": budget,
         "route": None if route is None else route.value,
     }

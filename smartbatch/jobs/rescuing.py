@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from smartbatch.core.rescue import MARGIN, Held, Rescue, rescue
+from smartbatch.core.risk import MISSED
 from smartbatch.events import JobRescued
 from smartbatch.jobs import polling
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
@@ -48,6 +49,7 @@ def _found(work: Work, deadline: float, held: Sequence[ShardRow]) -> Rescue:
         max(0, backlog),
         [_held(shard, work.wall) for shard in held],
         work.speed(work.job),
+        work.policy("missed", MISSED),
     )
 
 

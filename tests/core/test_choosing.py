@@ -154,6 +154,37 @@ def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_othe
     assert 0.95 <= often.odds < 0.99 < seldom.odds
 
 
+def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
+    """The same forecasts for a list of a fifth of a cent and for one of ten dollars. What cancels take is
+    hardly known, so that no rescue is sure."""
+
+    def judged(usd: float) -> Decision:
+        cost = Cost(usd, usd, usd)
+        offer = Offer(Route.INDIVIDUAL, Pace(steady(2.0), 4), cost)
+        there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
+        return choose(Load(100), [offer], there, Wishes(deadline=1100.0))
+
+    dear, cheap = judged(10.0), judged(0.002)
+    assert dear.missed < cheap.missed
+    assert dear.chosen.route is Route.BATCH
+    assert cheap.chosen.route is Route.INDIVIDUAL
+    batch = next(option for option in cheap.options if option.route is Route.BATCH)
+    assert batch.feasible
+    assert batch.cost is not None
+    assert batch.cost.expected < 0.99 * 0.002 < batch.cost.expected + batch.risk
+    assert batch.risk == pytest.approx((1 - batch.odds) * cheap.missed * 0.002)
+
+
+def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> None:
+    cost = Cost(0.002, 0.002, 0.002)
+    offer = Offer(Route.INDIVIDUAL, Pace(steady(2.0), 4), cost)
+    there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
+    forced = choose(Load(100), [offer], there, Wishes(deadline=1100.0, strategy=Strategy.BATCH)).chosen
+    assert forced.cost is not None
+    assert forced.cost.expected + forced.risk > 0.002
+    assert forced.rescue_at is not None
+
+
 def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
     decision = chosen(8000, Wishes(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
     assert decision.chosen.pieces == decision.chosen.batches == PIECES

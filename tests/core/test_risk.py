@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smartbatch.core.risk import LEVELS, MISSED, RISK, SURE, Start, best, starts, within
+from smartbatch.core.risk import LEVELS, MISSED, RISK, SURE, WAITED, Start, best, missed, starts, within
 
 
 def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[Start]:
@@ -43,6 +43,27 @@ def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
     assert start is not None
     assert start.risk <= RISK
     assert best([Start(at=5.0, sure=0.5, needs=1.0, risk=2 * RISK, saved=1.0)]) is None
+
+
+def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
+    assert missed(2.0, time_value=3600 / WAITED) == pytest.approx(MISSED + 1 / 2)
+    assert missed(0.01, time_value=3600 / WAITED) == pytest.approx(MISSED + 100)
+    assert (
+        missed(2.0, time_value=0.0) == missed(None, time_value=5.0) == missed(0.0, time_value=5.0) == MISSED
+    )
+
+
+def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
+    def sure(counts: float) -> float:
+        found = starts(
+            1000.0, lambda sure: 500 * sure**8, lambda _: 0.1, lambda at, _: at / 1000, missed=counts
+        )
+        start = best(found)
+        assert start is not None
+        return start.sure
+
+    assert sure(0.1) == LEVELS[0]
+    assert sure(0.1) < sure(5.0) < sure(1000.0) == SURE
 
 
 def test_of_lognormal_times_half_are_done_by_the_median_and_95_of_100_by_the_95_percent_quantile() -> None:

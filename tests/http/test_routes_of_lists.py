@@ -72,6 +72,21 @@ def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path
         assert w.emu.ledger.paid_twice() == []
 
 
+def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
+    """What a missed deadline counts as is decided with the route, and kept with the job."""
+    left = []
+    for place, time_value in enumerate((0.0, 500.0)):
+        where = tmp_path / str(place)
+        where.mkdir()
+        with world("openai", where, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
+            asked(w, w.process(), texts(40), strategy="batch", deadline="1h", time_value=time_value)
+            assert finished(w) <= HOUR
+            (rescued,) = told(w, JobRescued)
+            assert isinstance(rescued, JobRescued)
+            left.append(rescued.left)
+    assert left[1] > left[0] + 60
+
+
 @each_provider
 def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -> None:
     prompts = texts(60)
