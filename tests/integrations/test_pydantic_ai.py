@@ -276,12 +276,16 @@ def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
 # -- time and threads -----------------------------------------------------------------------------------
 
 
-def stuck(begun: threading.Event) -> FunctionModel:
-    """A model that never answers."""
+def stuck(begun: threading.Event, ended: threading.Event | None = None) -> FunctionModel:
+    """A model that never answers, and tells when it is no longer waited for."""
 
     async def wait(messages: list[Any], info: Any) -> ModelResponse:
         begun.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if ended is not None:
+                ended.set()
         raise AssertionError
 
     return FunctionModel(wait)
@@ -295,14 +299,14 @@ def test_a_run_ends_with_its_timeout() -> None:
 
 def test_stopping_the_client_cancels_the_runs_of_its_provider() -> None:
     """Nothing goes on in the background."""
-    begun = threading.Event()
-    provider = AgentProvider(Agent(stuck(begun)))
+    begun, ended = threading.Event(), threading.Event()
+    provider = AgentProvider(Agent(stuck(begun, ended)))
     client = BatchingClient(provider, retries=0)
     future = client.submit("x")
     assert begun.wait(PATIENCE)
     client.stop(timeout=0)
     assert future.exception(PATIENCE) is not None
-    assert provider._runs.tasks._futures == set()
+    assert ended.wait(PATIENCE)
 
 
 def test_the_provider_of_a_client_takes_agents_and_factories() -> None:
