@@ -37,9 +37,9 @@ USERS = {"conv": 8, "code": 16}
 LARGEST = 5000
 """Most requests of a batch, the default of ``batch_max_requests``."""
 
-TUNING, JUDGED = "tuning", "judged"
-"""Draws of all that is random. The library's constants were chosen on the first, and are judged by the other,
-which nobody looked at before."""
+JUDGED = "judged"
+"""The draw of all that is random by which the library is judged; its constants were chosen on others, such as
+``tuning``."""
 
 Maker = Callable[[Random], Iterable["Job"]]
 """Makes the jobs of a day."""

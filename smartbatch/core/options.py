@@ -160,7 +160,7 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wis
 def _risk(late: float, standard: Offer, wishes: Wishes) -> float:
     if wishes.deadline is None:
         return 0.0
-    whole = None if standard.cost is None else standard.cost.expected
+    whole = _whole(standard)
     return late * missed(whole, wishes.time_value) * (1.0 if whole is None else whole)
 
 
@@ -203,7 +203,7 @@ def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, 
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
-        missed=missed(None if standard.cost is None else standard.cost.expected, wishes.time_value),
+        missed=missed(_whole(standard), wishes.time_value),
     )
     start = best(found)
     if start is None:
@@ -215,6 +215,11 @@ def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, 
     if share < alone + WORTH:
         pieces, share = 1, alone
     return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
+
+
+def _whole(standard: Offer) -> float | None:
+    """Return the USD of the whole list in real time; ``None`` where the price is unknown."""
+    return None if standard.cost is None else standard.cost.expected
 
 
 def _saving(standard: Offer, batch: BatchOffer) -> float:
