@@ -23,10 +23,10 @@ from typing import Final
 from attrs import define, field, frozen
 
 from smartbatch import BatchingClient, Price, Result
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
-from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.mock import MockProvider
+from smartbatch.types import Answer, Request, Usage
 
 THREADS: Final = 64
 RUNS: Final = 1000

@@ -22,13 +22,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.durability.judge import Verdict
-from tests.durability.killing import Loop, Plan, settle_of
-from tests.durability.mutants import MUTANTS, OWNERLESS
-from tests.durability.orders import MODELS
-from tests.durability.servers import LATEST, LIST_LAG, unlucky
-from tests.durability.sharing import Shared, Sharing
-from tests.durability.zygote import Zygote
+from tests.faults.durability.judge import Verdict
+from tests.faults.durability.killing import Loop, Plan, settle_of
+from tests.faults.durability.mutants import MUTANTS, OWNERLESS
+from tests.faults.durability.orders import MODELS
+from tests.faults.durability.servers import LATEST, LIST_LAG, unlucky
+from tests.faults.durability.sharing import Shared, Sharing
+from tests.faults.durability.zygote import Zygote
 from tests.jobs.stores import postgres_server
 
 FREEZE = 1.2

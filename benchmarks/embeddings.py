@@ -20,10 +20,10 @@ from attrs import evolve
 
 from benchmarks.server import emulator
 from smartbatch import BatchingClient
-from smartbatch.core.accumulator import BatchAccumulator, Waiting
-from smartbatch.emulator.answers import vector_for
-from smartbatch.models import Embedding, Request
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.core.batching.window import BatchAccumulator, Waiting
+from smartbatch.emulator.composed_answers import vector_for
+from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.types import Embedding, Request
 
 MODEL = "text-embedding-3-small"
 DIMENSIONS = 64

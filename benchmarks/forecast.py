@@ -20,8 +20,8 @@ from time import process_time
 
 from attrs import frozen
 
-from smartbatch.core.forecast import Forecaster, Seen
-from smartbatch.core.prior import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.priors import Prior
 
 World = Callable[[Random, int], float]
 """Draws the seconds of the n-th thing of size 1."""

@@ -14,10 +14,10 @@ from urllib.request import urlopen
 
 from benchmarks.server import emulator
 from smartbatch import BatchingClient
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 
 def summary(base_url: str) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from attrs import asdict, define, frozen
 
 from smartbatch import BatchingClient, Job, Request, Result
 from smartbatch.emulator import answer_for
-from smartbatch.emulator.answers import vector_for
+from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.events import Event, JobProgress, ShardChanged
 from smartbatch.jobs.store.sqlite import SqliteDatabase, SqliteTransaction
-from smartbatch.models import Embedding
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.types import Embedding
 
 __all__ = ["Operations", "Orders", "counted", "memory", "prompt_of"]
 

@@ -24,7 +24,7 @@ import urllib3
 
 from benchmarks.server import emulator
 from smartbatch import BatchingClient, Request
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 KEY = "benchmark"
 

@@ -39,16 +39,16 @@ from benchmarks.routing_world import (
     pareto,
     traffic,
 )
-from smartbatch.core.choosing import choose
-from smartbatch.core.forecast import Forecaster
-from smartbatch.core.offers import BatchOffer, Offer
-from smartbatch.core.pace import Pace
-from smartbatch.core.sketch import Rates, Sketch
-from smartbatch.core.tokens import Calibration
-from smartbatch.core.wishes import Wishes
-from smartbatch.experience import BATCH, CALL, CANCEL
-from smartbatch.models import Request, Route
+from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.choice import choose
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import BatchOffer, Offer
+from smartbatch.core.routing.throughput import Pace
+from smartbatch.core.routing.workload import Rates, Sketch
 from smartbatch.prices import Price, PriceBook, Processing
+from smartbatch.routing.history import BATCH, CALL, CANCEL
+from smartbatch.types import Request, Route
 
 WAYS: tuple[Processing, ...] = ("standard", "batch", "flex")
 RULES = {"individual": policies.alone, "batch": policies.by_batch, "threshold": policies.threshold}

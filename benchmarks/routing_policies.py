@@ -10,16 +10,16 @@ from collections.abc import Callable, Generator, Sequence
 from attrs import define, field, frozen
 
 from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
-from smartbatch.core.choosing import Infeasible, Option, choose
-from smartbatch.core.forecast import Forecaster, Seen
-from smartbatch.core.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.pace import Pace
-from smartbatch.core.rescue import MARGIN, Held, Speed, rescue
-from smartbatch.core.risk import missed
-from smartbatch.core.tokens import Calibration
-from smartbatch.core.wishes import Wishes
-from smartbatch.experience import BATCH, CALL, CANCEL
-from smartbatch.models import Route, Usage
+from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.choice import Infeasible, Option, choose
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.rescue import MARGIN, Held, Speed, rescue
+from smartbatch.core.routing.risk import missed
+from smartbatch.core.routing.throughput import Pace
+from smartbatch.routing.history import BATCH, CALL, CANCEL
+from smartbatch.types import Route, Usage
 
 PARALLELISM = 4
 """The client's default."""

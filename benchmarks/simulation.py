@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import evolve
 
-from tests.simulation.planting import BUGS, caught, planted, start
-from tests.simulation.points import step_of
-from tests.simulation.programme import (
+from tests.faults.simulation.planting import BUGS, caught, planted, start
+from tests.faults.simulation.points import step_of
+from tests.faults.simulation.programme import (
     RATES,
     STORIES,
     Sum,
@@ -28,8 +28,8 @@ from tests.simulation.programme import (
     runner,
     seeded,
 )
-from tests.simulation.scenario import FLAVOURS, Plan
-from tests.simulation.world import Outcome
+from tests.faults.simulation.scenario import FLAVOURS, Plan
+from tests.faults.simulation.world import Outcome
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 FIRST_SEED = 1_000_000

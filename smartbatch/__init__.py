@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.jobs.job import Job as Job
     from smartbatch.jobs.status import JobStatus as JobStatus
-    from smartbatch.lists import ResultList as ResultList
-    from smartbatch.models import Answer as Answer
-    from smartbatch.models import Embedding as Embedding
-    from smartbatch.models import Generation as Generation
-    from smartbatch.models import Message as Message
-    from smartbatch.models import Priority as Priority
-    from smartbatch.models import Request as Request
-    from smartbatch.models import Result as Result
-    from smartbatch.models import Route as Route
-    from smartbatch.models import Usage as Usage
-    from smartbatch.oneline import embed as embed
-    from smartbatch.oneline import generate as generate
-    from smartbatch.oneline import job as job
-    from smartbatch.plans import Plan as Plan
+    from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
-    from smartbatch.runtime.streaming import TextStream as TextStream
+    from smartbatch.realtime.text_stream import TextStream as TextStream
+    from smartbatch.results import ResultList as ResultList
+    from smartbatch.shortcuts import embed as embed
+    from smartbatch.shortcuts import generate as generate
+    from smartbatch.shortcuts import job as job
+    from smartbatch.types import Answer as Answer
+    from smartbatch.types import Embedding as Embedding
+    from smartbatch.types import Generation as Generation
+    from smartbatch.types import Message as Message
+    from smartbatch.types import Priority as Priority
+    from smartbatch.types import Request as Request
+    from smartbatch.types import Result as Result
+    from smartbatch.types import Route as Route
+    from smartbatch.types import Usage as Usage
 
-_HOMES = {
+_NAMES_OF = {
     "client": ["BatchingClient"],
     "config": ["BatchingConfig"],
     "errors": [
@@ -77,8 +77,8 @@ _HOMES = {
     ],
     "jobs.job": ["Job"],
     "jobs.status": ["JobStatus"],
-    "lists": ["ResultList"],
-    "models": [
+    "results": ["ResultList"],
+    "types": [
         "Answer",
         "Embedding",
         "Generation",
@@ -89,25 +89,25 @@ _HOMES = {
         "Route",
         "Usage",
     ],
-    "oneline": ["embed", "generate", "job"],
-    "plans": ["Plan"],
+    "shortcuts": ["embed", "generate", "job"],
+    "plan": ["Plan"],
     "prices": ["Price"],
-    "runtime.streaming": ["TextStream"],
+    "realtime.text_stream": ["TextStream"],
 }
-_home_of = {name: home for home, names in _HOMES.items() for name in names}
+_module_of = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-__all__ = ["__version__", *sorted(_home_of)]
+__all__ = ["__version__", *sorted(_module_of)]
 
 
 def __getattr__(name: str) -> Any:
     try:
-        home = _home_of[name]
+        module = _module_of[name]
     except KeyError:
         raise AttributeError(f"module 'smartbatch' has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"smartbatch.{home}"), name)
+    value = getattr(importlib.import_module(f"smartbatch.{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_home_of])
+    return sorted([*globals(), *_module_of])

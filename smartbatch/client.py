@@ -11,12 +11,11 @@ from typing import Any, Self
 
 from attrs import evolve
 
-from smartbatch.calls.stack import Middleware
-from smartbatch.clock import Clock, RealClock
+from smartbatch._clock import Clock, RealClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core import admission
-from smartbatch.core.budget import Budget
-from smartbatch.core.classify import Classifier, Classifiers
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.classifiers import Classifier, Classifiers
+from smartbatch.core.preparation import validation
 from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
 from smartbatch.events import (
     ClientStarted,
@@ -25,22 +24,30 @@ from smartbatch.events import (
     Observer,
     RequestSubmitted,
 )
-from smartbatch.experience import Experience
-from smartbatch.intake import GENERATION, Intake, Preprocess, generation, open_model, with_settings
-from smartbatch.list_calls import ListCalls
-from smartbatch.models import Answer, Embedding, Generation, Prompt, Request, Result, Route
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
 from smartbatch.providers.base import Provider
-from smartbatch.runtime import lifecycle
-from smartbatch.runtime.engine import Engine
-from smartbatch.runtime.lane import Lane
-from smartbatch.runtime.queue import Books
-from smartbatch.runtime.router import PostProcess
-from smartbatch.runtime.streaming import ChunkBox, TextStream
-from smartbatch.runtime.ticket import ResultFuture
-from smartbatch.wiring import Lanes
+from smartbatch.realtime import lifecycle
+from smartbatch.realtime.admission import (
+    GENERATION,
+    Intake,
+    Preprocess,
+    generation,
+    open_model,
+    with_settings,
+)
+from smartbatch.realtime.call.layers import Middleware
+from smartbatch.realtime.engine import Engine
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_factory import Lanes
+from smartbatch.realtime.queue import Books
+from smartbatch.realtime.router import PostProcess
+from smartbatch.realtime.text_stream import ChunkBox, TextStream
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.history import Experience
+from smartbatch.routing.list_calls import ListCalls
+from smartbatch.types import Answer, Embedding, Generation, Prompt, Request, Result, Route
 
 __all__ = ["BatchingClient", "Preprocess"]
 
@@ -140,7 +147,7 @@ class BatchingClient(ListCalls):
             QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
             ClientClosed: the client was stopped.
         """
-        return self._submit(admission.normalise(prompt, self._defaults, **params), None)
+        return self._submit(validation.normalise(prompt, self._defaults, **params), None)
 
     def submit_urgent(self, prompt: Prompt, **params: Any) -> ResultFuture:
         """As :meth:`submit`, on the next free slot and without a window."""
@@ -191,7 +198,7 @@ class BatchingClient(ListCalls):
             QueueFull: as :meth:`submit`.
             ClientClosed: as :meth:`submit`.
         """
-        request = admission.normalise(prompt, self._defaults, **params)
+        request = validation.normalise(prompt, self._defaults, **params)
         if request.embedding is not None:
             raise InvalidRequest("a vector does not come in pieces; use submit_embedding", field="embedding")
         box = ChunkBox(self._clock)
@@ -333,7 +340,7 @@ class BatchingClient(ListCalls):
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:
-        """Queue a request that was checked; see :meth:`smartbatch.runtime.engine.Engine.submit`."""
+        """Queue a request that was checked; see :meth:`smartbatch.realtime.engine.Engine.submit`."""
         intake = self._intake
         own = provider is self._provider and model == self.model
         mixed = raw and self._post_process is not None  # others that join would get it raw as well

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, frozen
 
-from smartbatch.models import Priority, Route, Usage
+from smartbatch.types import Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. What it raises is logged and hurts nobody."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from attrs import Attribute, evolve, field, fields, frozen
 
 from smartbatch.errors import ConfigError
-from smartbatch.models import Usage
+from smartbatch.types import Usage
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, PriceCalculation

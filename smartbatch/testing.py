@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.emulator import Emulator, answer_for
 from smartbatch.providers.mock import MockCall, MockProvider
 

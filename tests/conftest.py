@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.providers.base import Provider
-from smartbatch.runtime import quotas
+from smartbatch.realtime import shared_quota
 
 HANGS_AFTER = 120.0
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
@@ -54,9 +54,9 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(autouse=True)
 def fresh_quotas() -> Iterator[None]:
     """Limits found out by one test must not slow the next: each has its own clock."""
-    quotas.forget_all()
+    shared_quota.forget_all()
     yield
-    quotas.forget_all()
+    shared_quota.forget_all()
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError, SmartbatchError
 from smartbatch.events import (
@@ -22,9 +22,9 @@ from smartbatch.events import (
     RequestFinished,
     RequestSubmitted,
 )
-from smartbatch.models import Answer, Priority, Request, Result, Route, Usage, evolve
 from smartbatch.providers import CallableProvider, MockProvider, SimProvider
-from smartbatch.runtime.router import ResponseRouter
+from smartbatch.realtime.router import ResponseRouter
+from smartbatch.types import Answer, Priority, Request, Result, Route, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smartbatch.clock import Clock, RealClock, VirtualClock
+from smartbatch._clock import Clock, RealClock, VirtualClock
 
 
 def run(clock: VirtualClock, *works: Callable[[], object]) -> None:

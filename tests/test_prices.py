@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
-from smartbatch.models import Usage
 from smartbatch.prices import Price, PriceBook, RateCard
+from smartbatch.types import Usage
 
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()
 

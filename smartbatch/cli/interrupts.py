@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from smartbatch.clock import Clock
+from smartbatch._clock import Clock
 
 __all__ = ["Interrupts"]
 

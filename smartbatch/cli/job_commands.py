@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from smartbatch.cli.following import Follower, is_stuck
+from smartbatch._clock import RealClock
+from smartbatch.cli.followed_job import Follower, is_stuck
 from smartbatch.cli.job_texts import as_json, as_text, table
-from smartbatch.cli.notes import note, say
-from smartbatch.cli.places import missing_store
-from smartbatch.cli.results import write_results
-from smartbatch.clock import RealClock
+from smartbatch.cli.messages import note, say
+from smartbatch.cli.paths import missing_store
+from smartbatch.cli.result_output import write_results
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
-from smartbatch.job_desks import StoreDesk
-from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.service import JobDesk
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.job_progress import JobProgressBar
+from smartbatch.store_jobs import StoreDesk
 
 __all__ = ["run"]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch.models import Result
+from smartbatch.types import Result
 
 __all__ = ["HEAD", "AskedRow", "encode", "encode_result", "error_kind"]
 

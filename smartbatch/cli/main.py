@@ -63,17 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(args: argparse.Namespace) -> int:
     if args.command == "emulator":
-        from smartbatch.cli import emulator
+        from smartbatch.cli import emulator_command
 
-        return emulator.run(args)
+        return emulator_command.run(args)
     if args.command == "plan":
-        from smartbatch.cli import plan
+        from smartbatch.cli import plan_command
 
-        return plan.run(args)
+        return plan_command.run(args)
     if args.command == "jobs":
-        from smartbatch.cli import jobs
+        from smartbatch.cli import jobs_parser
 
-        return jobs.run(args)
+        return jobs_parser.run(args)
     from smartbatch.cli import run
 
     return run.run(args)
@@ -88,10 +88,10 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_run(subparsers)
     _add_plan(subparsers)
-    from smartbatch.cli import emulator, jobs
+    from smartbatch.cli import emulator_command, jobs_parser
 
-    jobs.add_parser(subparsers)
-    emulator.add_parser(subparsers)
+    jobs_parser.add_parser(subparsers)
+    emulator_command.add_parser(subparsers)
     return parser
 
 

@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 
 from smartbatch.cli.inputs import Row
 from smartbatch.errors import InputError, SmartbatchError
-from smartbatch.models import Generation
+from smartbatch.types import Generation
 
 __all__ = ["BadField", "Keys", "PromptMaker", "parse_template"]
 

@@ -11,21 +11,21 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch.cli.by_job import ByJob, Found, Manner
+from smartbatch._clock import RealClock
+from smartbatch.cli.choice_summary import verdict
 from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.lines import AskedRow, encode
-from smartbatch.cli.notes import note, say, tell_event
+from smartbatch.cli.messages import note, say, tell_event
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
 from smartbatch.cli.prompts import PromptMaker
-from smartbatch.cli.questions import Questions
-from smartbatch.cli.routes import Chooser, Chosen
+from smartbatch.cli.requests import Questions
+from smartbatch.cli.run_job import ByJob, Found, Manner
+from smartbatch.cli.run_routes import Chooser, Chosen
 from smartbatch.cli.summary import Tally, failure_line
-from smartbatch.cli.verdict import verdict
 from smartbatch.client import BatchingClient
-from smartbatch.clock import RealClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.choosing import Decision
+from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import (
     ConfigError,
     InputError,
@@ -36,8 +36,8 @@ from smartbatch.errors import (
     StoreError,
 )
 from smartbatch.jobs.status import JobStatus
-from smartbatch.models import Generation
 from smartbatch.observe.progress import Progress
+from smartbatch.types import Generation
 
 __all__ = ["REFUSALS", "client_of", "params_of", "refused", "run"]
 

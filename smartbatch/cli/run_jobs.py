@@ -14,9 +14,9 @@ from attrs import frozen
 
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
-from smartbatch.jobs.desk import JobDesk
 from smartbatch.jobs.job import Job
-from smartbatch.models import Result
+from smartbatch.jobs.service import JobDesk
+from smartbatch.types import Result
 
 __all__ = ["RunJob", "RunName"]
 

@@ -10,8 +10,8 @@ from attrs import Factory, define
 from smartbatch.cli.lines import AskedRow, error_kind
 from smartbatch.cli.outputs import Recovered
 from smartbatch.jobs.status import JobStatus, cost_in_words
-from smartbatch.models import Result, Usage
 from smartbatch.observe.text import escape
+from smartbatch.types import Result, Usage
 
 __all__ = ["Tally", "failure_line", "in_words"]
 

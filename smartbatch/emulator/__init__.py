@@ -6,11 +6,11 @@ The real SDKs accept it: point ``OPENAI_BASE_URL`` at :attr:`Emulator.base_url`,
 
 from __future__ import annotations
 
-from smartbatch.emulator.answers import answer_for
-from smartbatch.emulator.batch_settings import BATCH_FAULTS, LINE_FAULTS
+from smartbatch.emulator.batches.batch_ledger import BatchLine, BatchRecord
+from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
+from smartbatch.emulator.composed_answers import answer_for
+from smartbatch.emulator.http.server import Emulator
 from smartbatch.emulator.ledger import Call, Ledger
-from smartbatch.emulator.ledger_batches import BatchLine, BatchRecord
-from smartbatch.emulator.server import Emulator
 from smartbatch.emulator.settings import FAULTS, Settings
 
 __all__ = [

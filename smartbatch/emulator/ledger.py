@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict, define
 
-from smartbatch.emulator.ledger_batches import BatchBook, BatchLine, BatchRecord
+from smartbatch.emulator.batches.batch_ledger import BatchBook, BatchLine, BatchRecord
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.settings import Settings
 from smartbatch.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from attrs import field, fields, frozen
 
-from smartbatch.emulator.batch_settings import BatchSettings
+from smartbatch.emulator.batches.batch_settings import BatchSettings
 from smartbatch.errors import ConfigError
 
 __all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
@@ -70,7 +70,7 @@ def _models(models: Iterable[str] | None) -> tuple[str, ...] | None:
 
 @frozen(kw_only=True)
 class Settings(BatchSettings):
-    """How the emulator behaves; see :class:`~smartbatch.emulator.batch_settings.BatchSettings` for batches.
+    """How the emulator behaves; see :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings` for batches.
 
     Args:
         latency: median seconds until an answer (or until a stream's first event).

@@ -17,9 +17,9 @@ from typing import Any
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.integrations.event_loop import Tasks
-from smartbatch.models import Answer, Message, Request, Usage
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.providers.texts import PLAIN_ID, short
+from smartbatch.providers.foreign_text import PLAIN_ID, short
+from smartbatch.types import Answer, Message, Request, Usage
 
 try:
     from pydantic_ai import Agent, messages

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic_ai import exceptions
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
-from smartbatch.headers import RETRY_AFTER_CEILING
-from smartbatch.models import Request
-from smartbatch.providers.classify import kind_of_status
-from smartbatch.providers.texts import PLAIN_WORD, short, told
+from smartbatch.providers.error_table import kind_of_status
+from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
+from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
+from smartbatch.types import Request
 
 __all__ = ["is_foreign", "meaning"]
 

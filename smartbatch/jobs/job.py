@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watching import PAGE
-from smartbatch.models import Result
+from smartbatch.jobs.watcher import PAGE
+from smartbatch.types import Result
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.desk import JobDesk
+    from smartbatch.jobs.service import JobDesk
 
 __all__ = ["Job"]
 

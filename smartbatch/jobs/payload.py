@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from attrs import evolve, fields_dict, frozen
 
-from smartbatch.core.snapshot import NotJson, snapshot
+from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
 from smartbatch.errors import InvalidRequest, SmartbatchError
-from smartbatch.jobs.forms import (
+from smartbatch.jobs.encoding import (
     VERSION,
     counts,
     damaged,
@@ -27,7 +27,7 @@ from smartbatch.jobs.forms import (
     written,
 )
 from smartbatch.jobs.records import NewItem
-from smartbatch.models import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
+from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 __all__ = [
     "RunningDigest",
@@ -97,7 +97,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     was made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
 
     Args:
-        request: as :func:`~smartbatch.core.admission.normalise` returned it.
+        request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
         shared: what the job's other requests have in common with it.
         row: its position in the list, from 0, for errors.
 

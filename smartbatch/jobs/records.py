@@ -240,7 +240,7 @@ class NewShard:
 
     Attributes:
         id: unique in the store.
-        nonce: see :mod:`smartbatch.jobs.wire`.
+        nonce: see :mod:`smartbatch.jobs.wire_ids`.
         items: positions in the job, in the shard's order.
         most: USD it can cost, taken from the budget of a job that has one.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from smartbatch.clock import RealClock
+from smartbatch._clock import RealClock
 from smartbatch.observe.progress import Mode, Progress, _Count
 from smartbatch.observe.text import duration, escape
 

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, field, fields
 
 from smartbatch import errors
-from smartbatch.clock import RealClock
+from smartbatch._clock import RealClock
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -33,10 +33,10 @@ from smartbatch.events import (
     ShardChanged,
     snake_case,
 )
-from smartbatch.models import Priority, Route, Usage
 from smartbatch.observe.decisions import DecisionTally
 from smartbatch.observe.histogram import Histogram
-from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.types import Priority, Route, Usage
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TextIO
 
-from smartbatch.clock import RealClock
+from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event
-from smartbatch.models import Result
 from smartbatch.observe.text import SafeStream, duration, escape
+from smartbatch.types import Result
 
 __all__ = ["Mode", "Progress"]
 

@@ -14,7 +14,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

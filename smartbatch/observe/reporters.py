@@ -10,7 +10,7 @@ from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.logs import clean, get_logger
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.observe.text import SafeStream, duration, escape
 
 __all__ = ["ConsoleReporter", "LogReporter", "status_summary"]

@@ -1,7 +1,7 @@
 """What every provider is: a thing that answers one request, says what it can, and classifies its errors.
 
 An adapter knows models and errors only. It never retries, never waits for a limit, never logs; it makes one
-call within a total deadline and returns an :class:`~smartbatch.models.Answer` or raises. Whatever it raises
+call within a total deadline and returns an :class:`~smartbatch.types.Answer` or raises. Whatever it raises
 is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.classify`, in one place.
 """
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
-from smartbatch.models import Answer, Request
+from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
-    from smartbatch.providers.batches import BatchApi
+    from smartbatch.providers.batch_api import BatchApi
     from smartbatch.providers.flex import FlexTier
 
 __all__ = ["AnswerStream", "Capabilities", "Provider"]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.models import Answer, Request
 from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.types import Answer, Request
 
 __all__ = ["CallableProvider", "load_callable", "normalise"]
 
@@ -24,7 +24,7 @@ MAX_SHARED = 10
 class CallableProvider(Provider):
     """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
 
-    The function answers with a text, an :class:`~smartbatch.models.Answer` (which can carry usage and cost)
+    The function answers with a text, an :class:`~smartbatch.types.Answer` (which can carry usage and cost)
     or any other object, found as ``Result.parsed``. It has to keep the call's time-out itself: a running
     Python function cannot be stopped from outside.
 
@@ -108,7 +108,7 @@ class CallableProvider(Provider):
 
 
 def normalise(value: Any) -> Answer:
-    """Return what an own function answered as an :class:`~smartbatch.models.Answer`.
+    """Return what an own function answered as an :class:`~smartbatch.types.Answer`.
 
     Raises:
         TypeError: for a coroutine, which nobody would ever run.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from attrs import evolve, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Request
+from smartbatch.types import Request
 
 __all__ = ["FLEX", "GEMINI", "OPENAI", "FlexTier"]
 

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from attrs import evolve, frozen
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
-from smartbatch.providers.pieces import MadeStream, words_of
-from smartbatch.providers.sim import answer_text, count_tokens, prompt_text
+from smartbatch.providers.made_stream import MadeStream, words_of
+from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
+from smartbatch.types import Answer, Request, Usage
 
 __all__ = ["MockCall", "MockProvider"]
 

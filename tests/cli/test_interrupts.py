@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.cli.interrupts import Interrupts
-from smartbatch.clock import RealClock, VirtualClock
 
 
 def test_the_first_signal_is_marked_and_acted_upon_elsewhere() -> None:

@@ -18,7 +18,7 @@ from smartbatch.cli.lines import AskedRow, encode
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
 from smartbatch.cli.prompts import Keys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError, SmartbatchError
-from smartbatch.models import Generation, Result, Usage
+from smartbatch.types import Generation, Result, Usage
 
 MODEL = "sim:test"
 KEYS = Keys.of(MODEL, Generation())

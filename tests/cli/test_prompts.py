@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from smartbatch.cli.inputs import Row
 from smartbatch.cli.prompts import BadField, Keys, PromptMaker, parse_template
 from smartbatch.errors import InputError
-from smartbatch.models import Generation
+from smartbatch.types import Generation
 
 
 def row(**fields: Any) -> Row:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from cli.children import Child, stored_jobs, until
 
-from smartbatch.cli.by_job import ByJob
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile
-from smartbatch.core.sketch import Sketch
+from smartbatch.cli.run_job import ByJob
+from smartbatch.core.routing.workload import Sketch
 from smartbatch.testing import Emulator, emulator
 
 OPENAI = "openai:gpt-5-mini"

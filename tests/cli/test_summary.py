@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
+from smartbatch.cli.choice_summary import verdict
 from smartbatch.cli.console import StandardOutput
 from smartbatch.cli.lines import AskedRow, encode
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.summary import Tally, failure_line
-from smartbatch.cli.verdict import verdict
-from smartbatch.core.choosing import Decision, Option
-from smartbatch.core.offers import Cost, Load
-from smartbatch.core.wishes import Wishes
+from smartbatch.core.routing.choice import Decision, Option
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Result, Route, Usage, evolve
+from smartbatch.types import Result, Route, Usage, evolve
 
 FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
 

@@ -10,7 +10,7 @@ from itertools import count
 
 from attrs import define, field
 
-from smartbatch.core.ratelimit import Quota, Reservation
+from smartbatch.core.limits.quota import Quota, Reservation
 
 Latency = Callable[[random.Random], float]
 Admit = Callable[[float], bool]

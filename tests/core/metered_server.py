@@ -16,8 +16,8 @@ from itertools import count
 from attrs import define, field, frozen
 from limit_server import UPLINK, Latency
 
-from smartbatch.core.ratelimit import Quota, Reservation
-from smartbatch.models import LimitReport
+from smartbatch.core.limits.quota import Quota, Reservation
+from smartbatch.types import LimitReport
 
 
 @frozen

@@ -6,8 +6,8 @@ import json
 import random
 from collections.abc import Callable
 
-from smartbatch.core.packing import Packed
-from smartbatch.models import Request
+from smartbatch.core.batching.packing import Packed
+from smartbatch.types import Request
 
 __all__ = ["DAMAGE", "answer_to", "honest", "items_of", "written"]
 

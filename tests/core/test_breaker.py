@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smartbatch.core.breaker import LEGAL, BreakerState, CircuitBreaker, Outcome, Permit
+from smartbatch.core.limits.breaker import LEGAL, BreakerState, CircuitBreaker, Outcome, Permit
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 OK, FAIL, IGNORED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.IGNORED

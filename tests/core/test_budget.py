@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.budget import Budget, SpendReservation
+from smartbatch.core.limits.budget import Budget, SpendReservation
 
 usd = st.floats(0.0, 10.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.core.classify import Classifiers
+from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 
 ERROR = ValueError("quota, probably")

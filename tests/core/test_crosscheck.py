@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared
 
-from smartbatch.core.crosscheck import Crosscheck
-from smartbatch.core.tokens import estimate_request
-from smartbatch.models import Request
+from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.types import Request
 
 Pair = tuple[int, int]
 

@@ -11,7 +11,7 @@ import pytest
 from core.hostile_prompts import HOSTILE
 from core.pack_models import DAMAGE, Items, answer_to, honest, items_of, written
 
-from smartbatch.core.packing import (
+from smartbatch.core.batching.packing import (
     OUTPUT_ROOM,
     BatchCompiler,
     Packed,
@@ -23,8 +23,8 @@ from smartbatch.core.packing import (
     weigh,
     word,
 )
-from smartbatch.core.packing_health import PackingHealth
-from smartbatch.models import Embedding, Generation, Message, Request, Usage
+from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.types import Embedding, Generation, Message, Request, Usage
 
 PACK = 10
 

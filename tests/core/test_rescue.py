@@ -9,10 +9,10 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast import Forecaster
-from smartbatch.core.pace import Pace, Times
-from smartbatch.core.prior import Prior
-from smartbatch.core.rescue import Held, Speed, assumed, rescue
+from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.routing.rescue import Held, Speed, assumed, rescue
+from smartbatch.core.routing.throughput import Pace, Times
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
 """Calls of a second each."""

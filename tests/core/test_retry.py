@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.retry import Retry, RetryBudget, RetryPolicy, Tally, backoff, decide
+from smartbatch.core.limits.retry import Retry, RetryBudget, RetryPolicy, Tally, backoff, decide
 from smartbatch.errors import ErrorKind
 
 SURE = RetryPolicy(jitter=False)

@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from smartbatch.core.risk import LEVELS, MISSED, RISK, SURE, WAITED, Start, best, missed, starts, within
+from smartbatch.core.routing.risk import (
+    LEVELS,
+    MISSED,
+    RISK,
+    SURE,
+    WAITED,
+    Start,
+    best,
+    missed,
+    starts,
+    within,
+)
 
 
 def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[Start]:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from attrs import define, field, frozen, validators
 
-from smartbatch.core.structured import (
+from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
+from smartbatch.core.preparation.structured import (
     TEMPERATURES,
     Check,
     NoJson,
@@ -23,8 +24,7 @@ from smartbatch.core.structured import (
     repair_request,
 )
 from smartbatch.errors import InvalidRequest
-from smartbatch.models import Generation, Message, Request
-from smartbatch.schemas import BuiltSchema, schema_of
+from smartbatch.types import Generation, Message, Request
 
 OBJECT = '{"a": 1, "b": [true, null]}'
 VALUE = {"a": 1, "b": [True, None]}
@@ -211,7 +211,7 @@ class TestClasses:
     def test_no_heavy_import_before_it_is_needed(self) -> None:
         """Who wants no structured answers does not pay for them."""
         code = (
-            "import sys, smartbatch.schemas, smartbatch.core.structured\n"
+            "import sys, smartbatch.core.preparation.schemas, smartbatch.core.preparation.structured\n"
             "print({'pydantic', 'jsonschema', 'cattrs', 'json_repair'} & set(sys.modules))"
         )
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.tokens import MEDIA_TOKENS, OUTPUT_TOKENS, Calibration, estimate, estimate_request
-from smartbatch.models import Generation, Message, Request, Usage
+from smartbatch.core.preparation.tokens import (
+    MEDIA_TOKENS,
+    OUTPUT_TOKENS,
+    Calibration,
+    estimate,
+    estimate_request,
+)
+from smartbatch.types import Generation, Message, Request, Usage
 
 ENGLISH = "All human beings are born free and equal in dignity and rights. " * 5
 CHINESE = "人人生而自由，在尊严和权利上一律平等。" * 5

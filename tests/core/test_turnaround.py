@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.turnaround import LATEST, Observed, Running, remaining
+from smartbatch.core.forecast.turnaround import LATEST, Observed, Running, remaining
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 

@@ -20,7 +20,7 @@ import pytest
 from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 
 import smartbatch
-from smartbatch import BatchingConfig, events, job_desks, providers, testing
+from smartbatch import BatchingConfig, events, providers, store_jobs, testing
 from smartbatch.cli.main import build_parser
 from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.testing import Emulator, emulator
@@ -185,9 +185,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for desk in job_desks._desks.values():  # of the stores in this folder, which the next page has not
+    for desk in store_jobs._desks.values():  # of the stores in this folder, which the next page has not
         desk.close(1.0)
-    job_desks._desks.clear()
+    store_jobs._desks.clear()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from raw_client import RawClient, request_bytes
 
-from smartbatch.headers import read_anthropic_limits
+from smartbatch.providers.limit_headers import read_anthropic_limits
 from smartbatch.testing import Emulator, answer_for
 
 PROMPT = "How many ducks?"

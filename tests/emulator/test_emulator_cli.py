@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from raw_client import RawClient, chat, request_bytes
 
-from smartbatch.cli import emulator
+from smartbatch.cli import emulator_command
 from smartbatch.emulator import Ledger
 
 _RUN = """
@@ -43,7 +43,7 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def parsed(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    emulator.add_parser(parser.add_subparsers(dest="command"))
+    emulator_command.add_parser(parser.add_subparsers(dest="command"))
     return parser.parse_args(["emulator", *options])
 
 
@@ -99,7 +99,7 @@ def test_batches_run_in_a_process_of_their_own(tmp_path):
 
 def test_options_become_settings():
     """Every option reaches the setting of its name."""
-    made = emulator._settings(
+    made = emulator_command._settings(
         parsed(
             "--faults",
             "500=0.1,reset=0.2",
@@ -145,7 +145,7 @@ def test_options_become_settings():
 )
 def test_bad_settings_end_with_exit_code_2(capsys, options, named):
     """The message names what is wrong, and nothing is served."""
-    assert emulator.run(parsed(*options)) == 2
+    assert emulator_command.run(parsed(*options)) == 2
     assert named in capsys.readouterr().err
 
 
@@ -167,7 +167,7 @@ def test_answers_that_cannot_be_used_name_their_line(tmp_path, capsys, line, sai
     """File, line and field are named."""
     path = tmp_path / "answers.jsonl"
     path.write_text('{"prompt": "a", "answer": "b"}\n' + line)
-    assert emulator.run(parsed("--answers", str(path))) == 2
+    assert emulator_command.run(parsed("--answers", str(path))) == 2
     err = capsys.readouterr().err
     assert "line 2" in err
     assert said in err

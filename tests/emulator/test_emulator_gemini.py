@@ -13,7 +13,7 @@ from google import genai
 from google.genai import errors, types
 from raw_client import RawClient, request_bytes
 
-from smartbatch.emulator.answers import vector_for
+from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.testing import Emulator, answer_for
 
 PROMPT = "How many ducks?"

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
-from smartbatch.emulator.head import BadRequest, Chunks, parse_head
+from smartbatch.emulator.http.head import BadRequest, Chunks, parse_head
 from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator, answer_for
 

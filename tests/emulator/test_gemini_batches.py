@@ -28,7 +28,7 @@ from google.genai import types
 from pydantic import ValidationError
 from virtual import START, Virtual
 
-from smartbatch.emulator.answers import vector_for
+from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.testing import Emulator, answer_for
 
 INLINE = {"display_name": "inline"}

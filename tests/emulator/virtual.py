@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx2
 
-from smartbatch.emulator.head import parse_head
+from smartbatch.emulator.http.head import parse_head
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.service import Service
+from smartbatch.emulator.request_handling import Service
 from smartbatch.emulator.settings import Settings
 
 START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from smartbatch.core.tokens import estimate_request
-from smartbatch.emulator.answers import vector_for
-from smartbatch.emulator.api import Reply
+from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.emulator.composed_answers import vector_for
+from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Embedding, Request
+from smartbatch.types import Embedding, Request
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, Seen, in_batch, texts, world
 
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)

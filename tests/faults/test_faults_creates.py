@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.emulator.api import Reply
+from smartbatch.emulator.provider_api import Reply
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, texts, world
 
 pytestmark = pytest.mark.parametrize("provider", PROVIDERS)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from smartbatch.emulator.anthropic_requests import error_body
-from smartbatch.emulator.ledger_batches import BatchRecord
+from smartbatch.emulator.anthropic.parsing import error_body
+from smartbatch.emulator.batches.batch_ledger import BatchRecord
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job
+from tests.faults.simulation import world as simulation
+from tests.faults.simulation.scenario import Plan, Scenario
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
-from tests.simulation import world as simulation
-from tests.simulation.scenario import Plan, Scenario
 
 SLOW = {"batch_poll_interval": 30 * MINUTE}
 

@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 from providers.raw_server import RawServer, says
 
-from smartbatch.emulator.api import Reply
+from smartbatch.emulator.provider_api import Reply
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 
 pytestmark = pytest.mark.parametrize("provider", PROVIDERS)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from smartbatch.core.tokens import estimate
+from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
-from smartbatch.jobs import collecting
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.wire import parse_wire_id
-from smartbatch.jobs.work import Work
+from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.wire_ids import parse_wire_id
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 
 pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
@@ -82,7 +82,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
 ) -> None:
     """A process that takes the job over clears them under the eyes of one that was frozen."""
     with world(provider, tmp_path) as w:
-        usual, cleared = collecting.take_in, []
+        usual, cleared = collect.take_in, []
 
         def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Any:
             if not cleared:
@@ -91,7 +91,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
                     path.unlink()
             return usual(work, shard, paths)
 
-        monkeypatch.setattr(collecting, "take_in", take_in)
+        monkeypatch.setattr(collect, "take_in", take_in)
         prompts = texts(4)
         job = w.process().submit_batch(prompts)
         with warnings.catch_warnings(record=True) as warned:

@@ -20,7 +20,7 @@ import pytest
 from attrs import asdict
 
 from smartbatch.cli.main import main
-from smartbatch.emulator.api import Reply
+from smartbatch.emulator.provider_api import Reply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
 from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, texts, world

@@ -18,22 +18,22 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.emulator import Emulator, answer_for
-from smartbatch.emulator.api import Reply
-from smartbatch.emulator.head import Head
-from smartbatch.emulator.house import House
+from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.batch_ledger import BatchRecord
+from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.ledger_batches import BatchRecord
-from smartbatch.emulator.service import Service
+from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.request_handling import Service
 from smartbatch.emulator.settings import Settings
 from smartbatch.events import Event
-from smartbatch.jobs import desk, keeper
+from smartbatch.jobs import service, supervisor
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.wire import parse_wire_id
-from smartbatch.models import Result
+from smartbatch.jobs.wire_ids import parse_wire_id
+from smartbatch.types import Result
 
 __all__ = [
     "DAY",
@@ -317,7 +317,7 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
             that is all that costs real time.
         settings: the emulator's.
     """
-    spans = ((keeper, "LEASE"), (keeper, "RENEW_EVERY"), (keeper, "LOOK_EVERY"), (desk, "OWN"))
+    spans = ((supervisor, "LEASE"), (supervisor, "RENEW_EVERY"), (supervisor, "LOOK_EVERY"), (service, "OWN"))
     usual = [(module, name, getattr(module, name)) for module, name in spans]
     for module, name, seconds in usual:
         setattr(module, name, seconds * rare)

@@ -9,8 +9,8 @@ import pytest
 
 import smartbatch
 from smartbatch import BatchingClient, InvalidRequest
-from smartbatch.emulator.answers import vector_for
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.emulator.composed_answers import vector_for
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
 
 MODEL = "text-embedding-3-small"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from smartbatch import BatchingClient, ResultList
-from smartbatch.emulator.answers import answer_for
+from smartbatch.emulator.composed_answers import answer_for
 from smartbatch.events import CallFinished, Event, FlexChanged
-from smartbatch.models import Route
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Route
 
 KEY = "sk-of-the-test-1234567890"
 PROBLEMS = [

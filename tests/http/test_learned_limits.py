@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from smartbatch import BatchingClient
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
 
 CALLS = 600

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from smartbatch.errors import ErrorKind, SmartbatchError
-from smartbatch.models import Generation, Request, Result, Route
+from smartbatch.types import Generation, Request, Result, Route
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, taking_part, texts, world
 
 

@@ -8,10 +8,10 @@ import pytest
 from attrs import frozen
 
 from smartbatch import BatchingClient
-from smartbatch.emulator.answers import answer_for
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.emulator.composed_answers import answer_for
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
-from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.testing import Emulator, emulator
 
 MODELS = {"anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}

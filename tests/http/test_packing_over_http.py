@@ -10,8 +10,8 @@ from attrs import frozen
 from core.hostile_prompts import HOSTILE
 
 from smartbatch import BatchingClient, ValidationFailed
-from smartbatch.emulator.answers import answer_for
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.emulator.composed_answers import answer_for
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
 
 MODEL = "gpt-4.1-mini"

@@ -11,7 +11,7 @@ import pytest
 
 from smartbatch import ResultList, Route
 from smartbatch.client import BatchingClient
-from smartbatch.emulator.api import Reply
+from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, taking_part, texts, world

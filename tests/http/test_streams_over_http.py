@@ -11,7 +11,7 @@ import pytest
 from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelled, TextStream
 from smartbatch.emulator import answer_for
 from smartbatch.testing import Emulator, emulator
-from tests.lifecycle.run_script import run_script
+from tests.hosts.run_script import run_script
 
 SERVICES = {
     "chat": ("openai:gpt-5-mini", {}),

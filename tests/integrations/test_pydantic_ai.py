@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from lifecycle.run_script import run_script
+from hosts.run_script import run_script
 
 pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
 
@@ -30,8 +30,8 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 from smartbatch import BatchingClient, ErrorKind, InvalidRequest, ProviderError, Request, Usage
 from smartbatch.integrations import event_loop
 from smartbatch.integrations.pydantic_ai import AgentProvider, agent_call, agent_factory_call
-from smartbatch.models import Generation, Message
 from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Generation, Message
 
 PATIENCE = 30.0
 REQUEST = Request("Capital of Peru?")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from smartbatch import Answer, BatchingClient, ErrorKind, Message, ProviderError, Request, Usage
-from smartbatch.calls.stack import Call, CallSpec, Outcome
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.events import RequestFinished, RetryScheduled
-from smartbatch.models import evolve
 from smartbatch.providers import Provider
+from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.types import evolve
 
 KINDS = ("provider request", "callable", "agent", "agent factory")
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from attrs import define, field
 
-from smartbatch.clock import VirtualClock
-from smartbatch.core.tokens import estimate_request
-from smartbatch.models import Answer, Kind, Request, Usage
+from smartbatch._clock import VirtualClock
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.providers.batches import (
+from smartbatch.providers.batch_api import (
     BatchAbilities,
     BatchApi,
     BatchPage,
@@ -26,6 +25,7 @@ from smartbatch.providers.batches import (
     RemoteFile,
     RemoteState,
 )
+from smartbatch.types import Answer, Kind, Request, Usage
 
 
 @define

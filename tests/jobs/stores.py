@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.jobs.records import (
     Grip,
     JobRow,
@@ -32,9 +32,9 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import Store
-from smartbatch.jobs.store.book import Book
+from smartbatch.jobs.store.sql_store import Book
 from smartbatch.jobs.store.sqlite import SqliteStore
-from smartbatch.jobs.wire import new_nonce
+from smartbatch.jobs.wire_ids import new_nonce
 
 KINDS = ("sqlite", "postgres")
 _schemas = itertools.count(1)

@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 from jobs.remote import Api, Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import Event, ShardChanged
-from smartbatch.models import Route
+from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6

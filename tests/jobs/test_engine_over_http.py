@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from smartbatch.clock import RealClock
+from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, ShardChanged
-from smartbatch.jobs.accepting import Items, new_job
-from smartbatch.jobs.engine import EngineLimits, JobEngine
+from smartbatch.jobs.acceptance import Items, new_job
 from smartbatch.jobs.payload import Shared, decode_result
 from smartbatch.jobs.records import Grip, JobRow, JobState, ShardState
+from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.store.opening import open_store
-from smartbatch.models import Generation, Kind, Request, Result
 from smartbatch.prices import PriceBook
 from smartbatch.providers import create
-from smartbatch.providers.batches import BatchApi
+from smartbatch.providers.batch_api import BatchApi
 from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Generation, Kind, Request, Result
 
 CLOCK = RealClock()
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from jobs.remote import Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.errors import JobTimeout
-from smartbatch.jobs import collecting, files
+from smartbatch.jobs import spool_files
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.work import Work
+from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps.context import Work
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6
@@ -26,14 +27,14 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a process that had the job before and tidies late; it is no trouble worth a word."""
-    take_in, left = collecting.take_in, [1]
+    take_in, left = collect.take_in, [1]
 
-    def robbed(work: Work, shard: ShardRow, paths: list[Path]) -> collecting.Taken:
+    def robbed(work: Work, shard: ShardRow, paths: list[Path]) -> collect.Taken:
         if left.pop() if left else 0:
-            collecting.clear(work, shard)
+            collect.clear(work, shard)
         return take_in(work, shard, paths)
 
-    monkeypatch.setattr(collecting, "take_in", robbed)
+    monkeypatch.setattr(collect, "take_in", robbed)
     remote = Remote(clock)
     client = client_of(remote, store=str(tmp_path / "jobs.db"))
     job = client.submit_batch(["a", "b"])
@@ -78,7 +79,7 @@ def test_a_full_disk_is_told_and_waited_out(
             return opened("/dev/full", "wb", buffering=0)
         return opened(path, mode, *rest, **options)
 
-    monkeypatch.setattr(files, "open", no_room, raising=False)
+    monkeypatch.setattr(spool_files, "open", no_room, raising=False)
     remote = Remote(clock)
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     with pytest.raises(JobTimeout, match=r"cannot be written \(No space left on device\).* make room"):
@@ -99,5 +100,5 @@ def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None
         partial.unlink()
 
     with pytest.raises(FileNotFoundError):
-        files.write_whole(path, partial, pieces())
+        spool_files.write_whole(path, partial, pieces())
     assert not path.exists()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from jobs.remote import Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
-from smartbatch.jobs import watching
+from smartbatch.jobs import watcher
 from smartbatch.jobs.status import JobStatus
 
 ClientOf = Callable[..., BatchingClient]
@@ -229,7 +229,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     concurrent.futures.wait(job.futures(), PATIENCE)
     client._desk.watcher_of(job.id).finish(PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
-    assert watching.PAGE == 1000
+    assert watcher.PAGE == 1000
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ import pytest
 
 from smartbatch import Price, Result
 from smartbatch.client import BatchingClient
-from smartbatch.core.tokens import estimate_request
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import BudgetExceeded, ConfigError
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
-from smartbatch.models import Request
+from smartbatch.types import Request
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, world
 
 TOKEN = 0.001

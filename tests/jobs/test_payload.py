@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch import errors
-from smartbatch.core.admission import normalise
+from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.validation import normalise
 from smartbatch.errors import (
     ErrorKind,
     InvalidRequest,
@@ -38,8 +39,7 @@ from smartbatch.jobs.payload import (
     job_digest,
 )
 from smartbatch.jobs.records import NewItem
-from smartbatch.models import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
-from smartbatch.schemas import schema_of
+from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 PLAIN = Shared()
 texts = st.text(st.characters(exclude_categories=("Cs",)))

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from jobs.remote import Api, Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
-from smartbatch.core.tokens import estimate_request
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
-from smartbatch.jobs import desk
-from smartbatch.jobs.engine import EngineLimits
+from smartbatch.jobs import service
 from smartbatch.jobs.job import Job
-from smartbatch.models import Request
+from smartbatch.jobs.steps.runner import EngineLimits
 from smartbatch.observe.logs import level_of
-from smartbatch.providers.batches import BatchPage, Creation, RemoteBatch
+from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
+from smartbatch.types import Request
 
 ClientOf = Callable[..., BatchingClient]
 MINUTE = 60.0
@@ -70,7 +70,7 @@ def start(
 ) -> Callable[[float | None], tuple[Job, Lost]]:
     """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
-    monkeypatch.setattr(desk, "EngineLimits", partial(EngineLimits, ghost_watch=WATCH))
+    monkeypatch.setattr(service, "EngineLimits", partial(EngineLimits, ghost_watch=WATCH))
 
     def begin(lag: float | None) -> tuple[Job, Lost]:
         remote = Remote(clock, turnaround=3 * MINUTE)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from jobs.remote import Api, Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.batches import Creation, RemoteBatch, RemoteState
+from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteState
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6

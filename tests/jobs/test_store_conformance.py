@@ -23,12 +23,12 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import LostGrip, Store
-from smartbatch.jobs.store import book as book_module
-from smartbatch.jobs.store import book_jobs as jobs_module
-from smartbatch.jobs.store import book_results as results_module
+from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.store import result_table as results_module
 from smartbatch.jobs.store import rows as rows_module
+from smartbatch.jobs.store import sql_store as book_module
 from smartbatch.jobs.store.base import Measure, Payload
-from smartbatch.jobs.wire import new_nonce
+from smartbatch.jobs.wire_ids import new_nonce
 
 __all__ = ["bench", "postgres_address", "store"]  # fixtures
 

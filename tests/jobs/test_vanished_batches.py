@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jobs.remote import Api, Remote
 
+from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.clock import VirtualClock
 from smartbatch.errors import ErrorKind, JobTimeout, ProviderError, RequestCancelled
 from smartbatch.jobs.job import Job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smartbatch.events import CallFinished, CallStarted, RequestFinished, RequestSubmitted, RetryScheduled
-from smartbatch.models import Priority, Result, Route, Usage
+from smartbatch.types import Priority, Result, Route, Usage
 
 
 def submitted(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
-from smartbatch.models import Route
 from smartbatch.observe.logs import level_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.prometheus import PrometheusReporter
 from smartbatch.observe.reporters import status_summary
+from smartbatch.types import Route
 
 
 def chosen(route: Route) -> RouteChosen:

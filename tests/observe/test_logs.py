@@ -14,12 +14,12 @@ from happenings import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
 from smartbatch import BatchingClient
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, ClientStarted, ClientStopped, CooldownStarted, Event
-from smartbatch.models import Usage
 from smartbatch.observe import logs
 from smartbatch.observe.logs import LogObserver, level_of
+from smartbatch.types import Usage
 
 KEY = "sk-canary-0123456789abcdef"
 

@@ -20,9 +20,9 @@ from smartbatch.events import (
     Event,
     ParameterDropped,
 )
-from smartbatch.models import Priority, Route, Usage
 from smartbatch.observe.metrics import KINDS, BatchMetrics
-from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.types import Priority, Route, Usage
 
 
 class Hands:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted
-from smartbatch.models import Result
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import SafeStream, duration, escape
+from smartbatch.types import Result
 
 
 class Hands:

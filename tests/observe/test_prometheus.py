@@ -11,9 +11,9 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted
-from smartbatch.models import Priority, Route, Usage
 from smartbatch.observe.metrics import KINDS, BatchMetrics
 from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter
+from smartbatch.types import Priority, Route, Usage
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from happenings import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
 from smartbatch.events import BreakerChanged, ClientStarted, CooldownStarted
-from smartbatch.models import Usage
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.observe.reporters import ConsoleReporter, LogReporter, status_summary
-from smartbatch.observe.snapshot import MetricsSnapshot
+from smartbatch.types import Usage
 
 
 def busy_metrics() -> BatchMetrics:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast import Forecaster, Seen
-from smartbatch.core.prior import Prior
-from smartbatch.core.surprise import Levels
+from smartbatch.core.forecast.change_detection import Levels
+from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.priors import Prior
 
 NOW = 1.8e9
 LEVELS = (0.001, 0.01, 0.2, 0.5, 0.8, 0.95, 0.99, 0.9999)

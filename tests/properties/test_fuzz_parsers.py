@@ -19,26 +19,26 @@ from properties import real_bodies
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
-from smartbatch.calls.soundness import flaw
-from smartbatch.core.packing import BatchCompiler, Packed, split, word
-from smartbatch.core.structured import MAX_DEPTH, Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.core.batching.packing import BatchCompiler, Packed, split, word
+from smartbatch.core.preparation.structured import MAX_DEPTH, Check, NoJson, Parsed, Problem, recover_json
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.headers import (
+from smartbatch.providers.gemini.errors import read_error as read_gemini_error
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.gemini.streams import GeminiStream
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.sse import events
+from smartbatch.providers.limit_headers import (
     RETRY_AFTER_CEILING,
     parse_duration,
     parse_retry_after,
     read_anthropic_limits,
     read_limits,
 )
-from smartbatch.models import Answer, Embedding, LimitReport, Request, Usage
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.gemini_errors import read_error as read_gemini_error
-from smartbatch.providers.gemini_streams import GeminiStream
-from smartbatch.providers.openai import OpenAIProvider
-from smartbatch.providers.openai_answers import read_error
-from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader
-from smartbatch.providers.replies import Reply
-from smartbatch.providers.sse import events
+from smartbatch.providers.openai.answers import read_error
+from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader
+from smartbatch.realtime.call.soundness import flaw
+from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 
 SEED = 20_261_121
 DEFAULT = 1_500
@@ -141,7 +141,7 @@ class Wire:
         if isinstance(sent, bytes):
             return self.reply
         if self.reply.status != 200:
-            from smartbatch.providers.gemini_sdk import Refused
+            from smartbatch.providers.gemini.sdk import Refused
 
             raise Refused(self.reply)
         return self.reply.body.decode("utf-8", "replace")  # the SDK decodes

@@ -12,9 +12,9 @@ from core.pack_models import DAMAGE, honest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.packing import BatchCompiler, Packed, share, split, word
-from smartbatch.core.structured import Check, NoJson, Parsed, Problem, recover_json
-from smartbatch.models import Request, Usage
+from smartbatch.core.batching.packing import BatchCompiler, Packed, share, split, word
+from smartbatch.core.preparation.structured import Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.types import Request, Usage
 
 MUTATIONS = 100_000
 

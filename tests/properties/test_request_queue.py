@@ -11,15 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.classify import Classifiers
+from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import QueueFull
-from smartbatch.models import Priority, Request, Result
 from smartbatch.providers import MockProvider
-from smartbatch.runtime.queue import RequestQueue
-from smartbatch.runtime.ticket import Claim, ResultFuture, Ticket, TicketState
-from smartbatch.wiring import Lanes
+from smartbatch.realtime.lane_factory import Lanes
+from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.types import Priority, Request, Result
 
 CAPACITY = 8
 

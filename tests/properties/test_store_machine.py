@@ -42,8 +42,8 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import LostGrip
-from smartbatch.jobs.store import book_jobs as jobs_module
-from smartbatch.jobs.store.book import Book
+from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.store.sql_store import Book
 
 __all__ = ["postgres_address"]  # a fixture
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Embedding, Request
-from smartbatch.providers.openai_embeddings import read_embeddings
-from smartbatch.providers.transport import Reply
+from smartbatch.providers.http.transport import Reply
+from smartbatch.providers.openai.embeddings import read_embeddings
 from smartbatch.providers.vectors import shares, vector
+from smartbatch.types import Embedding, Request
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 REPLY = Reply(200, {}, b"")

@@ -11,8 +11,8 @@ import pytest
 from raw_server import RawServer
 
 from smartbatch.errors import ProviderError
-from smartbatch.models import Answer, Generation, Request
 from smartbatch.providers.base import AnswerStream, Provider
+from smartbatch.types import Answer, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}

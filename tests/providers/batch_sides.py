@@ -14,12 +14,12 @@ from batching import MARK, PATIENCE, requests, spool
 from claude import error as claude_error
 from gemini_asking import GEMINI_KEY, gemini_error
 
-from smartbatch.models import Kind, Request
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
-from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch
-from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
+from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Kind, Request
 
 FILE = "files/sb-input"
 

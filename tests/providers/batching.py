@@ -13,10 +13,10 @@ import pytest
 from asking import KEY
 
 from smartbatch.errors import ProviderError
-from smartbatch.models import Kind, Request
-from smartbatch.providers.batches import BatchApi, Creation, Line, RemoteBatch
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.batch_api import BatchApi, Creation, Line, RemoteBatch
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
+from smartbatch.types import Kind, Request
 
 PATIENCE = 20.0  # seconds; only a failing test ever waits so long
 MARK = "7N42dgm5tFLK9N8MT7fHC7"

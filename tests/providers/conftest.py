@@ -12,9 +12,9 @@ from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
 
 from smartbatch.providers.base import Provider
-from smartbatch.providers.batches import BatchApi
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 P = TypeVar("P", bound=Provider)
 

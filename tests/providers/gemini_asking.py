@@ -9,8 +9,8 @@ from typing import Any
 from asking import MODELS
 from raw_server import http
 
-from smartbatch.models import Answer, Embedding, Request
-from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.types import Answer, Embedding, Request
 
 GEMINI_KEY = "AIzaCanary-1234567890abcdefghij"
 MODEL = MODELS["gemini"]

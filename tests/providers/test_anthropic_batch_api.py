@@ -12,9 +12,9 @@ from claude import error, message
 from raw_server import says
 
 from smartbatch.errors import ErrorKind
-from smartbatch.models import Kind, Usage
-from smartbatch.providers.anthropic import AnthropicProvider
-from smartbatch.providers.batches import Creation, Line, LineOutcome, RemoteBatch, RemoteState
+from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers.batch_api import Creation, Line, LineOutcome, RemoteBatch, RemoteState
+from smartbatch.types import Kind, Usage
 
 BATCH = RemoteBatch(id="msgbatch_1", state=RemoteState.COMPLETED)
 

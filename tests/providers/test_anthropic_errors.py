@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raw_server import http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.anthropic_errors import kind_of
+from smartbatch.providers.anthropic.errors import kind_of
 
 K = ErrorKind
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"

@@ -9,11 +9,11 @@ import pytest
 from claude import BLOCK, END, PING, START, STOP, delta, error, event, message
 
 from smartbatch.errors import ProviderError
-from smartbatch.models import Answer, Request
-from smartbatch.providers.anthropic_answers import read_message
-from smartbatch.providers.anthropic_errors import read_error
-from smartbatch.providers.anthropic_stream import MessageStream
-from smartbatch.providers.replies import Reply
+from smartbatch.providers.anthropic.answers import read_message
+from smartbatch.providers.anthropic.errors import read_error
+from smartbatch.providers.anthropic.streams import MessageStream
+from smartbatch.providers.http.replies import Reply
+from smartbatch.types import Answer, Request
 
 SEED = 20_261_121
 BODIES = [

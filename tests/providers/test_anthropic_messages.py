@@ -14,8 +14,8 @@ from claude import MODEL, message, opened
 from raw_server import says
 
 from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.models import Message, Usage
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.types import Message, Usage
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
@@ -248,7 +248,7 @@ def test_settings_that_cannot_be_used_are_refused(options, part):
 def test_the_sdk_is_imported_when_it_is_first_needed():
     """Neither the adapter's module nor the provider itself brings two seconds of import."""
     code = (
-        "import sys; from smartbatch.providers import create; from smartbatch.clock import VirtualClock\n"
+        "import sys; from smartbatch.providers import create; from smartbatch._clock import VirtualClock\n"
         "p, _ = create('anthropic:m', clock=VirtualClock(), options={'api_key': 'sk-12345678'})\n"
         "before = 'anthropic' in sys.modules or 'httpx2' in sys.modules\n"
         "p.open(1); print(before, 'anthropic' in sys.modules)"

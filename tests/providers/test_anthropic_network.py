@@ -17,7 +17,7 @@ from claude import MODEL, message, opened, streams
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 

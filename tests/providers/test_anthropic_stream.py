@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Usage
-from smartbatch.providers.sse import Event, events
+from smartbatch.providers.http.sse import Event, events
+from smartbatch.types import Usage
 
 
 def next_fails(pieces) -> ProviderError:

@@ -15,8 +15,8 @@ from batching import PATIENCE, ended, fails, requests, results
 from raw_server import hangs, http, resets, says, trickles
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers import batch_transport
-from smartbatch.providers.batches import LineOutcome, RemoteBatch, RemoteState
+from smartbatch.providers.batch_api import LineOutcome, RemoteBatch, RemoteState
+from smartbatch.providers.http import batch_transport
 from smartbatch.testing import answer_for
 
 BATCH = RemoteBatch(id="abc1", state=RemoteState.COMPLETED)

@@ -14,10 +14,10 @@ from batch_sides import ANTHROPIC, GEMINI, claude_batch, text_of
 from batching import MARK, PATIENCE
 from raw_server import http
 
-from smartbatch.models import Kind
-from smartbatch.providers.batches import BatchApi, Creation, RemoteBatch, RemoteState
-from smartbatch.providers.gemini_files import file_id_of
-from smartbatch.providers.spooled import SpooledBody
+from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch, RemoteState
+from smartbatch.providers.gemini.files import file_id_of
+from smartbatch.providers.http.spooled_body import SpooledBody
+from smartbatch.types import Kind
 
 SIZE = 100_000_000
 LINE = b'{"custom_id":"n-0","params":{"x":"' + b"y" * 962 + b'"}}\n'

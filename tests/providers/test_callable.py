@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.models import Answer, Request, Usage
 from smartbatch.providers.callable import CallableProvider, load_callable, normalise
+from smartbatch.types import Answer, Request, Usage
 
 REQUEST = Request(prompt="p")
 
@@ -84,7 +84,7 @@ def test_settings_that_are_refused(options):
 def test_a_function_is_found_by_its_name(monkeypatch):
     """call:module:function imports it; nested names work."""
     assert load_callable("os.path:join").__name__ == "join"
-    assert load_callable("smartbatch.models:Priority.parse")(75).name == "HIGH"
+    assert load_callable("smartbatch.types:Priority.parse")(75).name == "HIGH"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.classify import kind_of_status
+from smartbatch.providers.error_table import kind_of_status
 
 K = ErrorKind
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Embedding, Generation, Request
-from smartbatch.providers.anthropic import AnthropicProvider
+from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.flex import GEMINI, OPENAI, FlexTier
-from smartbatch.providers.gemini import GeminiProvider
-from smartbatch.providers.gemini_answers import read_answer
-from smartbatch.providers.gemini_bodies import generate_body
-from smartbatch.providers.gemini_errors import read_error as gemini_error
-from smartbatch.providers.openai import OpenAIProvider
-from smartbatch.providers.openai_answers import read_chat, read_error, read_response
-from smartbatch.providers.openai_bodies import chat_body, response_body
-from smartbatch.providers.transport import Reply
+from smartbatch.providers.gemini.answers import read_answer
+from smartbatch.providers.gemini.bodies import generate_body
+from smartbatch.providers.gemini.errors import read_error as gemini_error
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.http.transport import Reply
+from smartbatch.providers.openai.answers import read_chat, read_error, read_response
+from smartbatch.providers.openai.bodies import chat_body, response_body
+from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.types import Embedding, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"
 PROMPT = Request(prompt="Capital of Peru?", params=Generation(max_tokens=20, extra={"seed": 7}))

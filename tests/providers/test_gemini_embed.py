@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Usage
 from smartbatch.testing import emulator
+from smartbatch.types import Usage
 
 
 def vectors(*values: list[float], **changes: object) -> dict:
@@ -118,7 +118,7 @@ def test_each_vector_is_its_texts(emulated, texts):
 
 @pytest.fixture
 def emulated():
-    from smartbatch.providers.gemini import GeminiProvider
+    from smartbatch.providers.gemini.provider import GeminiProvider
 
     with emulator() as emu:
         provider = GeminiProvider("AIza-any", emu.url)

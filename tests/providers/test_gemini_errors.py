@@ -11,7 +11,7 @@ from gemini_asking import GEMINI_KEY, RPC, gemini_error, retry_in, says_gemini, 
 from raw_server import http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import LimitReport
+from smartbatch.types import LimitReport
 
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Answer, Embedding, LimitReport, Request
-from smartbatch.providers.gemini_answers import Gathered, read_answer, read_embeddings
-from smartbatch.providers.gemini_errors import read_error
+from smartbatch.providers.gemini.answers import Gathered, read_answer, read_embeddings
+from smartbatch.providers.gemini.errors import read_error
+from smartbatch.types import Answer, Embedding, LimitReport, Request
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -10,8 +10,8 @@ from gemini_asking import GEMINI_KEY, MODEL, gemini_error, says_gemini
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
-from smartbatch.models import Embedding, Generation, Message, Request, Usage
-from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.types import Embedding, Generation, Message, Request, Usage
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

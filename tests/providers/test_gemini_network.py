@@ -21,7 +21,7 @@ from gemini_asking import GEMINI_KEY, says_gemini
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.gemini import GeminiProvider
+from smartbatch.providers.gemini.provider import GeminiProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 
@@ -29,7 +29,7 @@ CA = str(Path(__file__).parent / "localhost-ca.pem")
 def test_the_sdk_is_imported_when_a_provider_is_opened_and_not_before():
     """Neither the module nor making a provider costs the second the SDK takes."""
     code = (
-        "import sys; from smartbatch.providers.gemini import GeminiProvider; "
+        "import sys; from smartbatch.providers.gemini.provider import GeminiProvider; "
         f"provider = GeminiProvider({GEMINI_KEY!r}); "
         "heavy = ('google.genai', 'httpx2', 'pydantic'); "
         "assert not [name for name in heavy if name in sys.modules]; "
@@ -218,16 +218,16 @@ def test_an_error_of_ours_inside_the_sdks_is_found(connect_gemini, serve):
 
 def test_many_first_calls_make_one_client(serve, connect_gemini, monkeypatch):
     """Threads that meet at an unopened provider share what the first one builds."""
-    from smartbatch.providers import gemini_sdk
+    from smartbatch.providers.gemini import sdk
 
     made = []
-    build = gemini_sdk.GeminiSdk.__init__
+    build = sdk.GeminiSdk.__init__
 
     def count(self, *args) -> None:
         made.append(1)
         build(self, *args)
 
-    monkeypatch.setattr(gemini_sdk.GeminiSdk, "__init__", count)
+    monkeypatch.setattr(sdk.GeminiSdk, "__init__", count)
     provider = GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{serve(says(says_gemini('x'))).port}")
     together = threading.Barrier(8)
     with ThreadPoolExecutor(8) as pool:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from raw_server import hangs, http, says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Usage
-from smartbatch.providers.gemini_streams import GeminiStream
-from smartbatch.providers.sse import events
+from smartbatch.providers.gemini.streams import GeminiStream
+from smartbatch.providers.http.sse import events
+from smartbatch.types import Usage
 
 
 def chunk(text: str, finish: str | None = None, **changes: object) -> dict:

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.models import Answer, Request, Usage
 from smartbatch.testing import MockProvider
+from smartbatch.types import Answer, Request, Usage
 
 
 def ask(provider: MockProvider, prompt: str = "p") -> Answer:

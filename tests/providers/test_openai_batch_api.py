@@ -11,10 +11,10 @@ from batching import MARK, create, creation, described, ended, fails, requests, 
 from raw_server import error, hangs, http, resets, says, vanishes
 
 from smartbatch.errors import ErrorKind, InvalidRequest
-from smartbatch.models import Embedding, Generation, Kind, Request
-from smartbatch.providers.batches import LineOutcome, RemoteState, enqueued_limit
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.batch_api import LineOutcome, RemoteState, enqueued_limit
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import answer_for
+from smartbatch.types import Embedding, Generation, Kind, Request
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from batching import result_line
 from raw_server import chat, error
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Kind, Request
-from smartbatch.providers.batches import Line, LineOutcome
-from smartbatch.providers.openai_lines import read_line
-from smartbatch.providers.texts import without_echo
+from smartbatch.providers.batch_api import Line, LineOutcome
+from smartbatch.providers.foreign_text import without_echo
+from smartbatch.providers.openai.batch_lines import read_line
+from smartbatch.types import Kind, Request
 
 CHAT, OK, FAILED, RETRY, UNRUN = Kind.GENERATE, *LineOutcome
 

@@ -17,10 +17,10 @@ from batching import creation, described, fails
 from raw_server import http, resets, says, vanishes
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.batches import RemoteBatch, RemoteState
-from smartbatch.providers.openai import OpenAIProvider
-from smartbatch.providers.openai_batches import OpenAIBatches
-from smartbatch.providers.uploads import Upload
+from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.providers.http.uploads import Upload
+from smartbatch.providers.openai.batches import OpenAIBatches
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 BATCH = RemoteBatch(id="batch_1", state=RemoteState.COMPLETED, outputs=("file-2",))

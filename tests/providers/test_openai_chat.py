@@ -8,9 +8,9 @@ import pytest
 from asking import KEY, ask
 from raw_server import chat, says
 
+from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
-from smartbatch.models import Generation, Message, Request, Usage
-from smartbatch.schemas import schema_of
+from smartbatch.types import Generation, Message, Request, Usage
 
 
 def test_a_text_becomes_one_user_message(serve, connect):

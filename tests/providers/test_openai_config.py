@@ -9,7 +9,7 @@ from asking import KEY, ask
 from raw_server import chat, says
 
 from smartbatch.errors import ConfigError
-from smartbatch.providers.openai import OpenAIProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 
 def test_a_missing_key_names_the_variable():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from raw_server import chat, error, http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Message
-from smartbatch.providers.texts import echoes
+from smartbatch.providers.foreign_text import echoes
+from smartbatch.types import Message
 
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 

@@ -7,7 +7,7 @@ from asking import ask
 from raw_server import error, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
-from smartbatch.models import Generation, Message, Request, Usage
+from smartbatch.types import Generation, Message, Request, Usage
 
 
 def response(*parts: dict, status: str = "completed", **changes: object) -> dict:

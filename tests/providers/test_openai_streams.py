@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.models import Generation, Request, Usage
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.connections import Connection
-from smartbatch.providers.openai import OpenAIProvider
-from smartbatch.providers.openai_streams import ChatReader, OpenAIStream, ResponseReader, _Sound
-from smartbatch.providers.sse import events
+from smartbatch.providers.http.connections import Connection
+from smartbatch.providers.http.sse import events
+from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader, _Sound
+from smartbatch.types import Generation, Request, Usage
 
 Serve = Callable[..., RawServer]
 Connect = Callable[..., OpenAIProvider]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from smartbatch import providers
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError
 from smartbatch.providers import (
     AnthropicProvider,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.models import Generation, Message, Request, Usage
-from smartbatch.providers.sim import FAULTS, SimProvider, answer_text, parse_options
+from smartbatch.providers.sim.provider import FAULTS, SimProvider, answer_text, parse_options
+from smartbatch.types import Generation, Message, Request, Usage
 
 
 def sim(**settings: object) -> tuple[SimProvider, VirtualClock]:

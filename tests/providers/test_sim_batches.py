@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from batching import MARK, create, creation, fails, requests, results, spool
 
-from smartbatch.clock import VirtualClock
+from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest
-from smartbatch.models import Generation, Kind, Message, Request
 from smartbatch.providers import create as provider_of
-from smartbatch.providers.batches import LineOutcome, RemoteState
-from smartbatch.providers.sim import SimProvider
+from smartbatch.providers.batch_api import LineOutcome, RemoteState
+from smartbatch.providers.sim.provider import SimProvider
+from smartbatch.types import Generation, Kind, Message, Request
 
 DAY = 86_400.0
 
@@ -93,8 +93,8 @@ def test_another_process_finds_the_batch_and_its_results(tmp_path):
     batch = create(provider.batches(), tmp_path, requests(2))
     script = (
         "import time\n"
-        "from smartbatch.clock import RealClock\n"
-        "from smartbatch.models import Kind\n"
+        "from smartbatch._clock import RealClock\n"
+        "from smartbatch.types import Kind\n"
         "from smartbatch.providers import create\n"
         "batches = create('sim:m', clock=RealClock())[0].batches()\n"
         "[batch] = batches.page(None, 1).batches\n"

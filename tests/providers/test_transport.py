@@ -18,8 +18,8 @@ from asking import KEY, ask, fails
 from raw_server import chat, hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.openai import OpenAIProvider
-from smartbatch.providers.transport import inflate
+from smartbatch.providers.http.transport import inflate
+from smartbatch.providers.openai.provider import OpenAIProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 
@@ -311,7 +311,7 @@ def test_a_tunnelling_proxy_never_sees_the_key(serve, monkeypatch):
     proxy = serve(tunnel)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
     # The name must not be loopback for a proxy to be asked; the certificate must name it: bend the check.
-    monkeypatch.setattr("smartbatch.providers.connections.is_loopback", lambda host: False)
+    monkeypatch.setattr("smartbatch.providers.http.connections.is_loopback", lambda host: False)
     provider = OpenAIProvider(KEY, server.base_url)
     assert ask(provider).text == "Lima"
     provider.close()

@@ -19,12 +19,12 @@ from random import Random
 from typing import Any
 
 from smartbatch.errors import StoreError, scrub
-from smartbatch.jobs.store.book_jobs import Jobs
-from smartbatch.jobs.store.book_notes import Notes
-from smartbatch.jobs.store.book_ownership import Ownership
 from smartbatch.jobs.store.database import Database, Row
 from smartbatch.jobs.store.dsn import Address
+from smartbatch.jobs.store.incident_table import Notes
+from smartbatch.jobs.store.job_table import Jobs
 from smartbatch.jobs.store.migrations import MIGRATIONS, migrate, refuse_newer
+from smartbatch.jobs.store.ownership import Ownership
 from smartbatch.jobs.store.sessions import SessionOwners, leave_to_parent, lock_number, psycopg
 
 __all__ = ["PostgresDatabase", "PostgresStore"]

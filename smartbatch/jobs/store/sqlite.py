@@ -7,7 +7,7 @@ for a writer.
 
 The file is never opened but by SQLite: closing any descriptor of it would drop the locks of this process.
 
-A fork closes the connections first, see :mod:`smartbatch.turns`.
+A fork closes the connections first, see :mod:`smartbatch._fork`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from random import Random
 
+from smartbatch._fork import Turns
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import checks
-from smartbatch.jobs.store.book_jobs import Jobs
-from smartbatch.jobs.store.book_notes import Notes
-from smartbatch.jobs.store.book_ownership import Ownership
 from smartbatch.jobs.store.database import Database, Row
+from smartbatch.jobs.store.incident_table import Notes
+from smartbatch.jobs.store.job_table import Jobs
 from smartbatch.jobs.store.migrations import MIGRATIONS, migrate, refuse_newer
 from smartbatch.jobs.store.owners import FileOwners
-from smartbatch.turns import Turns
+from smartbatch.jobs.store.ownership import Ownership
 
 __all__ = ["BUSY_TIMEOUT", "SqliteDatabase", "SqliteStore"]
 

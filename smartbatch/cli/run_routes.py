@@ -1,0 +1,116 @@
+"""Which route the rows of a run take that must be asked: as the library chooses, or as it was told."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve, frozen
+
+from smartbatch.cli.requests import Questions
+from smartbatch.client import BatchingClient
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.types import Kind, Route
+
+__all__ = ["Chooser", "Chosen"]
+
+_BATCHED = frozenset({Route.BATCH, Route.HYBRID})
+_FORCED = frozenset({"batch", "hybrid"})
+
+
+@frozen
+class Chosen:
+    """The route of the rows that must be asked.
+
+    Attributes:
+        realtime: all of them go in real time.
+        first: how many go in real time at once, where the others go in a batch.
+        wishes: what the route has to meet.
+        missed: what missing its deadline counts as.
+        route: its name.
+        piece: most rows of one batch; ``None`` for as many as the settings allow.
+    """
+
+    realtime: bool
+    first: int
+    wishes: Wishes
+    missed: float
+    route: Route
+    piece: int | None
+
+    @classmethod
+    def of(cls, decision: Decision) -> Chosen:
+        """Return what a decision means for a run."""
+        chosen = decision.chosen
+        realtime = chosen.route not in _BATCHED
+        return cls(realtime, chosen.first, decision.wishes, decision.missed, chosen.route, decision.piece)
+
+
+class Chooser:
+    """Chooses for one run. A deadline counts from when this is made, while the input is not read yet.
+
+    Args:
+        client: whose settings, prices and experience count.
+        questions: the input.
+        args: strategy and wishes.
+
+    Raises:
+        ConfigError: for wishes that are none, and where batches are asked for and there is no Batch API.
+    """
+
+    def __init__(self, client: BatchingClient, questions: Questions, args: argparse.Namespace) -> None:
+        self._client = client
+        self._questions = questions
+        self._began = client._clock.now()
+        self._wishes = client._wishes({**_given(args), "budget": client.config.budget})
+        if args.batching_strategy in _FORCED:
+            client._check_batches(Kind.GENERATE, args.fallback)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the strategy is the Batch API, and there is one."""
+        asked = self._client.config.batching_strategy in _FORCED
+        return asked and self._client._batches(Kind.GENERATE)[0] is not None
+
+    def decide(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Decision | None:
+        """Return the decision for the rows with a 1; they are read once, one after the other.
+
+        Args:
+            needed: a byte for each row.
+            stopped: asked before each row; once true, the decision is given up, with ``None``.
+
+        Raises:
+            ConfigError: no route meets the wishes.
+            InputError: the input changed.
+        """
+        client, intake = self._client, self._client._intake
+        sketch = client._advisor.sketch(
+            Kind.GENERATE, sum(needed), self._wishes, batchable=True, flexible=client._flexible(())
+        )
+        for request in self._questions.requests(skip=lambda i: not needed[i], stopped=stopped):
+            if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
+                sketch.cached += 1
+            else:
+                sketch.add(request)
+        if stopped():
+            return None
+        room = client._budget.left
+        return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True, room=room)
+
+    def _left(self) -> Wishes:
+        """Return the wishes with what is left of the time."""
+        deadline = self._wishes.deadline
+        if deadline is None:
+            return self._wishes
+        return evolve(self._wishes, deadline=max(0.0, deadline - (self._client._clock.now() - self._began)))
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "strategy": args.batching_strategy,
+        "deadline": args.deadline,
+        "prefer": args.prefer,
+        "time_value": args.time_value,
+    }

@@ -1,0 +1,263 @@
+"""The circuit breaker: stops calling a provider that fails, and asks it again with one call at a time.
+
+One breaker for each provider and model. Only the provider's own failures count; a wrong request, a refusal
+for the rate limit or a cancelled call is ``IGNORED``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import frozen
+
+from smartbatch.core.limits.random_source import Dice, spread
+
+__all__ = ["BreakerState", "CircuitBreaker", "Outcome", "Permit", "Transition"]
+
+
+class BreakerState(enum.Enum):
+    """What the breaker lets through."""
+
+    CLOSED = "closed"
+    """Everything: the provider works."""
+    OPEN = "open"
+    """Nothing until the pause ends."""
+    HALF_OPEN = "half_open"
+    """Probes only; their outcome decides."""
+
+
+class Outcome(enum.Enum):
+    """How a call ended, as far as the breaker cares."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    IGNORED = "ignored"
+    """Says nothing about the provider, or was never sent."""
+
+
+_CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+
+LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
+    (_CLOSED, _OPEN): "too many failures, or a permanent error",
+    (_OPEN, _HALF_OPEN): "the pause is over and a probe was taken",
+    (_HALF_OPEN, _CLOSED): "a probe succeeded",
+    (_HALF_OPEN, _OPEN): "a probe failed, did not come back in time, or met a permanent error",
+}
+"""Every change of state there is, and its cause. OPEN never closes unasked; CLOSED never asks for probes."""
+
+
+@frozen
+class Transition:
+    """A change of state, for an event."""
+
+    before: BreakerState
+    after: BreakerState
+    reason: str
+
+
+class Permit:
+    """One call's leave to go; ended once."""
+
+    __slots__ = ("deadline", "ended", "epoch")
+
+    def __init__(self, epoch: int, deadline: float) -> None:
+        self.epoch = epoch
+        self.deadline = deadline
+        self.ended = False
+
+
+_WINDOW = 20
+_MASK = (1 << _WINDOW) - 1
+
+
+class CircuitBreaker:
+    """Opens on failures in a row or on a share of the last 20 calls; see :data:`LEGAL` for its life.
+
+    Calls started before a change of state have no say after it: of 64 calls in flight when a provider
+    dies, five open the breaker and 59 must not lengthen its pause.
+
+    Args:
+        threshold: consecutive failures that open it, 1 or more.
+        pause: seconds of the first pause; each failed probe doubles it.
+        max_pause: longest pause in seconds. Pauses are drawn between 50 % and 100 %.
+        probes: most probes in flight at once.
+        share: share of failures among the last 20 outcomes that opens it, given ``least`` failures.
+        least: see ``share``.
+    """
+
+    __slots__ = (
+        "_changes",
+        "_consecutive",
+        "_epoch",
+        "_error",
+        "_factor",
+        "_failures",
+        "_flying",
+        "_max_pause",
+        "_needed",
+        "_openings",
+        "_pause",
+        "_probes",
+        "_seen",
+        "_share",
+        "_state",
+        "_threshold",
+        "_until",
+    )
+
+    def __init__(
+        self,
+        threshold: int = 5,
+        pause: float = 1.0,
+        max_pause: float = 15.0,
+        probes: int = 1,
+        *,
+        share: float = 0.5,
+        least: int = 10,
+    ) -> None:
+        self._threshold, self._pause, self._max_pause, self._probes = threshold, pause, max_pause, probes
+        self._share, self._needed = share, least
+        self._state = _CLOSED
+        self._epoch = 0
+        self._consecutive = 0
+        self._failures = 0  # the last outcomes as bits, 1 is a failure
+        self._seen = 0
+        self._openings = 0
+        self._until = 0.0
+        self._factor = 1.0
+        self._flying: list[Permit] = []
+        self._error: Exception | None = None
+        self._changes: list[Transition] = []
+
+    @property
+    def state(self) -> BreakerState:
+        return self._state
+
+    def look(self, now: float) -> float:
+        """Return the earliest time a call may go; ``now`` when it may.
+
+        With all probes out it is the first probe's deadline: by then it has answered or has failed.
+        """
+        if self._state is _CLOSED:
+            return now
+        if self._state is _HALF_OPEN:
+            if self._overdue(now):
+                self._reopen(now, "a probe did not come back in time")
+            elif len(self._flying) < self._probes:
+                return now
+            else:
+                return min(probe.deadline for probe in self._flying)
+        return max(now, self._until)
+
+    def take(self, now: float, probe_deadline: float) -> Permit:
+        """Book a call that :meth:`look` let go.
+
+        Args:
+            now: monotonic seconds.
+            probe_deadline: monotonic seconds by which the call, if it is a probe, has to be back.
+
+        Raises:
+            RuntimeError: when :meth:`look` would not let it go.
+        """
+        if self._state is _CLOSED:
+            return Permit(self._epoch, probe_deadline)
+        if self.look(now) > now:
+            raise RuntimeError("a call was taken that the breaker holds back; ask look() first")
+        if self._state is _OPEN:
+            self._transition(_HALF_OPEN, "the pause is over")
+        permit = Permit(self._epoch, probe_deadline)
+        self._flying.append(permit)
+        return permit
+
+    def end(self, permit: Permit, now: float, outcome: Outcome, rng: Dice) -> Transition | None:
+        """Book how a call ended; returns the change of state it caused, if any.
+
+        Raises:
+            RuntimeError: when the permit was ended before.
+        """
+        if permit.ended:
+            raise RuntimeError("a permit ends once")
+        permit.ended = True
+        if permit.epoch != self._epoch:
+            return None
+        before = len(self._changes)
+        if self._state is _CLOSED:
+            if outcome is not Outcome.IGNORED:
+                self._count(outcome is Outcome.FAILURE, now, rng)
+        else:
+            self._probed(permit, now, outcome, rng)
+        return self._changes.pop() if len(self._changes) > before else None
+
+    def stop(self, error: Exception, now: float, until: float) -> Transition | None:
+        """Hold all calls until ``until`` (monotonic seconds) for a permanent error: a wrong key, no money.
+
+        After that time one probe goes, as after any pause.
+        """
+        before = len(self._changes)
+        if self._state is not _OPEN:
+            self._transition(_OPEN, "permanent error")
+        self._error = error
+        self._until = max(now, until)
+        return self._changes.pop() if len(self._changes) > before else None
+
+    def stopped(self, now: float) -> Exception | None:
+        """Return the permanent error that holds all calls now, if there is one."""
+        return self._error if self._state is _OPEN and now < self._until else None
+
+    def changes(self) -> list[Transition]:
+        """Return, once, the changes that :meth:`look` and :meth:`take` caused since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _count(self, failed: bool, now: float, rng: Dice) -> None:
+        self._failures = (self._failures << 1 | failed) & _MASK
+        self._seen = min(self._seen + 1, _WINDOW)
+        if not failed:
+            self._consecutive = 0
+            return
+        self._consecutive += 1
+        failures = self._failures.bit_count()
+        if self._consecutive >= self._threshold:
+            reason = f"{self._consecutive} failures in a row"
+        elif failures >= self._needed and failures >= self._share * self._seen:
+            reason = f"{failures} of the last {self._seen} calls failed"
+        else:
+            return
+        self._factor = spread(1.0, rng)
+        self._reopen(now, reason)
+
+    def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: Dice) -> None:
+        self._flying.remove(permit)
+        if outcome is Outcome.SUCCESS:
+            self._transition(_CLOSED, "a probe succeeded")
+        elif outcome is Outcome.FAILURE:
+            self._factor = spread(1.0, rng)
+            self._reopen(now, "a probe failed")
+
+    def _overdue(self, now: float) -> bool:
+        return any(probe.deadline <= now for probe in self._flying)
+
+    def _reopen(self, now: float, reason: str) -> None:
+        # An overdue probe is found by look(), which has no dice: it keeps the factor drawn last.
+        self._until = now + self._factor * min(self._pause * 2.0**self._openings, self._max_pause)
+        self._openings = min(self._openings + 1, 64)
+        self._transition(_OPEN, reason)
+
+    def _transition(self, after: BreakerState, reason: str) -> None:
+        """The only writer of the state. Permits of the time before lose their say.
+
+        Raises:
+            RuntimeError: for a change that is not in :data:`LEGAL`.
+        """
+        before = self._state
+        if (before, after) not in LEGAL:
+            raise RuntimeError(f"a breaker cannot go from {before.value} to {after.value}")
+        self._state = after
+        self._epoch += 1
+        self._flying = []
+        self._error = None
+        if after is _CLOSED:
+            self._consecutive = self._failures = self._seen = self._openings = 0
+        self._changes.append(Transition(before, after, reason))

@@ -1,0 +1,462 @@
+"""The rate limit of everything that shares one quota: told, reported by the provider, or found out.
+
+Five things hold a call back, and the latest of them counts:
+
+* the **told limits**, as token buckets that start full. A little is kept back because the server's clock
+  starts when the first call arrives, not when it leaves;
+* the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
+  refusal that they explain proves nothing further;
+* the **cooldown** after a refusal, common to all;
+* the **window**, a limit on calls in flight that grows with success. It exists only while a told limit's
+  burst is unproven and after a refusal, so that neither a wrong limit nor the end of a pause makes a storm;
+* the **pace**, calls spaced evenly. It exists only when refusals proved that bursts are not honoured
+  (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody told.
+
+One refusal proves nothing: shared services refuse at random. A burst of them does, measured against the
+calls that were in flight. No threads and no clock here: the caller holds one lock and passes ``now``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import frozen
+
+from smartbatch.core.limits.bucket import Bucket, paced_capacity, told_bucket
+from smartbatch.core.limits.header_limits import ReportedLimits, Reservation, Traffic
+from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.types import LimitReport
+
+__all__ = ["Cooldown", "Quota", "Reservation"]
+
+_FIRST_WINDOW = 4.0
+_PROVING = 0.5
+"""A told limit starts with 4 calls in flight beyond its even rate and half a call more for each success, x1.5
+a round trip: some ten calls are refused until it is known that a server honours no burst."""
+
+_RESTART_WINDOW = 2.0
+_DOUBLING = 1.0
+_DECREASE = 0.7
+_DOUBLES_EVERY = 1.0
+"""After a cooldown the window starts at 2 and doubles each round trip or each second, up to 0.7 of the calls
+in flight when a limit was proven; then one call more a round. 0.7 is CUBIC's decrease (RFC 9438, 4.6)."""
+
+_WIDE = 4096.0
+"""A window this wide limits nobody (workers are at most 1,024) and is dropped."""
+
+_PROOF = 3.0
+_PROOF_SHARE = 0.25
+_FORGET = 0.01
+"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 100
+successes outweigh one refusal. At 0.3 % random refusals that happens less than once in 10,000 calls."""
+
+_TOLD_PACE = 0.988
+"""Share of the told rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
+
+_OWED = 1.0
+"""A burst is made up for by at most this many seconds of calls at the even rate."""
+
+_LEARNED_SHARE = 0.95
+_BASELINE = 120.0
+"""What was accepted between two exhaustions of the quota, at most this many seconds apart, is its rate."""
+
+_GROWTH = 0.01
+_GROWTH_SCALE = 5.0
+"""A pace grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
+careful near the limit, quick when the limit is far."""
+
+_SLOWEST = 1.0
+_SEARCH = 1.03
+_UNLIMITED = 2000.0
+"""A pace measured across cooldowns may be far too low. It is taken for 1 call a second at least, and grows by
+3 % with each success until it is refused once, or is 2,000 calls a second, more than threads can send."""
+
+_FORGOTTEN = 4.0
+"""A learned pace that works at four times the rate it was refused at limits nothing any more."""
+
+_BURST_AGAIN = 600.0
+"""Seconds without refusal after which a told limit's burst is tried again; doubled each time it fails."""
+
+_COOLDOWN = 1.0
+_COOLDOWN_MOST = 60.0
+"""Seconds of the first cooldown when the server names none, and of the longest; consecutive ones double."""
+
+
+@frozen
+class Cooldown:
+    """The pause that follows a refusal.
+
+    Attributes:
+        seconds: until it ends.
+        consecutive: cooldowns without a success between them.
+        fresh: False when the refused call had started before the cooldown began: news of the same event.
+    """
+
+    seconds: float
+    consecutive: int
+    fresh: bool
+
+
+class Quota:
+    """What one provider scope and model may send. Permits out = calls in flight.
+
+    Every call is booked by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`, :meth:`failed`
+    or :meth:`dropped`; what its answer said about limits goes to :meth:`learn` afterwards. Without a limit
+    told or reported and without a refusal it holds nothing back.
+    """
+
+    __slots__ = (
+        "_accepted",
+        "_base",
+        "_baseline",
+        "_burst_at",
+        "_burst_wait",
+        "_clean",
+        "_consecutive",
+        "_cool_before",
+        "_cool_began",
+        "_cool_until",
+        "_evidence",
+        "_filled_at",
+        "_grown_at",
+        "_growth",
+        "_judged",
+        "_kept",
+        "_pace",
+        "_peak",
+        "_reported",
+        "_requests",
+        "_searching",
+        "_steady",
+        "_threshold",
+        "_tokens",
+        "_told",
+        "_traffic",
+        "_window",
+    )
+
+    def __init__(self) -> None:
+        self._traffic = Traffic()
+        self._reported = ReportedLimits()
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
+        self._told: float | None = None  # requests a second
+        self._steady: Bucket | None = None  # the told rate, evenly: what needs no window
+        self._pace: Bucket | None = None
+        self._base = 0.0  # the rate that was refused last, or the told one
+        self._window = math.inf
+        self._filled_at = -math.inf
+        self._growth = _DOUBLING
+        self._threshold = math.inf  # of the window: doubling below, one a round above
+        self._cool_before = self._cool_began = self._cool_until = -math.inf
+        self._consecutive = 0
+        self._evidence = 0.0
+        self._peak = 1  # calls in flight when the cooldown began
+        self._judged = False  # once a cooldown is enough
+        self._baseline = -math.inf
+        self._accepted = 0
+        self._searching = False
+        self._grown_at = 0.0
+        self._clean = 0.0
+        self._burst_at = math.inf
+        self._burst_wait = _BURST_AGAIN
+
+    def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
+        """Set the told limits, a minute; ``None`` means not told.
+
+        What is owed to a limit stays owed, even if it is taken back and told again: clients that come and
+        go do not each get a full bucket.
+        """
+        told = max_rpm is not None or max_tpm is not None
+        if told and self._kept == (None, None):
+            self._window, self._growth = _FIRST_WINDOW, _PROVING
+        requests, tokens = self._kept
+        self._requests = told_bucket(requests, max_rpm, now)
+        self._tokens = told_bucket(tokens, max_tpm, now)
+        self._kept = (self._requests or requests, self._tokens or tokens)
+        self._told = None if max_rpm is None else max_rpm / 60.0
+        self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls booked and not ended."""
+        return self._traffic.in_flight
+
+    @property
+    def reported(self) -> dict[str, float]:
+        """The limits a minute that answers reported: requests, tokens, input, output."""
+        return self._reported.minute()
+
+    @property
+    def consecutive(self) -> int:
+        """Cooldowns without a success between them."""
+        return self._consecutive
+
+    @property
+    def pace(self) -> float | None:
+        """Calls a second they are spaced to, when refusals made that necessary."""
+        return None if self._pace is None else self._pace.rate
+
+    def look(self, now: float, tokens: float, output: float = 0.0) -> float:
+        """Return the earliest time a call that needs ``tokens`` may go.
+
+        ``now`` means go; infinity means not until a call in flight ends. An end may also make it sooner than
+        the time returned, so ask again after each.
+
+        Args:
+            now: monotonic seconds.
+            tokens: expected input and output.
+            output: the part of ``tokens`` that is output, for providers that limit the two apart.
+        """
+        at = now
+        if self._traffic.in_flight >= self._window:
+            at = self._window_opens(now)
+            if self._steady is not None:
+                at = min(at, self._steady.look(now, 1.0))
+        if self._cool_until > at:
+            at = self._cool_until
+        if self._requests is not None:
+            at = max(at, self._requests.look(now, 1.0))
+        if self._pace is not None:
+            at = max(at, self._pace.look(now, 1.0))
+        if self._tokens is not None:
+            at = max(at, self._tokens.look(now, tokens))
+        if self._reported:
+            at = max(at, self._reported.look(now, tokens, output))
+        return at
+
+    def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
+        """Book a call that :meth:`look` let go; its tokens are estimates, settled later."""
+        call = Reservation(now, tokens, output)
+        self._traffic.leave(call)
+        if self._traffic.in_flight >= self._window:
+            self._filled_at = now
+        if self._requests is not None:
+            self._requests.take(now, 1.0)
+        if self._steady is not None:
+            self._steady.take(now, 1.0)
+            self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
+        if self._pace is not None:
+            self._pace.take(now, 1.0)
+        if self._tokens is not None:
+            self._tokens.take(now, tokens)
+        if self._reported:
+            self._reported.take(now, call)
+        return call
+
+    def succeeded(
+        self,
+        reservation: Reservation,
+        now: float,
+        actual_tokens: float | None,
+        actual_output: float | None = None,
+    ) -> None:
+        """The call was answered and used ``actual_tokens``; ``None`` when the provider did not say.
+
+        ``actual_output`` of them were output; ``None`` takes the share that was expected.
+        """
+        self._end(reservation)
+        self._settle_tokens(reservation, now, actual_tokens, actual_output)
+        self._accepted += 1
+        if self._evidence > 0.0:
+            self._evidence -= _FORGET
+        if reservation.started >= self._cool_before:
+            self._consecutive = 0
+        # a window that was not full while the call was out limited nobody: its success proves nothing
+        if self._cool_began <= reservation.started <= self._filled_at:
+            self._widen()
+        if self._pace is not None:
+            self._quicken(self._pace, now)
+
+    def failed(
+        self,
+        reservation: Reservation,
+        now: float,
+        actual_tokens: float | None = None,
+        actual_output: float | None = None,
+    ) -> None:
+        """The call ended without an answer and without a refusal; servers count such requests too."""
+        self._end(reservation)
+        self._settle_tokens(reservation, now, actual_tokens, actual_output)
+
+    def dropped(self, reservation: Reservation, now: float) -> None:
+        """The call was never sent: all it took is returned."""
+        self._end(reservation)
+        self._reported.drop(now, reservation)
+        if self._tokens is not None:
+            self._tokens.settle(now, reservation.tokens)
+        if self._requests is not None:
+            self._requests.settle(now, 1.0)
+        if self._steady is not None:
+            self._steady.settle(now, 1.0)
+        if self._pace is not None:
+            self._pace.settle(now, 1.0)
+
+    def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
+        """Follow the limits that the answer to an ended call reported. Told limits stay upper bounds."""
+        self._reported.learn(report, reservation, self._traffic, now)
+        if self._growth == _PROVING and (report.requests_remaining is not None or self._told is None):
+            self._window = math.inf  # how much of the burst is there is known now
+
+    def refused(
+        self,
+        reservation: Reservation,
+        now: float,
+        retry_after: float | None,
+        rng: Dice,
+        report: LimitReport | None = None,
+    ) -> Cooldown:
+        """The provider refused the call for its rate limit.
+
+        Args:
+            reservation: the call's.
+            now: monotonic seconds.
+            retry_after: seconds the provider asked to wait, already clamped.
+            rng: dice for the jitter.
+            report: what the refusal said about limits; :meth:`learn` need not be called.
+        """
+        in_flight = self.in_flight
+        self._end(reservation)
+        if self._tokens is not None:
+            self._tokens.settle(now, reservation.tokens)
+        self._reported.drop(now, reservation)  # where it was charged all the same, what remains shows it
+        self._traffic.refused_at = now
+        explained = self._reported.explain(report, reservation, self._traffic, now)
+        fresh = reservation.started >= self._cool_began
+        if fresh:
+            # refusals come back sooner than answers: a call of the round that ended in the second cooldown
+            # in a row still breaks the row, one of the round before the first does not
+            self._cool_before = self._cool_began if self._consecutive else now
+            self._consecutive += 1
+            self._cool_began = now
+            self._peak = in_flight
+            self._judged = False
+            if not explained:
+                self._restart(now)
+        if fresh or retry_after is not None:
+            seconds = self._pause(retry_after, rng)
+            self._cool_until = max(self._cool_until, now + seconds)
+        if not explained:
+            self._evidence += 1.0
+        if not self._judged and self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak):
+            self._judged = True
+            self._proven(now)
+        return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
+
+    @property
+    def _known(self) -> float | None:
+        """Requests a second that somebody said are allowed: the user, or the provider."""
+        reported = self._reported.pace
+        if self._told is None or reported is None:
+            return reported if self._told is None else self._told
+        return min(self._told, reported)
+
+    def _end(self, reservation: Reservation) -> None:
+        if reservation.ended:
+            raise RuntimeError("a reservation ends once")
+        reservation.ended = True
+        self._traffic.end(reservation)
+
+    def _settle_tokens(
+        self, reservation: Reservation, now: float, actual: float | None, output: float | None
+    ) -> None:
+        if actual is None:
+            return
+        if self._tokens is not None:
+            self._tokens.settle(now, reservation.tokens - actual)
+        if self._reported:
+            self._reported.settle(now, reservation, actual, output)
+
+    def _pause(self, retry_after: float | None, rng: Dice) -> float:
+        if retry_after is not None:
+            # a minimum; clients of other processes were told the same
+            return retry_after + min(0.1 * retry_after, 1.0) * rng.random()
+        exponent = min(self._consecutive - 1, 10)
+        return spread(min(_COOLDOWN * 2.0**exponent, _COOLDOWN_MOST), rng)
+
+    def _restart(self, now: float) -> None:
+        """Begin again carefully after a cooldown: a narrow window, or a pace a little slower."""
+        if self._pace is None:
+            # near a limit that was proven before, the window shrinks instead of starting over
+            again = self._threshold != math.inf and self._consecutive == 1
+            self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
+            self._growth = _DOUBLING
+            return
+        soon = self._clean < _GROWTH_SCALE
+        if self._known is not None:
+            slower = 0.9 if soon else 0.97
+        else:
+            slower = _DECREASE if soon and not self._searching else 0.9
+        self._searching = False
+        self._base = self._pace.rate
+        self._space(self._base * slower, now)
+
+    def _proven(self, now: float) -> None:
+        """There is a limit below what was tried: space the calls, as told or as measured."""
+        self._evidence = 0.0
+        self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
+        known = self._known
+        if self._pace is None and known is not None:
+            self._base = known
+            self._space(known * _TOLD_PACE, now)
+            self._burst_at = now + self._burst_wait
+            self._burst_wait *= 2.0
+        elif self._accepted and now - self._baseline <= _BASELINE:
+            measured = _LEARNED_SHARE * self._accepted / max(now - self._baseline, _COOLDOWN / 2)
+            measured = max(measured, _SLOWEST)
+            if self._pace is None or measured < self._pace.rate:
+                self._base = measured
+                self._space(measured, now)
+                self._searching = True
+        if self._accepted:
+            self._baseline, self._accepted = now, 0
+
+    def _window_opens(self, now: float) -> float:
+        """Return when the full window lets the next call go unless a success widens it sooner.
+
+        Answers may take a minute, and a restart that waited for them many: it doubles each second, too.
+        """
+        if self._growth == _PROVING or self.in_flight >= self._threshold:
+            return math.inf
+        opens = self._cool_until + _DOUBLES_EVERY * math.log2((self.in_flight + 1) / _RESTART_WINDOW)
+        return max(now, opens)
+
+    def _widen(self) -> None:
+        grow = self._growth if self._window < self._threshold else 1.0 / self._window
+        self._window += grow
+        if self._window > _WIDE:
+            self._window = math.inf
+
+    def _space(self, rate: float, now: float) -> None:
+        """Space the calls; the pace alone decides then, without a window."""
+        if self._pace is None:
+            self._pace = Bucket(paced_capacity(rate), rate, now, level=0.0)
+        else:
+            self._pace.reshape(now, paced_capacity(rate), rate)
+        self._window = math.inf
+        self._grown_at, self._clean = now, 0.0
+
+    def _quicken(self, pace: Bucket, now: float) -> None:
+        """Let a pace that is used and not refused grow; give the burst back after a long peace."""
+        # idle time proves nothing, so only the time between calls at this pace counts
+        step = min(now - self._grown_at, 2.0 / pace.rate)
+        self._grown_at = now
+        if step <= 0.0:
+            return
+        self._clean += step
+        faster = pace.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
+        if self._searching:
+            faster = pace.rate * _SEARCH
+        known = self._known
+        if known is not None:
+            faster = min(faster, known * _TOLD_PACE)
+            if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
+                self._pace = None
+                self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf
+                return
+        elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
+            self._pace = None
+            return
+        if faster != pace.rate:
+            pace.reshape(now, paced_capacity(faster), faster)

@@ -1,0 +1,195 @@
+"""Whether a failed call is made again, when, and how many such calls a struggling provider gets.
+
+Retrying is decided here and nowhere else: retries of SDKs are off. Two questions are kept apart.
+:func:`decide` looks at one request: is this kind of failure worth another try. :class:`RetryBudget` looks at
+all of them: in an outage the retries of many healthy-looking requests add up to a storm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from attrs import define, field, frozen, validators
+
+from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.errors import ErrorKind
+
+__all__ = ["Retry", "RetryBudget", "RetryPolicy", "Tally", "backoff", "decide"]
+
+
+def backoff(attempt: int, initial: float, multiplier: float, max_delay: float) -> float:
+    """Return ``min(initial * multiplier ** attempt, max_delay)`` seconds; ``attempt`` counts from 0."""
+    try:
+        return float(min(initial * multiplier**attempt, max_delay))
+    except OverflowError:
+        return max_delay
+
+
+@frozen
+class RetryPolicy:
+    """How often and how long after a failure a request is tried again.
+
+    Args:
+        retries: tries after the first call, 0 or more.
+        initial: seconds before the first retry.
+        multiplier: by how much each wait is longer than the one before, 1 or more.
+        max_delay: longest wait in seconds.
+        jitter: wait between 50 % and 100 % of the formula, so that requests which failed together do not
+            return together; see :func:`~smartbatch.core.limits.random_source.spread`.
+        limit_retries: how often one request may meet the provider's rate limit. Such refusals cost no
+            try, since the whole quota pauses; the cap only ends what a provider refuses for ever.
+    """
+
+    retries: int = field(default=3, validator=validators.ge(0))
+    initial: float = field(default=1.0, validator=validators.ge(0.0))
+    multiplier: float = field(default=2.0, validator=validators.ge(1.0))
+    max_delay: float = field(default=10.0, validator=validators.ge(0.0))
+    jitter: bool = True
+    limit_retries: int = field(default=30, validator=validators.ge(0))
+
+    def delay(self, attempt: int, rng: Dice) -> float:
+        """Return the seconds to wait before retry ``attempt`` (0 is the first)."""
+        seconds = backoff(attempt, self.initial, self.multiplier, self.max_delay)
+        return spread(seconds, rng) if self.jitter else seconds
+
+
+@define
+class Tally:
+    """What one request has used up so far; :func:`decide` keeps it.
+
+    Attributes:
+        counted: tries that counted against ``retries``.
+        limits: refusals for the rate limit.
+        once: kinds that may be retried once and were.
+    """
+
+    counted: int = 0
+    limits: int = 0
+    once: frozenset[ErrorKind] = frozenset()
+
+
+@frozen
+class Retry:
+    """The call is to be made again.
+
+    Attributes:
+        delay: seconds to wait at least; the gates may hold it longer.
+        counted: False when the failure was the provider's state and cost the request no try.
+    """
+
+    delay: float
+    counted: bool
+
+
+_NEVER: Final = frozenset(
+    {
+        ErrorKind.AUTH_ERROR,  # the next call carries the same key
+        ErrorKind.INVALID_RESPONSE,  # the call was billed and would be billed again
+        ErrorKind.CLIENT_ERROR,  # the request itself is wrong
+        ErrorKind.NO_MONEY,  # waiting does not help
+        ErrorKind.CONTEXT_TOO_LONG,  # nor does repeating
+    }
+)
+_ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
+
+_SPREAD_SHARE = 0.1
+_SPREAD_MOST = 1.0
+"""A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added to part clients."""
+
+
+def decide(
+    policy: RetryPolicy,
+    kind: ErrorKind,
+    tally: Tally,
+    retry_after: float | None,
+    *,
+    outage: bool,
+    rng: Dice,
+) -> Retry | None:
+    """Say whether a request that failed is tried again, and book it in ``tally``.
+
+    Args:
+        policy: the limits.
+        kind: what the failure was.
+        tally: the request's own account; changed when the answer is a retry.
+        retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
+        outage: True when the provider is unavailable and the breaker is not closed: then the try is not
+            counted and the breaker, not a delay, holds the request.
+        rng: dice for the jitter.
+
+    Returns:
+        the retry, or ``None``: the request has failed.
+    """
+    if kind in _NEVER:
+        return None
+    if kind is ErrorKind.RATE_LIMIT:
+        if tally.limits >= policy.limit_retries:
+            return None
+        tally.limits += 1
+        return Retry(retry_after or 0.0, counted=False)
+    if outage:
+        return Retry(0.0, counted=False)
+    if tally.counted >= policy.retries or kind in tally.once:
+        return None
+    if kind in _ONCE:
+        tally.once |= {kind}
+    delay = policy.delay(tally.counted, rng) if retry_after is None else retry_after
+    if retry_after is not None and policy.jitter:
+        delay += min(_SPREAD_SHARE * retry_after, _SPREAD_MOST) * rng.random()
+    tally.counted += 1
+    return Retry(delay, counted=True)
+
+
+class RetryBudget:
+    """A gate for retries: while failures prevail they stay within a tenth of the first calls, plus three.
+
+    A first call pays ``ratio`` in, a retry takes 1 out. A retry that succeeds returns 2, so after an outage
+    the gate opens exponentially instead of at the pace of new calls. An empty account still lets one retry
+    go every ``trickle_every`` seconds, so that nothing waits for ever once no new calls come.
+
+    Held at every step: failed retries <= reserve + ratio * first calls + succeeded retries
+    + elapsed / trickle_every.
+
+    Args:
+        ratio: retries allowed for each first call.
+        reserve: retries allowed before any.
+        trickle_every: seconds.
+    """
+
+    __slots__ = ("_level", "_most", "_ratio", "_trickle_at", "_trickle_every")
+
+    def __init__(self, ratio: float = 0.1, reserve: float = 3.0, trickle_every: float = 5.0) -> None:
+        self._ratio = ratio
+        self._level = self._most = reserve
+        self._trickle_every = trickle_every
+        self._trickle_at = -math.inf
+
+    def called(self) -> None:
+        """Book a request's first call."""
+        self._most += self._ratio
+        self._level = min(self._level + self._ratio, self._most)
+
+    def look(self, now: float) -> float:
+        """Return the earliest time a retry may go: ``now``, or when the trickle lets the next one through."""
+        return now if self._level >= _WHOLE else max(now, self._trickle_at)
+
+    def take(self, now: float) -> None:
+        """Book a retry that :meth:`look` let go."""
+        if self._level >= _WHOLE:
+            self._level -= 1.0
+            if self._level >= _WHOLE:
+                return
+        self._trickle_at = now + self._trickle_every
+
+    def succeeded(self) -> None:
+        """The retry was answered. A retry that failed is told by not telling."""
+        self._level = min(self._level + 2.0, self._most)
+
+    def dropped(self) -> None:
+        """The retry was never sent: what it took is returned."""
+        self._level = min(self._level + 1.0, self._most)
+
+
+_WHOLE = 1.0 - 1e-9
+"""Ten deposits of 0.1 make one retry, though not in binary."""

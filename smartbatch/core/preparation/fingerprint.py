@@ -1,0 +1,82 @@
+"""One key for everything of a request that reaches the wire: equal keys may share an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from functools import lru_cache
+from typing import Any
+
+from attrs import asdict
+
+from smartbatch.core.preparation.schemas import BuiltSchema
+from smartbatch.types import Generation, Request
+
+__all__ = ["fingerprint", "remember"]
+
+VERSION = 1
+"""Raised when the form of the key changes, so that keys kept from before match nothing."""
+
+_written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
+"""Canonical forms of parameters that many requests share, by identity."""
+
+
+def fingerprint(request: Request, model: str, scope: str) -> bytes:
+    """Return the key of ``request``: 32 bytes, equal only when provider and account would see the same.
+
+    Args:
+        request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
+        model: the model it goes to.
+        scope: the provider's scope: account, server, organisation.
+
+    Keys of requests with different isolation keys differ. A request with an own callable is equal to no other
+    request alive. Dictionaries that differ in the order of their keys are the same.
+    """
+    key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
+    key.update(_canonical(request.params))
+    if request.embedding is not None:
+        key.update(b"embedding:")
+        key.update(_json([request.embedding.task_type, request.embedding.dimensions]))
+    if request.call is not None:
+        key.update(b"call:%d:" % id(request))
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        key.update(b"text:")
+        key.update(prompt.encode("utf-8", "surrogatepass"))
+    else:
+        key.update(b"chat:")
+        key.update(_json([[message.role, message.content] for message in prompt]))
+    return key.digest()
+
+
+def remember(params: Generation) -> None:
+    """Write ``params`` once for all requests that carry this very object."""
+    number = id(params)
+    written = _write(params)
+    forget = _written.pop  # bound here: at the end of the interpreter the name may be gone before the object
+    _written[number] = (weakref.ref(params, lambda _: forget(number, None)), written)
+
+
+def _canonical(params: Generation) -> bytes:
+    known = _written.get(id(params))
+    if known is not None and known[0]() is params:
+        return known[1]
+    return _write(params)
+
+
+def _write(params: Generation) -> bytes:
+    """Return the canonical form; of two equal schemas made of different classes the answers differ."""
+    written = _json(asdict(params))
+    schema = params.schema
+    return written + b"build:%d:" % id(schema.build) if isinstance(schema, BuiltSchema) else written
+
+
+@lru_cache(maxsize=256)
+def _head(scope: str, model: str, isolation_key: str | None) -> bytes:
+    return _json([VERSION, scope, model, isolation_key])
+
+
+def _json(value: Any) -> bytes:
+    # every part is a JSON text, which ends where it ends: two different rows of parts never look alike
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

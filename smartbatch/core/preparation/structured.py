@@ -1,0 +1,337 @@
+"""Structured answers: JSON out of what a model wrote, whether it fits, and how to ask again.
+
+Nothing is guessed that could change an answer's meaning: of several objects none is chosen, and an answer
+that was cut is never completed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NoReturn
+
+from attrs import evolve, frozen
+
+from smartbatch.types import Generation, Message, Request
+
+__all__ = [
+    "TEMPERATURES",
+    "Check",
+    "NoJson",
+    "Parsed",
+    "Problem",
+    "check_schema",
+    "loosely",
+    "recover_json",
+    "repair_request",
+]
+
+TEMPERATURES = (0.0, 0.25, 0.5)
+"""Of the repairs, one after the other: first the most likely answer, then some variety."""
+MAX_DEPTH = 200
+"""Levels of an answer; no API's schema comes near, and Python's own reader gives up near 1,000."""
+MAX_QUOTED = 20_000
+"""Letters of a bad answer that are shown to the model again."""
+MAX_FLAWS = 3
+"""Errors that are told to the model at once."""
+REPAIRABLE = 10_000
+"""Letters of a broken answer that are repaired at most. The time of json-repair grows with the square of
+stray quotes and brackets: two seconds at this size, a quarter of an hour for 200,000 letters."""
+
+
+class NoJson(ValueError):
+    """The text holds no JSON value, or not a single one; the message repeats nothing of it."""
+
+
+@frozen
+class Problem:
+    """Why an answer does not fit.
+
+    Attributes:
+        message: for errors; says where the schema was broken and nothing of the answer.
+        advice: for the model that wrote the answer; may quote it.
+        final: True when asking again will not help.
+    """
+
+    message: str
+    advice: str
+    final: bool = False
+
+
+@frozen
+class Parsed:
+    """An answer that fits.
+
+    Attributes:
+        value: the object made of it.
+    """
+
+    value: Any
+
+
+def loosely(params: Generation, text: str | None) -> Any:
+    """Return the JSON value in an answer that a ``response_format`` of the provider's own was asked for.
+
+    ``None`` where none was asked for, and where the answer holds none: nobody said what has to be in it.
+    """
+    if params.response_format is None:
+        return None
+    try:
+        return recover_json(text or "")
+    except NoJson:
+        return None
+
+
+def recover_json(text: str) -> Any:
+    """Return the JSON value in ``text``, without fences and words around it; small slips are mended.
+
+    Raises:
+        NoJson: there is none, there are several, or it does not end.
+    """
+    text = text.strip().removeprefix("\ufeff").strip()
+    try:
+        return _loads(text)
+    except NoJson:
+        pass
+    fenced = _FENCE.findall(text)
+    if len(fenced) == 1:
+        text = fenced[0].strip()
+        try:
+            return _loads(text)
+        except NoJson:
+            pass
+    found = list(_documents(text))
+    if len(found) > 1:
+        raise NoJson("it holds several JSON values; which one is meant is not clear")
+    if found:
+        return found[0]
+    return _mended(text)
+
+
+_FENCE = re.compile(r"```[a-zA-Z0-9]*[ \t]*\r?\n(.*?)\n?[ \t]*```", re.DOTALL)
+_TRIES = 20
+"""Brackets at which a value may begin; one that is hostile must not keep us busy."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return _shallow(_decoder.decode(text))
+    except (ValueError, RecursionError):
+        raise NoJson("it is not JSON") from None
+
+
+def _documents(text: str) -> Iterator[Any]:
+    """Yield the objects, and lists of something, that stand in ``text`` side by side."""
+    position = 0
+    for _ in range(_TRIES):
+        start = _OPENING.search(text, position)
+        if start is None:
+            return
+        try:
+            value, position = _decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            if text[start.start()] == "{":
+                return  # what stands inside a broken object is not the answer
+            position = start.end()
+            continue
+        if isinstance(value, dict) or any(isinstance(item, dict | list) for item in value):
+            yield _shallow(value)
+
+
+_OPENING = re.compile(r"[{\[]")
+
+
+def _mended(text: str) -> Any:
+    """Repair single quotes, trailing commas, comments and the like; not brackets that never close."""
+    start = _OPENING.search(text)
+    end = max(text.rfind("}"), text.rfind("]"))
+    if start is None or end < start.start() or len(text) > REPAIRABLE:
+        raise NoJson("it holds no JSON value")
+    body = text[start.start() : end + 1]
+    if not _closes(body):
+        raise NoJson("its JSON does not end")
+    from json_repair import loads
+
+    try:
+        value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is made up
+    except Exception:  # a repair tool may fail in any way on garbage
+        raise NoJson("it is not JSON") from None
+    if not isinstance(value, dict | list) or not value:
+        raise NoJson("it is not JSON")
+    return _shallow(value)
+
+
+def _closes(text: str) -> bool:
+    """Whether the brackets outside of double quotes close in order, the first at the very end."""
+    opened: list[str] = []
+    for mark in _MARKS.finditer(text):
+        sign = mark.group()
+        if sign in "{[":
+            opened.append(sign)
+        elif sign in "}]":
+            if not opened or opened.pop() != ("{" if sign == "}" else "["):
+                return False
+            if not opened:
+                return mark.end() == len(text)
+        elif len(sign) == 1:
+            return False  # a quote that is never closed
+    return False
+
+
+_MARKS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.DOTALL)
+
+
+def _shallow(value: Any) -> Any:
+    """Return ``value`` if it is nested no deeper than :data:`MAX_DEPTH`."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return value
+    raise NoJson(f"its JSON is nested deeper than {MAX_DEPTH} levels")
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` when ``schema`` is no JSON schema that can be checked here.
+
+    References must be local: none is ever fetched.
+    """
+    _check_schema(json.dumps(schema))
+
+
+@lru_cache(maxsize=128)
+def _check_schema(schema: str) -> None:
+    from jsonschema.exceptions import SchemaError
+
+    decoded = json.loads(schema)
+    try:
+        _validator(schema).check_schema(decoded)
+    except SchemaError as error:
+        where = "".join(f"[{part!r}]" for part in error.absolute_path)
+        problem = f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
+        raise ValueError(problem) from None
+    for reference in _references(decoded):
+        if not reference.startswith("#"):
+            raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            elif key not in ("enum", "const", "default", "examples"):
+                yield from _references(value)
+
+
+@lru_cache(maxsize=128)
+def _validator(schema: str) -> Any:
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
+
+    decoded = json.loads(schema)
+    # A registry of our own: the default one fetches foreign references over the network.
+    return validator_for(decoded, default=Draft202012Validator)(decoded, registry=REGISTRY)
+
+
+class Check:
+    """What an answer must be.
+
+    Args:
+        schema: the JSON schema that was asked for.
+        build: makes an object of what fits; see :func:`smartbatch.core.preparation.schemas.schema_of`.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], build: Callable[[Any], Any]) -> None:
+        self._schema = schema
+        self._build = build
+
+    def verdict(self, text: str | None, finish_reason: str) -> Parsed | Problem:
+        """Return the object an answer stands for, or why it stands for none; never raises.
+
+        Args:
+            text: the answer.
+            finish_reason: see :class:`~smartbatch.types.Answer`.
+        """
+        if (final := _ENDS.get(finish_reason)) is not None:
+            return Problem(final, final, final=True)
+        try:
+            value = recover_json(text or "")
+        except NoJson as error:
+            return Problem(f"the answer is not what the schema asks for: {error}", f"{error}.")
+        try:
+            flaws = list(islice(_validator(json.dumps(self._schema)).iter_errors(value), MAX_FLAWS))
+        except Exception as error:  # the schema's own: a reference without target, a pattern that is none
+            text = f"the schema could not be applied ({type(error).__name__}); correct it"
+            return Problem(text, text, final=True)
+        if flaws:
+            # The path within the schema is the caller's own; the path within the answer may hold its keys.
+            where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
+            told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
+            return Problem(f"the answer breaks the schema at {where}", f"{told}.")
+        try:
+            return Parsed(self._build(value))
+        except Exception as error:
+            problem = (
+                f"the answer follows the schema, but no object could be made of it: {type(error).__name__}"
+            )
+            return Problem(problem, f"{type(error).__name__}: {error}"[:1000])
+
+
+_ENDS = {
+    "length": "the answer was cut before it was complete; raise max_tokens",
+    "refusal": "the model refused to answer",
+    "content_filter": "the provider's content filter stopped the answer",
+}
+"""Ends after which asking again for a better form does not help."""
+
+
+def repair_request(
+    request: Request,
+    answer_text: str,
+    problem: Problem,
+    attempt: int,
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    takes_temperature: bool = False,
+) -> Request:
+    """Return the request that asks once more, with the bad answer and what is wrong with it.
+
+    Args:
+        request: the first one, not an earlier repair.
+        answer_text: what the model wrote.
+        problem: why it does not fit.
+        attempt: 0 for the first repair.
+        temperatures: of the repairs in order; the last one holds on.
+        takes_temperature: whether the provider takes a temperature with this model.
+    """
+    prompt = request.prompt
+    asked = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    if answer_text.strip() and len(answer_text) <= MAX_QUOTED:
+        asked = (*asked, Message("assistant", answer_text))
+    told = (
+        f"Your answer cannot be used: {problem.advice} "
+        "Answer again with the whole corrected JSON value that follows the schema, and nothing else."
+    )
+    params = request.params
+    if takes_temperature and temperatures:
+        params = evolve(params, temperature=temperatures[min(attempt, len(temperatures) - 1)])
+    return evolve(request, prompt=(*asked, Message("user", told)), params=params)

@@ -1,0 +1,232 @@
+"""How many tokens a request will take: a guess from its characters, corrected by what was billed.
+
+No provider's tokenizer works offline without a vocabulary file, and limits and budgets only need a figure
+that is right on average: :func:`estimate_request` guesses, :class:`Calibration` learns the model's ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch.types import Message, Request, Usage
+
+__all__ = ["Calibration", "estimate", "estimate_request"]
+
+# Characters of a token, by the length of a character's UTF-8 form, which tells the class of scripts:
+ASCII_CHARS = 4.0  # English prose and code; the rule of thumb of OpenAI's tokenizer guide
+TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic
+THREE_BYTE_CHARS = 1.0  # Chinese, Japanese, Korean, Thai, Indic scripts; typographic punctuation
+FOUR_BYTE_CHARS = 0.5  # emoji and rare ideographs: two tokens each
+
+MESSAGE_TOKENS = 4
+"""Role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 a message and 1 a role)."""
+MEDIA_TOKENS = 765
+"""A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
+OUTPUT_TOKENS = 450
+"""Output before anything was observed: the 95 % quantile of the Azure 2023 conversation trace (451)."""
+
+
+def estimate(text: str) -> int:
+    """Return the tokens ``text`` will take, about; 0 for an empty text, else at least 1."""
+    if text.isascii():
+        return (len(text) + 3) // 4
+    return math.ceil(_weigh(text))
+
+
+def _weigh(text: str) -> float:
+    """Count the characters of each class by three encodings, which is far faster than looking at each."""
+    chars = len(text)
+    ascii_chars = len(text.encode("ascii", "ignore"))
+    four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - chars
+    size = len(text.encode("utf-8", "surrogatepass"))
+    # chars = one + two + three + four and size = one + 2 two + 3 three + 4 four
+    three = size - ascii_chars - 4 * four - 2 * (chars - ascii_chars - four)
+    two = chars - ascii_chars - three - four
+    return (
+        ascii_chars / ASCII_CHARS + two / TWO_BYTE_CHARS + three / THREE_BYTE_CHARS + four / FOUR_BYTE_CHARS
+    )
+
+
+def estimate_request(request: Request) -> int:
+    """Return the input tokens of ``request``, about: prompt, system text, schema and what frames messages."""
+    params = request.params
+    prompt = request.prompt
+    tokens = 3  # the answer's own frame, same source as MESSAGE_TOKENS
+    if isinstance(prompt, str):
+        tokens += MESSAGE_TOKENS + estimate(prompt)
+    else:
+        tokens += sum(_message(message) for message in prompt)
+    if params.system is not None:
+        tokens += MESSAGE_TOKENS + estimate(params.system)
+    for structure in (params.schema, params.response_format, params.extra):
+        if structure:
+            tokens += estimate(json.dumps(structure, ensure_ascii=False, default=str))
+    return tokens
+
+
+def _message(message: Message) -> int:
+    if isinstance(message.content, str):
+        return MESSAGE_TOKENS + estimate(message.content)
+    return MESSAGE_TOKENS + sum(_part(part) for part in message.content)
+
+
+def _part(part: Mapping[str, Any]) -> int:
+    text = part.get("text")
+    return estimate(text) if isinstance(text, str) else MEDIA_TOKENS
+
+
+class Calibration:
+    """What one model's answers taught about its tokens.
+
+    Any thread may teach and ask, with no lock: what is known is replaced as a whole and never changed. Of
+    answers that teach at the very same moment some may be left out, which an average does not notice.
+
+    The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
+    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
+    """
+
+    SETTLED = 20
+    """Requests after which the ratio fades with weight 1/20, and the output quantile is trusted."""
+    REMEMBERED = 256
+    """Enough for a 95 % quantile that rests on a dozen answers."""
+    QUANTILE = 0.95
+    """A reservation that one answer in twenty exceeds; the surplus is settled afterwards."""
+    RATIO = (0.2, 8.0)
+    """A billed ratio outside is a sign of a wrong count, not of another tokenizer."""
+
+    def __init__(self) -> None:
+        self._known = _Known()
+
+    @property
+    def observed(self) -> int:
+        """Answers with a usable count so far."""
+        return self._known.seen
+
+    @property
+    def ratio(self) -> float:
+        """Billed input tokens for each estimated one."""
+        known = self._known
+        if known.estimated <= 0:
+            return 1.0
+        low, high = self.RATIO
+        return min(high, max(low, known.billed / known.estimated))
+
+    def input(self, request_estimate: int) -> int:
+        """Return the input tokens to expect of a request estimated at ``request_estimate``."""
+        return math.ceil(request_estimate * self.ratio)
+
+    def output(self, max_tokens: int | None) -> int:
+        """Return the output tokens to reserve: 95 % of answers stay below; never above ``max_tokens``."""
+        known = self._known
+        if known.seen >= self.SETTLED:
+            expected = known.output(self.QUANTILE)
+        elif max_tokens is not None:
+            expected = max_tokens
+        else:
+            expected = max(OUTPUT_TOKENS, known.output(1.0))
+        return expected if max_tokens is None else min(expected, max_tokens)
+
+    def most_output(self, max_tokens: int | None) -> int:
+        """Return the output tokens for which a budget needs room: ``max_tokens``, which no answer exceeds.
+
+        Where nobody set it, it is twice what 95 % of answers stay below; what still exceeds that is booked.
+        """
+        return 2 * self.output(None) if max_tokens is None else max_tokens
+
+    def mean_output(self, max_tokens: int | None) -> float:
+        """Return the output tokens of an average answer, for forecasts of cost."""
+        known = self._known
+        mean = known.mean if known.seen else float(OUTPUT_TOKENS)
+        return mean if max_tokens is None else min(mean, max_tokens)
+
+    def observe(self, request_estimate: int, usage: Usage) -> None:
+        """Learn from one answered request; an answer without counts of the provider's own teaches nothing.
+
+        Args:
+            request_estimate: what :func:`estimate_request` said of it.
+            usage: what the provider billed for that one call.
+        """
+        if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
+            return
+        known = self._known
+        weight = 1 / min(known.seen + 1, self.SETTLED)
+        self._known = _Known(
+            known.seen + 1,
+            known.estimated + weight * (request_estimate - known.estimated),
+            known.billed + weight * (usage.input_tokens - known.billed),
+            known.mean + weight * (usage.output_tokens - known.mean),
+            *known.outputs_with(usage.output_tokens, self.REMEMBERED),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned as plain values, for :meth:`restore`."""
+        known = self._known
+        return {
+            "seen": known.seen,
+            "estimated": known.estimated,
+            "billed": known.billed,
+            "mean": known.mean,
+            "outputs": list(known.latest),
+        }
+
+    def restore(self, state: Any) -> bool:
+        """Go on from what another process learned, where that is more than what was learned here.
+
+        Args:
+            state: what :meth:`state` returned; what has not its form is left alone.
+
+        Returns:
+            whether it was taken over.
+        """
+        if not isinstance(state, dict):
+            return False
+        seen, outputs = state.get("seen"), state.get("outputs")
+        figures = [state.get(name) for name in ("estimated", "billed", "mean")]
+        if not isinstance(seen, int) or not isinstance(outputs, list) or seen <= self._known.seen:
+            return False
+        if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
+            return False
+        latest = [int(tokens) for tokens in outputs[-self.REMEMBERED :]]
+        if not latest:
+            return False
+        estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
+        self._known = _Known(seen, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
+        return True
+
+
+@frozen
+class _Known:
+    """What was learned up to an answer.
+
+    Attributes:
+        seen: answers.
+        estimated, billed, mean: averages of input tokens, as they were estimated and as they were billed, and
+            of output tokens.
+        latest, ranked: the latest numbers of output tokens, in order of arrival and of size.
+    """
+
+    seen: int = 0
+    estimated: float = 0.0
+    billed: float = 0.0
+    mean: float = 0.0
+    latest: tuple[int, ...] = ()
+    ranked: tuple[int, ...] = ()
+
+    def outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return ``latest`` and ``ranked`` with one more, and at ``most`` so many of them."""
+        latest, ranked = (*self.latest, tokens), list(self.ranked)
+        insort(ranked, tokens)
+        if len(latest) > most:
+            del ranked[bisect_left(ranked, latest[0])]
+            latest = latest[1:]
+        return latest, tuple(ranked)
+
+    def output(self, q: float) -> int:
+        """Return the number of output tokens that a share ``q`` stays within; 0 where there is none."""
+        return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0

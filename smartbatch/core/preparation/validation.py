@@ -1,0 +1,344 @@
+"""The gate of the client: what callers pass becomes a checked request, or an error that says what is wrong.
+
+A bad request raises at once, names field, row and range, and never reaches a provider. No text repeats the
+prompt. Everything that can change later is copied here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeAlias
+
+from attrs import evolve
+
+from smartbatch.core.preparation.fingerprint import fingerprint, remember
+from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
+from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
+from smartbatch.core.preparation.structured import check_schema
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Embedding, Generation, Message, Priority, Request
+
+__all__ = ["admit_defaults", "fingerprint", "normalise"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
+MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens
+SEEDS = 2**63  # seeds are 64-bit signed integers
+MAX_DIMENSIONS = 65_536  # far above any model's; the provider knows its own
+MAX_WAIT = 3600.0
+MAX_TIMEOUT = 30 * 86_400.0
+NEAR = {
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "system_prompt": "system",
+    "instructions": "system",
+    "json_schema": "schema",
+    "deadline": "timeout",
+}
+"""Names other libraries use."""
+
+Check: TypeAlias = Callable[[Any, str, "int | None"], Any]
+"""Takes value, field and row; returns the value in its one form or raises ``InvalidRequest``."""
+
+_NO_DEFAULTS = Generation()
+_admitted: dict[int, tuple[weakref.ref[Generation], Generation | None]] = {}
+"""Defaults that were checked, by identity, with the copy that requests carry (``None``: it is the copy)."""
+
+
+def normalise(
+    prompt: Any, defaults: Generation = _NO_DEFAULTS, *, row: int | None = None, **overrides: Any
+) -> Request:
+    """Return the request that ``prompt`` stands for, checked and with every parameter filled in.
+
+    Args:
+        prompt: a text, a sequence of messages, or a request.
+        defaults: the client's parameters; checked when first seen. Fill what the request leaves ``None``.
+        row: the position in the list the prompt comes from, counted from 0, for the error.
+        overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own.
+            ``None`` means "not given".
+
+    Raises:
+        InvalidRequest: for anything a provider could not take, with ``field`` and ``row``.
+    """
+    params = admit_defaults(defaults)
+    if type(prompt) is str and not overrides:  # the common case stays short: some two microseconds
+        if not prompt or prompt.isspace() or not prompt.isascii():
+            _text(prompt, "prompt", row)
+        return Request(prompt, params)
+    fields, generation = _sort_out(overrides, row)
+    levels = [generation]
+    if isinstance(prompt, Request):
+        levels.insert(0, _given(prompt.params))
+        own = ((name, getattr(prompt, name)) for name in _FIELDS)
+        fields = {name: value for name, value in own if value is not None} | fields
+        prompt = prompt.prompt
+    for level in levels:
+        if level:
+            params = _merge(params, level, row)
+    checked = {name: _FIELDS[name](value, name, row) for name, value in fields.items()}
+    if "call" not in checked or prompt != "":  # an own callable needs no prompt
+        prompt = _prompt(prompt, row)
+    if "embedding" in checked:
+        if not isinstance(prompt, str):
+            _refuse("prompt", "must be a text where a vector is asked for", row)
+        params = _NO_DEFAULTS  # they are about generating
+    return Request(prompt, params, **checked)
+
+
+def admit_defaults(defaults: Generation) -> Generation:
+    """Return the client's parameters checked and copied: once for each object, and a copy is its own copy.
+
+    Raises:
+        InvalidRequest: as :func:`normalise`.
+    """
+    known = _admitted.get(id(defaults))
+    if known is not None and known[0]() is defaults:
+        return known[1] or defaults
+    params = _merge(Generation(), _given(defaults), None)
+    remember(params)
+    _note(params, None)
+    _note(defaults, params)
+    return params
+
+
+def _note(seen: Generation, copy: Generation | None) -> None:
+    number = id(seen)
+    forget = _admitted.pop  # bound here: at the end of the interpreter the name may be gone before the object
+    _admitted[number] = (weakref.ref(seen, lambda _: forget(number, None)), copy)
+
+
+def _given(params: Generation) -> dict[str, Any]:
+    every = ((name, getattr(params, name)) for name in _GENERATION)
+    return {name: value for name, value in every if value is not None}
+
+
+def _sort_out(overrides: Mapping[str, Any], row: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part what was given by name into fields of the request and parameters of the generation."""
+    fields: dict[str, Any] = {}
+    generation: dict[str, Any] = {}
+    for name, value in overrides.items():
+        home = generation if name in _GENERATION else fields if name in _FIELDS else None
+        if home is None:
+            _refuse(
+                name, f"is no parameter{_nearest(name)}; what only the provider knows goes into extra", row
+            )
+        if value is not None:
+            home[name] = value
+    return fields, generation
+
+
+def _nearest(name: str) -> str:
+    near = NEAR.get(name) or next(iter(difflib.get_close_matches(name, [*_GENERATION, *_FIELDS], 1)), None)
+    return f", did you mean {near}?" if near else ""
+
+
+def _merge(below: Generation, level: Mapping[str, Any], row: int | None) -> Generation:
+    """Lay ``level`` over parameters that were checked before; only what is new is checked."""
+    if "schema" in level and "response_format" in level:
+        _refuse("schema", "and response_format exclude each other: leave one out", row)
+    checked = {name: _GENERATION[name](value, name, row) for name, value in level.items()}
+    if "schema" in checked:  # the nearer choice of an output form replaces the farther one
+        checked["response_format"] = None
+    elif "response_format" in checked:
+        checked["schema"] = None
+    return evolve(below, **checked)
+
+
+def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
+    place = "" if row is None else f"row {row} (counted from 0): "
+    raise InvalidRequest(f"{place}{field} {problem}", field=field, row=row)
+
+
+def _prompt(prompt: Any, row: int | None) -> str | tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return _text(prompt, "prompt", row)
+    if isinstance(prompt, (Mapping, Message)):
+        _refuse("prompt", "is a single message: put it into a list", row)
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        _refuse("prompt", f"must be a text, a list of messages or a Request, not {kind}", row)
+    if not prompt:
+        _refuse("prompt", "has no messages", row)
+    return tuple(_message(message, f"prompt[{i}]", row) for i, message in enumerate(prompt))
+
+
+def _message(message: Any, field: str, row: int | None) -> Message:
+    if isinstance(message, str):
+        _refuse(field, "is a text; a list of texts is a list of prompts: give it to map() or generate()", row)
+    role: Any
+    content: Any
+    if isinstance(message, Message):
+        role, content = message.role, message.content
+    elif isinstance(message, Mapping):
+        if strange := [str(key) for key in message if key not in ("role", "content")]:
+            _refuse(field, f"has {strange[0]!r:.40}; a message has role and content only", row)
+        role, content = message.get("role"), message.get("content")
+    else:
+        _refuse(field, f"must be a message with role and content, not {type(message).__name__}", row)
+    if role not in ROLES:
+        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_said(role)}", row)
+    return Message(role, _content(content, f"{field}.content", row))
+
+
+def _said(role: Any) -> str:
+    """Repeat a wrong role when it can be one: anything longer may be a prompt in the wrong place."""
+    return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
+
+
+def _content(content: Any, field: str, row: int | None) -> str | tuple[Mapping[str, Any], ...]:
+    if content is None:
+        _refuse(field, "is missing", row)
+    if isinstance(content, str):
+        return _text(content, field, row)
+    if not isinstance(content, (list, tuple)):
+        _refuse(field, f"must be a text or a list of content parts, not {type(content).__name__}", row)
+    if not content:
+        _refuse(field, "is empty", row)
+    return tuple(_object(part, f"{field}[{i}]", row) for i, part in enumerate(content))
+
+
+def _text(text: Any, field: str, row: int | None) -> str:
+    """Return a text that says something and that UTF-8 can carry."""
+    if not isinstance(text, str):
+        _refuse(field, f"must be a text, not {type(text).__name__}", row)
+    if not text or text.isspace():
+        _refuse(field, "is blank: it holds nothing but space" if text else "is empty", row)
+    if (position := surrogate_at(text)) is not None:
+        problem = f"has a lone surrogate at position {position}; UTF-8 cannot carry it: replace it"
+        _refuse(field, problem, row)
+    return text
+
+
+def _object(value: Any, field: str, row: int | None) -> dict[str, Any]:
+    """Return a copy of a JSON object."""
+    if not isinstance(value, Mapping):
+        _refuse(field, f"must be a JSON object (a dict), not {type(value).__name__}", row)
+    try:
+        copied: dict[str, Any] = snapshot(value)
+    except NotJson as error:
+        _refuse(field, f"{error.path and 'at ' + error.path[:120] + ' '}{error.reason}", row)
+    return copied
+
+
+def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
+    """Return a checked copy of a JSON schema, or the schema of a class; it remembers what to build of it."""
+    try:
+        if isinstance(value, type):
+            return BuiltSchema(*schema_of(value))
+        build = schema_of(value)[1] if isinstance(value, Mapping) else None
+        schema = _object(value, field, row)
+        check_schema(schema)
+    except InvalidRequest as error:
+        if error.row == row:
+            raise
+        _refuse(field, error.message.removeprefix("schema "), row)
+    except ValueError as error:
+        _refuse(field, str(error), row)
+    assert build is not None
+    return BuiltSchema(schema, build)
+
+
+def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> Check:
+    """Make the check of a real number from ``low`` (or ``above`` it) to ``high``."""
+
+    def check(value: Any, field: str, row: int | None) -> float:
+        real = isinstance(value, Real) and value is not True and value is not False
+        if real and low <= value <= high and not (above and value == low):  # NaN fails here too
+            return float(value) + 0.0  # minus zero becomes zero: one form of each number
+        bounds = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
+        _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}", row)
+
+    return check
+
+
+def _integer(low: int, high: int) -> Check:
+    """Make the check of a whole number from ``low`` to ``high``."""
+
+    def check(value: Any, field: str, row: int | None) -> int:
+        if not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high:
+            return int(value)
+        _refuse(field, f"must be a whole number from {low} to {high}, not {_shown(value)}", row)
+
+    return check
+
+
+def _shown(value: Any) -> str:
+    """Show numbers; of anything else, which may be a prompt in the wrong place, the type."""
+    if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEEDS * 2):
+        return repr(value)
+    return f"of type {type(value).__name__}" if not isinstance(value, int) else "one so large"
+
+
+def _stop(value: Any, field: str, row: int | None) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else value
+    if not isinstance(stops, (list, tuple)) or not 1 <= len(stops) <= MAX_STOPS:
+        _refuse(field, f"must be a text or a list of 1 to {MAX_STOPS} texts", row)
+    for i, stop in enumerate(stops):
+        if not isinstance(stop, str) or not stop:  # a line end alone is a common stop
+            _refuse(f"{field}[{i}]", "must be a text that is not empty", row)
+        if surrogate_at(stop) is not None:
+            _refuse(f"{field}[{i}]", "has a lone surrogate; UTF-8 cannot carry it", row)
+    return tuple(stops)
+
+
+def _priority(value: Any, field: str, row: int | None) -> Priority:
+    try:
+        return Priority.parse(value)
+    except ValueError:
+        names = ", ".join(f"{p.name.lower()} ({p.value})" for p in Priority)
+        _refuse(field, f"must be one of {names}", row)
+
+
+def _switch(value: Any, field: str, row: int | None) -> bool:
+    if not isinstance(value, bool):
+        _refuse(field, f"must be True or False, not {_shown(value)}", row)
+    return value
+
+
+def _embedding(value: Any, field: str, row: int | None) -> Embedding:
+    if not isinstance(value, Embedding):
+        _refuse(field, f"must be an Embedding, not {type(value).__name__}", row)
+    return Embedding(
+        None if value.task_type is None else _text(value.task_type, "task_type", row),
+        None
+        if value.dimensions is None
+        else _integer(1, MAX_DIMENSIONS)(value.dimensions, "dimensions", row),
+    )
+
+
+def _callable(value: Any, field: str, row: int | None) -> Any:
+    if not callable(value):
+        _refuse(field, f"must be callable as call(request, attempt), not {type(value).__name__}", row)
+    return value
+
+
+_GENERATION: dict[str, Check] = {
+    "system": _text,
+    "max_tokens": _integer(1, MAX_COUNT),
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1, above=True),
+    "stop": _stop,
+    "seed": _integer(-SEEDS, SEEDS - 1),
+    "response_format": _object,
+    "schema": _schema,
+    "extra": _object,
+}
+"""The checks of :class:`Generation`, field by field."""
+
+_FIELDS: dict[str, Check] = {
+    "priority": _priority,
+    "max_wait": _number(0, MAX_WAIT, unit=" s"),
+    "timeout": _number(0, MAX_TIMEOUT, above=True, unit=" s"),
+    "id": _text,
+    "context": lambda value, *_: value,
+    "purpose": _text,
+    "isolation_key": _text,
+    "deduplicate": _switch,
+    "embedding": _embedding,
+    "call": _callable,
+}
+"""The checks of :class:`Request`, field by field."""

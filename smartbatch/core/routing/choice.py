@@ -1,0 +1,290 @@
+"""Which route a list takes: every route is forecast in time and money, and the cheapest that will do wins.
+
+The rules, in order:
+
+1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone.
+2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
+   beside the first few, that is as a hybrid. From ``threshold`` on everything is considered.
+3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
+   the soonest. A batch must cost less than real time with its ``risk``, what its chance to be late counts as.
+   A batch meets every deadline that leaves time to cancel it and to do all of its requests in real time; what
+   that is expected to cost is in its cost. Where there is too little time for all of them, the first few go
+   in real time at once (hybrid). Where nothing is that sure, the likeliest is taken, if it is at least as
+   likely to be in time as not.
+4. Without one: the least ``weight``, which is the cost plus what the expected wait is worth. ``prefer``
+   ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was seen, one is tried where it
+   is cheaper and as likely as not the sooner.
+5. A budget rules out what will hardly cost as little; what may, goes, and is stopped at the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attrs import evolve, field, frozen
+
+from smartbatch.core.forecast.turnaround import LATEST
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import BatchOffer, Load, Offer
+from smartbatch.core.routing.options import (
+    Option,
+    by_batch,
+    individual,
+    likeliest,
+    open_routes,
+    price,
+    real_time,
+)
+from smartbatch.core.routing.risk import SURE, missed, within
+from smartbatch.types import Route, Strategy
+
+__all__ = ["Decision", "Infeasible", "Option", "choose"]
+
+LONGEST = 2 * LATEST
+"""Seconds; ``prefer="cost"`` takes nothing that may need longer."""
+CLOSE = 0.003
+"""Share of the price that is not worth waiting for up to a deadline, nor the risk of a rescue."""
+EVEN = 0.5
+"""How likely a deadline must be met for a list to be tried at all."""
+
+
+@frozen
+class Decision:
+    """What was chosen, from what, and why.
+
+    Attributes:
+        load, wishes: what it was for.
+        options: every route that was open, the chosen one included.
+        chosen: the route to take.
+        reason: in words, with the figures that decided.
+    """
+
+    load: Load
+    wishes: Wishes
+    options: tuple[Option, ...] = field(repr=False)
+    chosen: Option
+    reason: str
+    alone: Option = field(repr=False)
+    """What always-individual would be."""
+    batch: Option | None = field(repr=False)
+    """What always-batch would be; ``None`` where there is no Batch API for it."""
+
+    @property
+    def piece(self) -> int | None:
+        """Most requests of one batch, where it is cut into pieces."""
+        chosen = self.chosen
+        if chosen.pieces == 1:
+            return None
+        return math.ceil((self.load.requests - chosen.first) / chosen.pieces)
+
+    @property
+    def missed(self) -> float:
+        """What a missed deadline counts as, see :func:`~smartbatch.core.routing.risk.missed`."""
+        cost = self.alone.cost
+        return missed(None if cost is None else cost.expected, self.wishes.time_value)
+
+
+class Infeasible(ValueError):
+    """No route meets the wishes.
+
+    Attributes:
+        nearest: options that meet some of them: the soonest within the budget, and the cheapest in time.
+    """
+
+    def __init__(self, text: str, nearest: Sequence[Option]) -> None:
+        super().__init__(text)
+        self.nearest = tuple(nearest)
+
+
+def choose(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes) -> Decision:
+    """Return the decision for a list.
+
+    Args:
+        load: what is asked for.
+        offers: routes in real time; first the one that requests take without a choice, which a rescue uses.
+        batch: the Batch API; ``None`` where there is none for this.
+        wishes: what it has to meet.
+
+    Raises:
+        Infeasible: nothing does.
+    """
+    options = tuple(_judged(option, wishes) for option in open_routes(load, offers, batch, wishes))
+    feasible = [option for option in options if option.feasible]
+    found = _best(feasible, load, wishes) if feasible else _likeliest(options, wishes)
+    if found is None:
+        raise _infeasible(load, offers, batch, wishes)
+    return Decision(load, wishes, options, *found, *_plain(load, offers, batch, wishes, options))
+
+
+def _plain(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes, options: Sequence[Option]
+) -> tuple[Option, Option | None]:
+    """Return what always-individual and always-batch would be, to compare with."""
+    found = {option.route: option for option in options}
+    alone = found.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), wishes)
+    if batch is None or not load.requests:
+        return alone, None
+    endless = evolve(wishes, deadline=None)
+    return alone, found.get(Route.BATCH) or _judged(
+        by_batch(load.requests, 0, offers[0], batch, endless), endless
+    )
+
+
+# -- which of them -------------------------------------------------------------------------------------------
+
+
+def _judged(option: Option, wishes: Wishes) -> Option:
+    """Return the option with its weight, and with why it will not do."""
+    worth = wishes.time_value * option.expected / 3600
+    weight = worth + (0.0 if option.cost is None else option.cost.expected)
+    problems = []
+    if wishes.deadline is not None and option.p95 > wishes.deadline:
+        problems.append("misses the deadline")
+    elif wishes.deadline is not None and option.rescue_at is None and option.chance < SURE:
+        problems.append("could be late, and leaves no time for a rescue")
+    if _too_dear(option, wishes):
+        problems.append("costs more than the budget")
+    if wishes.prefer == "cost" and wishes.deadline is None and option.p95 > LONGEST:
+        problems.append("takes more than two days")
+    odds = option.odds
+    if wishes.deadline is not None and not option.batches:
+        odds = within(wishes.deadline, option.p50, option.p95)
+    return evolve(option, weight=weight, odds=odds, problem=" and ".join(problems))
+
+
+def _too_dear(option: Option, wishes: Wishes) -> bool:
+    return wishes.budget is not None and option.cost is not None and option.cost.low > wishes.budget
+
+
+def _likeliest(options: Sequence[Option], wishes: Wishes) -> tuple[Option, str] | None:
+    """Return the option that meets the deadline most likely, where none is as sure as it should be."""
+    if wishes.deadline is None:
+        return None
+    tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, wishes)]
+    if not tried:
+        return None
+    chosen = likeliest(tried)
+    return (
+        chosen,
+        f"nothing is sure to meet the deadline, and this has the best chance of it, {chosen.odds:.0%}",
+    )
+
+
+def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Option, str]:
+    if wishes.strategy is not Strategy.AUTO:
+        return feasible[0], _forced(feasible[0], load, wishes)
+    if wishes.budget is not None:  # what is likely to be answered as a whole goes first
+        feasible = [each for each in feasible if _fits(each, wishes.budget)] or feasible
+    if wishes.prefer == "speed":
+        chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
+        reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
+    elif wishes.deadline is not None:
+        feasible = _worth_the_risk(feasible)
+        cheapest = min(feasible, key=price)
+        most = (1 + CLOSE) * price(cheapest)[0]
+        chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
+        reason = f"the cheapest of {_counted(feasible)} that meet the deadline"
+        if chosen is not cheapest:
+            reason = (
+                f"the soonest of {_counted(feasible)} that meet the deadline and cost at most {CLOSE:.1%} "
+                "more than the cheapest"
+            )
+        if chosen.rescue_at is not None:
+            reason += (
+                f"; ends by itself in time with a chance of {chosen.chance:.0%}, else what is left over goes "
+                f"in real time from {chosen.rescue_at:.0f} s on, with {chosen.rescue_needs:.0f} s for it"
+            )
+    elif wishes.prefer == "cost":
+        chosen = min(feasible, key=price)
+        reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' asks"
+    else:
+        chosen = min(feasible, key=lambda option: (option.weight, option.expected))
+        trial = None if chosen.batches else _trial(chosen, feasible)
+        if trial is not None:
+            return trial, _tried(trial, chosen)
+        reason = _weighed(chosen, feasible, load, wishes)
+    return chosen, reason
+
+
+def _worth_the_risk(feasible: Sequence[Option]) -> Sequence[Option]:
+    """Return what is in real time, and of the others what costs less, its risk to be late included."""
+    surely = min((price(each)[0] for each in feasible if not each.batches), default=math.inf)
+    return [each for each in feasible if not each.batches or price(each)[0] + each.risk < surely]
+
+
+def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
+    """Return the batch that is tried, as none was seen yet: it is cheaper, and as likely as not the sooner.
+
+    Else whoever expects batches to be slow never finds out that they are fast.
+    """
+    better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
+    return min((each for each in better if price(each) < price(chosen)), key=price, default=None)
+
+
+def _tried(trial: Option, chosen: Option) -> str:
+    return (
+        f"no batch was seen yet, and of those assumed half are done within {trial.p50:.1f} s, sooner than "
+        f"{chosen.route.value} with {chosen.p50:.1f} s, and cost less: one is tried"
+    )
+
+
+def _fits(option: Option, budget: float) -> bool:
+    return option.cost is None or option.cost.expected <= budget
+
+
+def _forced(option: Option, load: Load, wishes: Wishes) -> str:
+    if wishes.strategy is Strategy.THRESHOLD:
+        sign = "at least" if load.requests >= wishes.threshold else "fewer than"
+        return f"{load.requests} requests are {sign} the threshold of {wishes.threshold}"
+    if option.route.value != wishes.strategy.value:
+        return f"strategy={wishes.strategy.value!r} was asked for, which is not to be had here"
+    return f"strategy={wishes.strategy.value!r} was asked for"
+
+
+def _weighed(chosen: Option, feasible: Sequence[Option], load: Load, wishes: Wishes) -> str:
+    if len(feasible) == 1:
+        few = "so few requests" if load.requests <= wishes.at_once else "this"
+        return f"the only route for {few}"
+    second = min((o for o in feasible if o is not chosen), key=lambda option: option.weight)
+    return (
+        f"with {wishes.time_value:g} USD for an hour of waiting it comes to {chosen.weight:.6f} USD, "
+        f"{second.route.value} to {second.weight:.6f} USD"
+    )
+
+
+def _counted(options: Sequence[Option]) -> str:
+    return f"{len(options)} route{'s' if len(options) > 1 else ''}"
+
+
+def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes) -> Infeasible:
+    """Return the error with the nearest wishes that are met: another deadline, or another budget."""
+
+    def met(eased: Wishes) -> list[Option]:
+        judged = (_judged(option, eased) for option in open_routes(load, offers, batch, eased))
+        return [option for option in judged if option.feasible]
+
+    later = min(met(evolve(wishes, deadline=None)), key=lambda option: option.p95, default=None)
+    dearer = min(met(evolve(wishes, budget=None)), key=price, default=None)
+    if later is None and dearer is None:
+        later = min(
+            met(evolve(wishes, deadline=None, budget=None)), key=lambda option: option.p95, default=None
+        )
+    near = []
+    if later is not None and wishes.deadline is not None:
+        money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
+        near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
+    if dearer is None and later is not None and wishes.deadline is not None and wishes.budget is not None:
+        if later.cost is not None and later.cost.low > wishes.budget:
+            near[0] += ", which is above the budget as well"
+    elif dearer is not None and dearer.cost is not None and wishes.budget is not None:
+        near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
+    elif later is not None and later.cost is not None and wishes.deadline is None:
+        near.append(f"a budget of {later.cost.expected:.6f} USD ({later.route.value})")
+    wanted = [f"a deadline of {wishes.deadline:.0f} s"] if wishes.deadline is not None else []
+    wanted += [f"a budget of {wishes.budget:g} USD"] if wishes.budget is not None else []
+    asked = " and ".join(wanted) or f"prefer={wishes.prefer!r}"
+    text = f"no route meets {asked} for {load.requests} requests; nothing was sent"
+    if near:
+        text += ". What would be met: " + ", or ".join(near)
+    return Infeasible(text, [option for option in (later, dearer) if option is not None])

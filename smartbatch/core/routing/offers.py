@@ -1,0 +1,128 @@
+"""What there is to choose from: routes in real time and the Batch API, each with its pace and its price."""
+
+from __future__ import annotations
+
+import math
+
+from attrs import frozen
+
+from smartbatch.core.forecast.turnaround import LATEST
+from smartbatch.core.routing.throughput import Pace, Times
+from smartbatch.types import Route
+
+__all__ = ["BatchOffer", "Cost", "Load", "Offer"]
+
+
+@frozen
+class Cost:
+    """USD of a whole list.
+
+    Attributes:
+        low, expected, high: as 5, 50 and 95 of 100 such lists cost at most.
+    """
+
+    low: float
+    expected: float
+    high: float
+
+    def of(self, share: float) -> Cost:
+        """Return the cost of a share of the list."""
+        return Cost(self.low * share, self.expected * share, self.high * share)
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the cost of both."""
+        return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+
+@frozen
+class Load:
+    """What is asked for.
+
+    Attributes:
+        requests: how many have to be answered by the provider.
+        tokens_in, tokens_out: expected, of all of them.
+        cached: requests that the cache answers besides.
+    """
+
+    requests: int
+    tokens_in: float = 0.0
+    tokens_out: float = 0.0
+    cached: int = 0
+
+
+@frozen
+class Offer:
+    """A route in real time that is open now.
+
+    Attributes:
+        route: its name.
+        pace: how fast it is.
+        cost: of the whole list; ``None`` where the price is unknown.
+        share: its price as a share of the standard one, which ranks routes whose price is unknown.
+        open: False for one that is only compared with.
+    """
+
+    route: Route
+    pace: Pace
+    cost: Cost | None
+    share: float = 1.0
+    open: bool = True
+
+
+@frozen
+class BatchOffer:
+    """The Batch API, open now.
+
+    Attributes:
+        times: of one batch, from its creation until its results are there.
+        cost: as in :class:`Offer`.
+        cancelling: how long a cancelled batch takes to end; ``None`` for no time at all.
+        most: most requests of one batch.
+        at_a_time: batches the enqueued quota takes at a time.
+        share: as in :class:`Offer`.
+        seen: whether any batch was seen yet; where none was, one is tried when it is likely to be the better.
+    """
+
+    times: Times
+    cost: Cost | None
+    cancelling: Times | None = None
+    most: int = 5000
+    at_a_time: float = math.inf
+    share: float = 0.5
+    seen: bool = True
+
+    def cancel(self, sure: float) -> float:
+        """Return the seconds within which a share ``sure`` of cancelled batches has ended."""
+        return 0.0 if self.cancelling is None else self.cancelling.quantile(sure, 1)
+
+    def batches(self, requests: int) -> int:
+        """Return how many batches ``requests`` become."""
+        return math.ceil(requests / self.most)
+
+    def finish(self, requests: int, q: float) -> float:
+        """Return the seconds within which a share ``q`` of such lists is answered: by the slowest batch.
+
+        A batch ends within a day at all providers, if need be by its expiry.
+        """
+        batches = self.batches(requests)
+        beside = int(min(batches, self.at_a_time))
+        rounds = math.ceil(batches / beside)
+        slowest = self.times.quantile(q ** (1 / beside), min(requests, self.most))
+        return rounds * min(slowest, LATEST)
+
+    def expected(self, requests: int) -> float:
+        """Return the mean by five points. The longest tenth counts as its shortest: of that, little is ever
+        seen, and what is believed of it must not outweigh a dozen batches that were."""
+        return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
+
+    def chance(self, seconds: float, requests: int) -> float:
+        """Return how likely all of ``requests`` are answered within ``seconds``."""
+        batches = self.batches(requests)
+        beside = int(min(batches, self.at_a_time))
+        rounds = math.ceil(batches / beside)
+        return self.times.chance(seconds / rounds, min(requests, self.most)) ** beside
+
+    def part(self, seconds: float, requests: int) -> float:
+        """Return the share of ``requests`` that are answered within ``seconds``, on average."""
+        rounds = math.ceil(self.batches(requests) / min(self.batches(requests), self.at_a_time))
+        return self.times.chance(seconds / rounds, min(requests, self.most))

@@ -1,0 +1,284 @@
+"""The routes that are open for a list, each forecast in time and money.
+
+A batch that is to meet a deadline is cut into a few pieces, so that they can be taken back one after the
+other, each as real time can use it: it costs less than taking all back as soon as one of them has to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.risk import MARGIN, SURE, best, missed, starts, within
+from smartbatch.types import Route, Strategy
+
+__all__ = ["Option", "by_batch", "individual", "likeliest", "open_routes", "price", "real_time"]
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Splits of a hybrid that are compared; the best is found well enough, in little time."""
+EARLY = 0.1
+"""A forced hybrid asks at most this share individually, so that it costs at most a tenth more than a batch
+where those cost half."""
+PIECES, FEWEST = 12, 10
+"""Batches that a list with a deadline is cut into, and the fewest requests that are worth one."""
+POINTS = 4
+"""Pieces, evenly spread, that stand for all when it is forecast how many end before they are taken back."""
+LEAD = 0.8
+"""How surely the first calls of a hybrid last as long as a cancel."""
+SAME = 0.01
+"""Chances that differ by no more are about the same."""
+SELDOM = 0.05
+"""A share that comes by batch so seldom does not make a list cheaper at the least."""
+WORTH = 0.005
+"""Share of the requests that must more likely come by batch for cutting it to be worth the calls."""
+
+
+@frozen
+class Option:
+    """A route with its forecast.
+
+    Attributes:
+        route: see :class:`~smartbatch.Route`.
+        first: requests that go individually at once.
+        p50, p95, expected: seconds until the last answer.
+        cost: USD; ``None`` where the price is unknown.
+        calls, batches: how many it takes.
+        weight: USD, the cost with what the expected wait is worth; what is compared where no deadline is set.
+        rescue_at: seconds from now at which a batch that has not ended is cancelled; ``None`` for never.
+        rescue_needs: seconds that are kept free for what it leaves over, the cancelling included.
+        chance: how likely it ends before that; without a rescue, before the deadline.
+        pieces: batches it is cut into at least, to be taken back one after the other.
+        odds: how likely it meets the deadline, a rescue included; 1 without one.
+        quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
+        problem: why it will not do; empty when it will.
+        untried: whether its times are a mere assumption, since no batch was seen yet.
+        risk: what its risk to miss the deadline counts as, of a batch: in the unit of :func:`price`.
+    """
+
+    route: Route
+    p50: float
+    p95: float
+    expected: float
+    cost: Cost | None
+    calls: int
+    batches: int = 0
+    first: int = 0
+    weight: float = 0.0
+    rescue_at: float | None = None
+    rescue_needs: float = 0.0
+    chance: float = 1.0
+    odds: float = 1.0
+    pieces: int = 1
+    share: float = 1.0
+    quota: float | None = None
+    problem: str = ""
+    untried: bool = False
+    risk: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it meets deadline and budget."""
+        return not self.problem
+
+
+def open_routes(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes
+) -> Iterator[Option]:
+    n, strategy = load.requests, wishes.strategy
+    if strategy is Strategy.THRESHOLD:
+        strategy = Strategy.BATCH if n >= wishes.threshold else Strategy.INDIVIDUAL
+    standard = offers[0]
+    if strategy is Strategy.INDIVIDUAL:
+        yield real_time(individual(offers), n)
+        return
+    if strategy is Strategy.AUTO or batch is None:
+        yield from (real_time(offer, n) for offer in offers if offer.open)
+    if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= wishes.at_once):
+        return
+    if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= wishes.threshold):
+        yield by_batch(n, 0, standard, batch, wishes)
+    if strategy is Strategy.HYBRID:
+        yield by_batch(n, _early(n, standard, batch, wishes), standard, batch, wishes)
+    elif strategy is Strategy.AUTO:
+        yield _best_split(n, standard, batch, wishes)
+
+
+def individual(offers: Sequence[Offer]) -> Offer:
+    """Return the offer of one request a call."""
+    return next((offer for offer in offers if offer.route is Route.INDIVIDUAL), offers[0])
+
+
+def real_time(offer: Offer, n: int) -> Option:
+    pace = offer.pace
+    return Option(
+        route=offer.route,
+        p50=pace.finish(n, 0.5),
+        p95=pace.finish(n, 0.95),
+        expected=pace.expected(n),
+        cost=offer.cost,
+        calls=pace.calls(n),
+        share=offer.share,
+        quota=pace.quota(n),
+    )
+
+
+def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
+    """Return the forecast of a list whose ``first`` requests go individually and all others in a batch."""
+    rest = n - first
+    at_once = standard.pace.finish(first, 0.95)
+    plan = _rescue(n, rest, at_once, standard, batch, wishes)
+    odds = _odds(plan, first, standard, wishes)
+    p50 = max(standard.pace.finish(first, 0.5), batch.finish(rest, 0.5))
+    p95 = max(at_once, batch.finish(rest, 0.95))
+    expected = max(standard.pace.expected(first), batch.expected(rest))
+    if plan.at is not None and wishes.deadline is not None:
+        p50, p95, expected = (min(each, wishes.deadline) for each in (p50, p95, expected))
+    return Option(
+        route=Route.HYBRID if first else Route.BATCH,
+        p50=p50,
+        p95=p95,
+        expected=expected,
+        cost=_mixed_cost(n, first, plan.share, standard, batch),
+        calls=standard.pace.calls(first) if first else 0,
+        batches=max(batch.batches(rest), plan.pieces),
+        first=first,
+        rescue_at=plan.at,
+        rescue_needs=plan.needs,
+        chance=plan.chance,
+        odds=odds,
+        pieces=plan.pieces,
+        share=(first + rest * (plan.share * batch.share + 1 - plan.share)) / n,
+        untried=not batch.seen,
+        risk=_risk(1 - odds, standard, wishes),
+    )
+
+
+def _risk(late: float, standard: Offer, wishes: Wishes) -> float:
+    if wishes.deadline is None:
+        return 0.0
+    whole = _whole(standard)
+    return late * missed(whole, wishes.time_value) * (1.0 if whole is None else whole)
+
+
+@frozen
+class _Rescue:
+    """When a batch would be taken back: see :class:`Option`; ``share`` of its requests come without it, and
+    ``met`` is how likely the deadline is."""
+
+    at: float | None
+    needs: float
+    chance: float
+    share: float
+    met: float
+    pieces: int = 1
+
+
+def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: Wishes) -> _Rescue:
+    """Return when a rescue begins at the latest, if its first requests come in time for real time.
+
+    One piece after the other is taken back: the next as soon as real time will soon have done the last.
+    """
+    if wishes.deadline is None:
+        return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
+    margin = MARGIN * wishes.deadline
+    pieces = max(1, min(PIECES, rest // FEWEST))
+    each = standard.pace.finish(rest, 0.5) / pieces
+    saving = _saving(standard, batch) * rest / n
+
+    points = min(pieces, POINTS)
+    places = [(point + 0.5) * pieces / points - 0.5 for point in range(points)]
+
+    def part(at: float, sure: float) -> float:
+        ahead = batch.cancel(sure) + margin
+        later = (at + max(0.0, place * each - ahead) for place in places)
+        return sum(batch.part(seconds, rest) for seconds in later) / points
+
+    found = starts(
+        wishes.deadline - margin,
+        lambda sure: batch.cancel(sure) + standard.pace.finish(rest, sure),
+        lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
+        lambda at, sure: saving * part(at, sure),
+        floor=max(0.0, busy - batch.cancel(LEAD)),
+        missed=missed(_whole(standard), wishes.time_value),
+    )
+    start = best(found)
+    if start is None:
+        chance = batch.chance(wishes.deadline, rest)
+        needs = batch.cancel(SURE) + standard.pace.finish(rest, SURE)
+        return _Rescue(None, needs + margin, chance, batch.part(wishes.deadline, rest), 1.0)
+    chance = batch.chance(start.at, rest)
+    alone, share = batch.part(start.at, rest), part(start.at, start.sure)
+    if share < alone + WORTH:
+        pieces, share = 1, alone
+    return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
+
+
+def _whole(standard: Offer) -> float | None:
+    """Return the USD of the whole list in real time; ``None`` where the price is unknown."""
+    return None if standard.cost is None else standard.cost.expected
+
+
+def _saving(standard: Offer, batch: BatchOffer) -> float:
+    """Return what a batch saves, as a share of the price in real time."""
+    if standard.cost is None or batch.cost is None or not standard.cost.expected:
+        return 1 - batch.share
+    return 1 - batch.cost.expected / standard.cost.expected
+
+
+def _odds(plan: _Rescue, first: int, standard: Offer, wishes: Wishes) -> float:
+    """Return how likely all is answered by the deadline."""
+    if plan.at is not None or wishes.deadline is None:
+        return plan.met
+    if not first:
+        return plan.chance
+    pace = standard.pace
+    return plan.chance * within(wishes.deadline, pace.finish(first, 0.5), pace.finish(first, 0.95))
+
+
+def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchOffer) -> Cost | None:
+    """Return what it costs: of what is taken back, nothing is taken to have been done."""
+    if standard.cost is None or batch.cost is None:
+        return None
+    individually, rest = standard.cost.of(first / n), (n - first) / n
+    early, late = batch.cost.of(rest), standard.cost.of(rest)
+    expected = share * early.expected + (1 - share) * late.expected
+    low, high = late.low if share < SELDOM else early.low, late.high if share < SURE else early.high
+    return individually.plus(Cost(low, expected, high))
+
+
+def _early(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> int:
+    """Return how many a forced hybrid asks at once: what real time answers in a tenth of the batch's time."""
+    tenth = EARLY * batch.finish(n, 0.5)
+    most = max(wishes.at_once, math.floor(EARLY * n))
+    if standard.pace.finish(most, 0.5) <= tenth:
+        return min(most, n - 1) if n > 1 else 0
+    low, high = min(wishes.at_once, n - 1), most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if standard.pace.finish(middle, 0.5) <= tenth else (low, middle - 1)
+    return max(0, low)
+
+
+def _best_split(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
+    """Return the cheapest hybrid that meets the deadline, else the one of the fewest at once."""
+    fewest = min(wishes.at_once, n - 1)
+    if wishes.deadline is None:
+        return by_batch(n, fewest, standard, batch, wishes)
+    splits = sorted({fewest, *(max(fewest, math.ceil(share * n)) for share in SHARES)} - {n})
+    candidates = [by_batch(n, first, standard, batch, wishes) for first in splits]
+    met = [each for each in candidates if each.p95 <= wishes.deadline]
+    return min(met, key=price) if met else likeliest(candidates)
+
+
+def likeliest(options: Sequence[Option]) -> Option:
+    """Return the cheapest of those that meet the deadline about as likely as any."""
+    most = max(option.odds for option in options)
+    return min((option for option in options if option.odds >= most - SAME), key=price)
+
+
+def price(option: Option) -> tuple[float, float]:
+    return (option.share if option.cost is None else option.cost.expected, option.expected)

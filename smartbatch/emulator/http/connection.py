@@ -1,0 +1,315 @@
+"""One connection: requests are read one after the other, replies are written, whole or damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import struct
+from http import HTTPStatus
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch.emulator.http.head import BadRequest, Chunks, Head, parse_head
+from smartbatch.emulator.openai.parsing import error_body
+from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.request_handling import Service
+
+__all__ = ["Connection"]
+
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
+_LINGER = 1.0  # seconds a refused client may still send before the connection is closed
+_TRICKLES = 20  # pieces of a slow body
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
+_STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
+_STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """The server's side of a connection.
+
+    Args:
+        service: answers the requests.
+        loop: has the timers.
+        open_connections: all that are open, this one included while it is.
+    """
+
+    def __init__(
+        self, service: Service, loop: asyncio.AbstractEventLoop, open_connections: set[Connection]
+    ) -> None:
+        self._service = service
+        self._loop = loop
+        self._open = open_connections
+        self._buffer = bytearray()
+        self._head: Head | None = None
+        self._chunks: Chunks | None = None
+        self._busy = False
+        self._draining = False
+        self._closed = False
+        self._unsent: list[Reply] = []
+        self._transport: asyncio.Transport
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        # With no room in the transport's buffer, resume_writing tells when all bytes have left.
+        transport.set_write_buffer_limits(high=0)
+        self._open.add(self)
+        if len(self._open) > self._service.settings.max_connections:
+            self._refuse(BadRequest(503, "Too many connections."))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._closed = True
+        self._open.discard(self)
+        self._buffer.clear()
+
+    def resume_writing(self) -> None:
+        for reply in self._unsent:
+            self._settle(reply, delivered=True)
+            if reply.delivered is not None:
+                reply.delivered()
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._draining:
+            return
+        self._buffer += data
+        if not self._busy:
+            self._read()
+        elif len(self._buffer) > self._service.settings.max_body:
+            self._transport.pause_reading()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
+    # reading
+
+    def _read(self) -> None:
+        """Take requests from the buffer until one has to be waited for."""
+        try:
+            while not self._busy and not self._draining and self._buffer:
+                found = self._next_request()
+                if found is None:
+                    return
+                self._busy = True
+                self._answer(*found)
+        except BadRequest as error:
+            self._refuse(error)
+
+    def _next_request(self) -> tuple[Head, bytes] | None:
+        if self._head is None and not self._take_head():
+            return None
+        head = self._head
+        assert head is not None
+        if self._chunks is not None:
+            found = self._chunks.feed(bytes(self._buffer))
+            self._buffer.clear()
+            if found is None:
+                return None
+            body, rest = found
+            self._buffer += rest
+        else:
+            length = head.length or 0
+            if len(self._buffer) < length:
+                return None
+            body = bytes(self._buffer[:length])
+            del self._buffer[:length]
+        self._head = self._chunks = None
+        return head, body
+
+    def _take_head(self) -> bool:
+        while self._buffer and self._buffer[0] in b"\r\n":  # blank lines between requests are allowed
+            del self._buffer[:1]
+        if not self._buffer:
+            return False
+        end = self._buffer.find(b"\r\n\r\n") + 4
+        if end < 4:
+            found = _HEAD_END.search(bytes(self._buffer))
+            end = found.end() if found else 0
+        if not end or end > _MAX_HEAD:
+            if len(self._buffer) > _MAX_HEAD:
+                raise BadRequest(431, "Request header fields too large.")
+            if self._buffer[0] <= 0x20:
+                raise BadRequest(400, "Malformed HTTP request.")
+            return False
+        head = parse_head(bytes(self._buffer[:end]))
+        del self._buffer[:end]
+        most = self._service.most_body(head)
+        if head.length is None:
+            self._chunks = Chunks(head, most)
+        elif head.length > most:
+            raise BadRequest(413, f"Request body too large: {head.length} bytes, at most {most} are taken.")
+        if head.expects_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._head = head
+        return True
+
+    def _refuse(self, error: BadRequest) -> None:
+        """Answer what is no request, then close; reading on keeps a reset from eating the answer."""
+        self._draining = True
+        self._buffer.clear()
+        body = error_body(error.message, type_="invalid_request_error")
+        self._transport.write(_head_bytes(error.status, "application/json", len(body), [], keep=False) + body)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(_LINGER, self._transport.close)
+
+    # answering
+
+    def _answer(self, head: Head, body: bytes) -> None:
+        reply = self._service.handle(head, body, self._loop.time())
+        if reply.delay > 0:
+            self._loop.call_later(reply.delay, self._deliver, head, reply)
+        else:
+            self._deliver(head, reply)
+
+    def _deliver(self, head: Head, reply: Reply) -> None:
+        """The work is done: book it, and send what the reply's fault leaves of it."""
+        if self._closed or self._transport.is_closing():
+            self._settle(reply, delivered=False, sent=False)
+            return
+        match reply.damage:
+            case "reset_before" | "reset":
+                self._settle(reply, delivered=False, sent=False)
+                self._reset()
+            case "hang":
+                self._settle(reply, delivered=False, sent=False)
+                self._loop.call_later(self._service.settings.hang_seconds, self.abort)
+            case "truncated":
+                self._settle(reply, delivered=False)
+                data = _encoded(head, reply)
+                self._transport.write(_half(data, reply))
+                self._transport.close()
+            case "stall":
+                self._settle(reply, delivered=False)
+                self._transport.write(_half(_encoded(head, reply), reply))
+                self._loop.call_later(self._service.settings.hang_seconds, self.abort)
+            case "slow_body":
+                self._send_slowly(head, reply)
+            case _ if reply.pace > 0 and isinstance(reply.body, list):
+                self._send_events(head, reply, reply.body)
+            case _:
+                self._send(head, reply, _encoded(head, reply))
+
+    def _send(self, head: Head, reply: Reply, data: bytes) -> None:
+        """Send the last bytes of a reply and go on to the next request."""
+        # Booked before it is written: a client that has its answer finds it in the ledger.
+        if reply.delivered is not None:
+            # All but the last byte first: it tells whether the kernel takes a large reply whole.
+            self._transport.write(data[:-1])
+            if not self._transport.get_write_buffer_size():
+                reply.delivered()
+                reply = evolve(reply, delivered=None)
+            data = data[-1:]
+        self._settle(reply, delivered=True)
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size():
+            self._settle(reply, delivered=False)
+            self._unsent.append(reply)
+        if not head.keep_alive:
+            self._transport.close()
+            return
+        self._busy = False
+        if self._buffer:
+            self._transport.resume_reading()
+            # Not at once: a pipeline of many small requests would recurse and starve the others.
+            self._loop.call_soon(self._read)
+
+    def _send_slowly(self, head: Head, reply: Reply) -> None:
+        data = _encoded(head, reply)
+        begin = len(data) - _body_size(reply)
+        step = max(1, (len(data) - begin) // _TRICKLES)
+        pieces = [data[at : at + step] for at in range(begin, len(data), step)]
+        self._trickle(head, reply, [data[:begin], *pieces], self._service.settings.hang_seconds / len(pieces))
+
+    def _send_events(self, head: Head, reply: Reply, events: list[bytes]) -> None:
+        first = _first_bytes(head, reply, None)
+        pieces = [_chunk(event) if head.modern else event for event in events]
+        pieces[0] = first + pieces[0]
+        if head.modern:
+            pieces[-1] += b"0\r\n\r\n"
+        self._trickle(head, reply, pieces, reply.pace)
+
+    def _trickle(self, head: Head, reply: Reply, pieces: list[bytes], pause: float) -> None:
+        """Send pieces with a pause between them; billed from the first one on."""
+        self._settle(reply, delivered=False)
+        rest = iter(pieces[:-1])
+
+        def step() -> None:
+            if self._closed or self._transport.is_closing():
+                return
+            piece = next(rest, None)
+            if piece is None:
+                self._send(head, reply, pieces[-1])
+            else:
+                self._transport.write(piece)
+                self._loop.call_later(pause, step)
+
+        step()
+
+    def _settle(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
+        if reply.call is not None:
+            self._service.ledger.close(
+                reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered
+            )
+
+    def _reset(self) -> None:
+        sock: Any = self._transport.get_extra_info("socket")
+        # Lingering for zero seconds makes the kernel send a reset instead of an orderly end.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+
+def _body_size(reply: Reply) -> int:
+    return len(reply.body) if isinstance(reply.body, bytes) else sum(map(len, reply.body))
+
+
+def _half(data: bytes, reply: Reply) -> bytes:
+    """The bytes of a reply without the last half of its body."""
+    return data[: len(data) - max(1, _body_size(reply) // 2)]
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _encoded(head: Head, reply: Reply) -> bytes:
+    """Return the whole reply as bytes: a stream in chunks or, for HTTP/1.0, until the connection ends."""
+    body = reply.body
+    size = len(body) if isinstance(body, bytes) else None
+    first = _first_bytes(head, reply, size)
+    if isinstance(body, bytes):
+        return first if head.method == "HEAD" else first + body
+    if not head.modern:
+        return first + b"".join(body)
+    return first + b"".join(map(_chunk, body)) + b"0\r\n\r\n"
+
+
+def _first_bytes(head: Head, reply: Reply, size: int | None) -> bytes:
+    return _head_bytes(
+        reply.status, reply.content_type, size, reply.headers, keep=head.keep_alive, chunked=head.modern
+    )
+
+
+def _head_bytes(
+    status: int,
+    content_type: str,
+    size: int | None,
+    headers: list[tuple[str, str]],
+    *,
+    keep: bool,
+    chunked: bool = True,
+) -> bytes:
+    lines = [_STATUS_LINES[status], f"content-type: {content_type}\r\n"]
+    if size is not None:
+        lines.append(f"content-length: {size}\r\n")
+    elif chunked:
+        lines.append("transfer-encoding: chunked\r\n")
+    lines += [f"{name}: {value}\r\n" for name, value in headers]
+    lines.append("\r\n" if keep else "connection: close\r\n\r\n")
+    return "".join(lines).encode("latin-1")

@@ -1,0 +1,185 @@
+"""The emulator's life: on a thread of its own in the caller's process, or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from smartbatch.emulator.http.connection import Connection
+from smartbatch.emulator.ledger import Ledger
+from smartbatch.emulator.request_handling import Service
+from smartbatch.emulator.settings import Settings, loopback
+from smartbatch.errors import ConfigError
+
+__all__ = ["Emulator"]
+
+_BACKLOG = 1024  # connections the kernel holds for us before they are accepted
+
+
+class Emulator:
+    """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
+
+    ``with Emulator(latency=0.05) as emulator: …`` serves on a thread of its own until the block ends.
+    The port is open once the object exists.
+
+    Args:
+        host: a loopback address.
+        port: 0 takes a free one.
+        ledger_file: see :class:`~smartbatch.emulator.ledger.Ledger`.
+        settings: see :class:`~smartbatch.emulator.settings.Settings`.
+
+    Attributes:
+        ledger: every request that arrived, and every line of a batch that ran.
+
+    Raises:
+        ConfigError: for settings out of range, a port in use, or an address that is not loopback.
+    """
+
+    ledger: Ledger
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ledger_file: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        if unknown := settings.keys() - Settings.names():
+            known = ", ".join(sorted(Settings.names()))
+            raise ConfigError(f"unknown setting {', '.join(sorted(unknown))}; known: {known}")
+        checked = Settings(**settings)
+        self._host = loopback(host)
+        self._socket = _listen(self._host, port)
+        self.port: int = self._socket.getsockname()[1]
+        try:
+            self.ledger = Ledger(ledger_file)
+        except ConfigError:
+            self._socket.close()
+            raise
+        self._service = Service(checked, self.ledger)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def url(self) -> str:
+        """The server's address: what goes into ``ANTHROPIC_BASE_URL`` and ``GOOGLE_GEMINI_BASE_URL``."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        """What goes into ``OPENAI_BASE_URL``."""
+        return f"{self.url}/v1"
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._service.settings
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings while serving; requests that are under way keep the old ones.
+
+        Raises:
+            ConfigError: for an unknown name or a value out of its range; then nothing changes.
+        """
+        self._service.configure(**changes)
+
+    def reset(self) -> None:
+        """Forget every call; limits, faults and indexes start from the beginning."""
+        self._service.reset()
+
+    def __enter__(self) -> Emulator:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> Emulator:
+        """Serve on a thread of its own; starting twice is starting once.
+
+        Raises:
+            ConfigError: when it was stopped before: make a new one.
+        """
+        if self._stopped:
+            raise ConfigError("this emulator was stopped; make a new one")
+        if self._thread is None:
+            self._loop = asyncio.new_event_loop()
+            self._end = self._loop.create_future()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._loop, self._end), name="smartbatch-emulator", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Close every connection and the port; may be called twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._thread is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(_finish, self._end)
+            self._thread.join()
+        self._socket.close()
+        self.ledger.end()
+
+    def serve(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serve on this (the main) thread until SIGINT or SIGTERM, then stop.
+
+        Args:
+            ready: called once the signals are heeded.
+        """
+        loop = asyncio.new_event_loop()
+        end = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _finish, end)
+        try:
+            ready()
+            self._run(loop, end)
+        finally:
+            self.stop()
+
+    def _run(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
+        try:
+            loop.run_until_complete(self._serve_until(loop, end))
+        finally:
+            loop.close()
+
+    async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
+        connections: set[Connection] = set()
+        server = await loop.create_server(
+            lambda: Connection(self._service, loop, connections), sock=self._socket, backlog=_BACKLOG
+        )
+        await end
+        server.close()
+        for connection in tuple(connections):
+            connection.abort()
+        turn = loop.create_future()  # one more turn, in which the connections see their end
+        loop.call_soon(_finish, turn)
+        await turn
+
+
+def _finish(end: asyncio.Future[None]) -> None:
+    if not end.done():
+        end.set_result(None)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port} does not exist; use 1 to 65535, or 0 for a free one")
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} on {host}: {error.strerror}; name another port, or 0 for a free one"
+        ) from error

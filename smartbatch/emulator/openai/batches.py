@@ -1,0 +1,244 @@
+"""OpenAI's batches over HTTP: create, list, get, cancel, and the lines of their results.
+
+Source: the types of the ``openai`` SDK and OpenAI's API reference and Batch guide of November 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from smartbatch.emulator.batch_service import Desk
+from smartbatch.emulator.batches.batch_records import HouseError, Line, RemoteBatch
+from smartbatch.emulator.http.head import Head
+from smartbatch.emulator.openai import files as files
+from smartbatch.emulator.openai.batch_input import ENDPOINTS, read_input
+from smartbatch.emulator.openai.parsing import Refused, error_body, parse_body
+from smartbatch.emulator.provider_api import Reply
+
+__all__ = ["PATH", "answer"]
+
+PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")
+"""The paths of files and batches."""
+_API = "openai"
+_WORDS = {"queued": "in_progress", "running": "in_progress"}
+_STATUS = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
+_FAILED: dict[str, tuple[int, bytes]] = {
+    "server": (500, error_body("The server had an error.", type_="server_error")),
+    "invalid": (400, error_body("Invalid request.", type_="invalid_request_error", code="invalid_prompt")),
+    "no_money": (
+        429,
+        error_body(
+            "You exceeded your current quota, please check your plan and billing details.",
+            type_="insufficient_quota",
+            code="insufficient_quota",
+        ),
+    ),
+    "zero": (0, b'""'),
+}
+_UNRUN = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+}
+
+
+def answer(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+    """Answer a request about files or batches.
+
+    Raises:
+        Refused: in the service's shape.
+    """
+    found = PATH.fullmatch(head.path)
+    assert found is not None  # it was asked for by this pattern
+    try:
+        match (head.method, *found.groups()):
+            case ("POST", "files", None, None):
+                return files.uploaded(head, body, desk, key)
+            case ("GET", "files", None, None):
+                return files.listed(head, desk, key, written_line)
+            case ("GET", "files", str(name), None):
+                return files.information(name, desk, key, written_line)
+            case ("GET", "files", str(name), "content"):
+                return files.content(name, desk, key, written_line)
+            case ("DELETE", "files", str(name), None):
+                return files.deleted(name, desk, key)
+            case ("POST", "batches", None, None):
+                return _create(head, body, desk, key)
+            case ("GET", "batches", None, None):
+                return _list(head, desk, key)
+            case ("GET", "batches", str(name), None):
+                return _get(name, desk, key)
+            case ("POST", "batches", str(name), "cancel"):
+                return _cancel(name, desk, key)
+    except HouseError as error:
+        raise _refused(error) from None
+    raise Refused(405, f"Not allowed to {head.method} on {head.path}")
+
+
+def _create(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+    fields = parse_body(body)
+    endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
+    label = _metadata(fields.get("metadata"))
+    if not isinstance(endpoint, str) or endpoint not in ENDPOINTS:
+        names = ", ".join(ENDPOINTS)
+        raise Refused(400, f"Invalid value for 'endpoint'. Supported values are: {names}.", param="endpoint")
+    if fields.get("completion_window") != "24h":
+        raise Refused(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
+    if not isinstance(file_id, str):
+        raise Refused(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
+    file = desk.house.file(_API, key, file_id, desk.now)
+    if file is None or file.purpose != "batch":
+        raise Refused(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
+    given = read_input(file.data, endpoint, head, desk.settings)
+    batch = desk.house.create(
+        _API, key, given.entries, now=desk.now, label=label, model=given.model, endpoint=endpoint,
+        file_id=file_id, problems=given.problems,
+    )  # fmt: skip
+    return _reply(_shape(batch, desk))
+
+
+def _metadata(given: Any) -> dict[str, str]:
+    """Return the metadata of a create; at most 16 pairs of 64 and 512 characters (OpenAI API reference)."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > 16:
+        raise Refused(400, "Invalid 'metadata': expected an object of at most 16 pairs.", param="metadata")
+    for name, value in given.items():
+        if not isinstance(value, str) or len(name) > 64 or len(value) > 512:
+            message = "Invalid 'metadata': keys have at most 64 characters, values are texts of at most 512."
+            raise Refused(400, message, param="metadata")
+    return given
+
+
+def _list(head: Head, desk: Desk, key: str) -> Reply:
+    found = desk.house.batches(_API, key, desk.now)
+    shown, more = files.page(found, parse_qs(head.query), most=100, default=20)
+    return _reply(files.listing([_shape(batch, desk) for batch in shown], more))
+
+
+def _get(name: str, desk: Desk, key: str) -> Reply:
+    batch = desk.house.batch(_API, key, name, desk.now)
+    if batch is None:
+        raise _missing(name)
+    return _reply(_shape(batch, desk))
+
+
+def _cancel(name: str, desk: Desk, key: str) -> Reply:
+    before = desk.house.batch(_API, key, name, desk.now)
+    if before is None:
+        raise _missing(name)
+    if before.state in ("completed", "failed", "expired"):
+        raise Refused(409, f"Cannot cancel a batch with status '{before.state}'.")
+    batch = desk.house.cancel(_API, key, name, desk.now)
+    assert batch is not None
+    return _reply(_shape(batch, desk))
+
+
+def _missing(name: str) -> Refused:
+    return Refused(404, f"No batch found with id '{name}'.")
+
+
+def _refused(error: HouseError) -> Refused:
+    match error.reason:
+        case "unavailable":
+            return Refused(503, error.message, type_="server_error")
+        case "enqueued":
+            return Refused(429, error.message, type_="tokens", code="token_limit_exceeded")
+    return Refused(_STATUS[error.reason], error.message)
+
+
+def _shape(batch: RemoteBatch, desk: Desk) -> dict[str, Any]:
+    """Return a batch as the service sends it."""
+    state, counts = batch.state, batch.counts
+    known = state not in ("validating", "failed")  # until then nobody has counted its lines
+    shape = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model or None,
+        "errors": _problems(batch),
+        "input_file_id": batch.file_id,
+        "completion_window": "24h",
+        "status": batch.odd or _WORDS.get(state, state),
+        "output_file_id": batch.output_id,
+        "error_file_id": batch.error_id,
+        "request_counts": {
+            "total": counts.total if known else 0,
+            "completed": counts.succeeded,
+            "failed": counts.errored,  # what did not run is not counted (seen at the service)
+        },
+        "usage": _usage(batch) if batch.ended else None,
+        "metadata": dict(batch.label) or None,
+        **_times(batch, desk),
+    }
+    if not desk.settings.batch_echo_metadata:
+        shape["metadata"] = None
+    if not desk.settings.batch_echo_input_file:
+        del shape["input_file_id"]
+    return shape
+
+
+def _problems(batch: RemoteBatch) -> dict[str, Any] | None:
+    if not batch.problems:
+        return None
+    data = [
+        {"code": problem.code, "message": problem.message, "param": problem.param, "line": problem.line}
+        for problem in batch.problems
+    ]
+    return {"object": "list", "data": data}
+
+
+def _times(batch: RemoteBatch, desk: Desk) -> dict[str, int | None]:
+    def unix(moment: float | None) -> int | None:
+        return None if moment is None else int(desk.house.unix(moment))
+
+    ends = {f"{end}_at": None for end in ("completed", "failed", "expired", "cancelled")}
+    if batch.ended:
+        ends[f"{batch.state}_at"] = unix(batch.ended_at)  # type: ignore[assignment]
+    return {
+        "created_at": unix(batch.created_at),
+        "in_progress_at": unix(batch.started_at),
+        "finalizing_at": unix(batch.finalizing_at),
+        "cancelling_at": unix(batch.cancelling_at),
+        "expires_at": unix(batch.expires_at),
+        **ends,
+    }
+
+
+def _usage(batch: RemoteBatch) -> Mapping[str, Any]:
+    return {
+        "input_tokens": batch.input_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": batch.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": batch.input_tokens + batch.output_tokens,
+    }
+
+
+def written_line(line: Line) -> bytes:
+    """Return the JSON of a line of results."""
+    error, response = b"null", b"null"
+    if line.outcome in _UNRUN:
+        code, message = _UNRUN[line.outcome]
+        error = json.dumps({"code": code, "message": message}).encode()
+    else:
+        status, body = line.status, line.body
+        if line.error is not None and line.error != "refused":
+            status, body = _FAILED[line.error]
+        response = b'{"status_code": %d, "request_id": "req_%b", "body": %b}' % (
+            status, line.identity.encode(), body,
+        )  # fmt: skip
+    custom_id = json.dumps(line.custom_id).encode()
+    return b'{"id": "batch_req_%b", "custom_id": %b, "response": %b, "error": %b}' % (
+        line.identity.encode(), custom_id, response, error,
+    )  # fmt: skip
+
+
+def _reply(body: dict[str, Any]) -> Reply:
+    return Reply(200, json.dumps(body).encode())

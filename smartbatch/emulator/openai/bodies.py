@@ -1,0 +1,128 @@
+"""What OpenAI's real-time API answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smartbatch.emulator.composed_answers import Composed
+from smartbatch.emulator.limits import Refusal, go_duration
+from smartbatch.emulator.openai.parsing import Asked, error_body
+
+__all__ = [
+    "chat_body",
+    "chat_usage",
+    "limit_error",
+    "model_body",
+    "models_body",
+    "response_body",
+    "response_message",
+]
+
+_DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
+
+
+def limit_error(refusal: Refusal, model: str) -> bytes:
+    """Return the body of a 429 for a limit that was reached."""
+    unit = "requests per min (RPM)" if refusal.what == "requests" else "tokens per min (TPM)"
+    if refusal.wait is None:
+        message = (
+            f"Request too large for {model} on {unit}: Limit {refusal.limit}, Requested {refusal.requested}. "
+            "The input or output tokens must be reduced in order to run successfully."
+        )
+    else:
+        message = (
+            f"Rate limit reached for {model} on {unit}: Limit {refusal.limit}, Used {refusal.used}, "
+            f"Requested {refusal.requested}. Please try again in {go_duration(refusal.wait)}."
+        )
+    return error_body(message, type_=refusal.what, code="rate_limit_exceeded")
+
+
+def chat_body(asked: Asked, answer: Composed, *, identity: str, created: int) -> dict[str, Any]:
+    """Return a chat completion."""
+    choices: list[dict[str, Any]] = [
+        {
+            "index": number,
+            "finish_reason": answer.finish_reason,
+            "logprobs": None,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
+        }
+        for number in range(asked.choices)
+    ]
+    return {
+        "id": f"chatcmpl-{identity}",
+        "object": "chat.completion",
+        "created": created,
+        "model": asked.model,
+        "choices": choices,
+        "usage": chat_usage(asked, answer),
+        "service_tier": asked.tier,
+        "system_fingerprint": "fp_emulator",
+    }
+
+
+def chat_usage(asked: Asked, answer: Composed) -> dict[str, Any]:
+    """Return the usage of a chat completion."""
+    output = answer.tokens * asked.choices
+    return {
+        "prompt_tokens": asked.input_tokens,
+        "completion_tokens": output,
+        "total_tokens": asked.input_tokens + output,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def response_body(asked: Asked, answer: Composed, *, identity: str, created: int) -> dict[str, Any]:
+    """Return a response."""
+    cut = answer.finish_reason == "length"
+    return {
+        "id": f"resp_{identity}",
+        "object": "response",
+        "created_at": created,
+        "status": "incomplete" if cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": asked.model,
+        "output": [response_message(answer, identity)],
+        "parallel_tool_calls": True,
+        "service_tier": asked.tier,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "usage": {
+            "input_tokens": asked.input_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": answer.tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": asked.input_tokens + answer.tokens,
+        },
+    }
+
+
+def response_message(answer: Composed, identity: str) -> dict[str, Any]:
+    """Return the message inside a response."""
+    return {
+        "type": "message",
+        "id": f"msg_{identity}",
+        "status": "incomplete" if answer.finish_reason == "length" else "completed",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": answer.text, "annotations": []}],
+    }
+
+
+def models_body(models: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the list of models."""
+    return {"object": "list", "data": [model_body(name) for name in models or _DEFAULT_MODELS]}
+
+
+def model_body(name: str) -> dict[str, Any]:
+    """Return one model."""
+    return {"id": name, "object": "model", "created": 1_795_000_000, "owned_by": "emulator"}

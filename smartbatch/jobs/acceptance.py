@@ -1,0 +1,194 @@
+"""From checked requests to the rows a store accepts: nothing is sent, and a bad row leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from smartbatch.config import BatchingConfig
+from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.payload import RunningDigest, Shared, encode_params, encode_request
+from smartbatch.jobs.records import NewItem, NewJob
+from smartbatch.jobs.wire_ids import wire_id
+from smartbatch.providers.batch_api import BatchApi
+from smartbatch.types import Kind, Request, Route
+
+__all__ = ["Items", "checked_metadata", "head_of", "kind_of", "new_job", "policy_of", "row_named"]
+
+_SOME_WIRE_ID = wire_id("0" * 22, 99_999)
+"""As long as the longest id of a shard, so that sizes are estimated from above."""
+T = TypeVar("T")
+
+LABELS = 64
+LABEL = 512
+"""Labels of a job, and letters of each: enough for people, too few for content."""
+
+
+class Items:
+    """Makes the rows of a job while a store reads them; one pass, in flat memory.
+
+    Args:
+        requests: checked, one a row, in order.
+        shared: what they have in common.
+        api: the Batch API that will carry them; ``None`` when all are asked alone.
+        realtime: how many, counted from the first, are asked alone from the beginning; ``None`` is all.
+        alone_for: requests of these purposes are asked alone as well.
+        model: without the provider's prefix.
+        kind: what all of them ask for.
+        head: what the job's digest begins with.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        shared: Shared,
+        *,
+        api: BatchApi | None,
+        realtime: int | None = 0,
+        alone_for: Collection[str] = (),
+        model: str,
+        kind: Kind,
+        head: bytes,
+    ) -> None:
+        self._requests = requests
+        self._shared = shared
+        self._api = api
+        self._realtime = math.inf if api is None or realtime is None else realtime
+        self._alone_for = alone_for
+        self._model = model
+        self._kind = kind
+        self._digest = RunningDigest(head)
+
+    def __iter__(self) -> Iterator[NewItem]:
+        for row, request in enumerate(self._requests):
+            item = self._item(row, request)
+            self._digest.add(item)
+            yield item
+
+    def digest(self) -> bytes:
+        """Return the digest of what was read so far."""
+        return self._digest.value()
+
+    def _item(self, row: int, request: Request) -> NewItem:
+        if kind_of(request) is not self._kind:
+            raise InvalidRequest(
+                f"row {row} (counted from 0): embedding: a job asks for texts or for vectors, not for both; "
+                "submit two jobs",
+                field="embedding",
+                row=row,
+            )
+        payload = encode_request(request, self._shared, row=row)
+        size = len(payload)
+        alone = row < self._realtime or request.purpose in self._alone_for
+        if self._api is not None and not alone:
+            encode = self._api.encode
+            size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
+        return NewItem(request.id, payload, size, estimate_request(request), direct=alone)
+
+
+def kind_of(request: Request) -> Kind:
+    """Return what a request asks for."""
+    return Kind.GENERATE if request.embedding is None else Kind.EMBED
+
+
+def row_named(row: int, step: Callable[[], T]) -> T:
+    """Return what ``step`` returns; where it refuses a request, the error names the row."""
+    try:
+        return step()
+    except InvalidRequest as error:
+        if error.row is not None:
+            raise
+        text = f"row {row} (counted from 0): {error.message}"
+        raise InvalidRequest(text, field=error.field, row=row) from error
+
+
+def head_of(model: str, params: bytes) -> bytes:
+    """Return what belongs to a job's identity besides its items."""
+    return b"%b\n%b" % (model.encode(), params)
+
+
+def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a copy of a job's labels.
+
+    Raises:
+        InvalidRequest: there are too many, one is too long, or one is no text.
+    """
+    labels = dict(metadata or {})
+    if len(labels) > LABELS:
+        raise InvalidRequest(f"metadata has {len(labels)} labels, a job takes {LABELS}", field="metadata")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest("metadata must be texts by name, as {'run': '7'}", field="metadata")
+        if len(name) > LABEL or len(value) > LABEL:
+            raise InvalidRequest(f"a label of metadata has at most {LABEL} letters", field="metadata")
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "a label of metadata has a lone surrogate, which UTF-8 cannot carry", field="metadata"
+            ) from None
+    return labels
+
+
+def policy_of(
+    config: BatchingConfig,
+    fallback: str,
+    *,
+    attended: bool = False,
+    deadline: float | None = None,
+    missed: float | None = None,
+    budget: float | None = None,
+    route: Route | None = None,
+) -> dict[str, Any]:
+    """Return the choices a job keeps for whoever carries it on.
+
+    How often its batches are looked at is none of them: each process does that as its own settings say.
+
+    Args:
+        deadline: Unix seconds by which all of it should have its result.
+        missed: what missing it counts as, see :func:`smartbatch.core.routing.risk.missed`.
+        budget: most to spend on it, USD.
+        route: that was chosen for all of it; what is asked in real time goes by it.
+    """
+    return {
+        **({"attended": True} if attended else {}),
+        "fallback": fallback,
+        "on_unknown": config.batch_on_unknown,
+        "timeout": config.batch_timeout,
+        "settle": config.batch_settle,
+        "max_requests": config.batch_max_requests,
+        "retention": config.batch_retention,
+        "exclusive": config.exclusive_workspace,
+        "deadline": deadline,
+        "missed": missed,
+        "budget": budget,
+        "route": None if route is None else route.value,
+    }
+
+
+def new_job(
+    *,
+    id: str,
+    key: str | None,
+    scope: str,
+    model: str,
+    kind: Kind,
+    shared: Shared,
+    metadata: Mapping[str, str],
+    policy: Mapping[str, Any],
+    at: float,
+) -> NewJob:
+    """Return the job's own row; its digest is known when its items were read."""
+    return NewJob(
+        id=id,
+        key=key,
+        scope=scope,
+        model=model,
+        kind=kind.value,
+        params=encode_params(shared.params, shared.embedding),
+        metadata=metadata,
+        policy=policy,
+        created_at=at,
+    )

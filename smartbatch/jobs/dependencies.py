@@ -1,0 +1,97 @@
+"""What the jobs of a client need of it: its providers, its real-time way to an answer, its listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.rescue import Speed, assumed
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import Event
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.realtime_runner import Ask
+from smartbatch.jobs.records import Grip, JobRow
+from smartbatch.jobs.steps.context import unlearned
+from smartbatch.providers.base import Provider
+from smartbatch.types import Result
+
+__all__ = ["Asker", "Host", "Tended", "unknown_outcome"]
+
+
+@frozen(kw_only=True)
+class Host:
+    """What the desk needs of its client.
+
+    Attributes:
+        own: the client's providers.
+        opened: called with a provider that was made for a job, before it is used.
+        ask, drop: see :class:`~smartbatch.jobs.realtime_runner.DirectAsker`.
+        process: the user's post-processing of a result.
+        new_future: makes a future whose callbacks run where they hold up nobody.
+        tell: takes events.
+        report: told of what went wrong: the job's id, where it is about one, and the error.
+        speed: says how fast requests of a job are answered in real time.
+        calibration: says what was learned of the tokens of a job's model.
+        outer: returns the budget from which requests of a job with a budget spend as well, when asked alone.
+    """
+
+    own: tuple[Provider, ...]
+    opened: Callable[[Provider], None]
+    ask: Ask
+    drop: Callable[[Future[Result]], None]
+    process: Callable[[Result], Result]
+    new_future: Callable[[], Any]
+    tell: Callable[[Event], None]
+    report: Callable[[str | None, BaseException], None]
+    speed: Callable[[JobRow], Speed] = assumed
+    calibration: Callable[[JobRow], Calibration] = unlearned
+    outer: Callable[[JobRow], Budget | None] = lambda _: None
+
+
+class Tended(Protocol):
+    """What a step of a job leaves behind; see :class:`smartbatch.jobs.steps.runner.Tended`."""
+
+    @property
+    def next_at(self) -> float | None: ...
+
+    @property
+    def direct(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
+class Asker(Protocol):
+    """Who asks items alone; see :class:`smartbatch.jobs.realtime_runner.DirectAsker`."""
+
+    def offer(self, grip: Grip) -> None:
+        """There are items of this job to be asked."""
+        ...
+
+    def recall(self, job_id: str) -> None:
+        """Take back what has not started: the job is cancelled."""
+        ...
+
+    def forget(self, job_id: str) -> None:
+        """The job is nobody's, or somebody else's."""
+        ...
+
+
+def unknown_outcome(row: JobRow) -> bytes | None:
+    """Return how items end that were half asked when their process ended; ``None``: they are asked again."""
+    if row.policy.get("on_unknown") != "hold":
+        return None
+    return encode_error(
+        ProviderError(
+            "the process that asked this request ended before its answer came, so the outcome is unknown, "
+            "and it may be billed; the job's policy is hold, so it was not asked again: submit it anew",
+            kind=ErrorKind.UNKNOWN,
+            code="outcome_unknown",
+            maybe_billed=True,
+        )
+    )

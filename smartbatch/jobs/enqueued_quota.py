@@ -1,0 +1,123 @@
+"""The enqueued-token quota of batches: learned from refusals, kept to by waiting.
+
+Providers limit the prompt tokens of one model that stand in batches which have not ended. What is over the
+limit is refused at the create, or minutes later when the batch is validated; nothing of it was run or billed.
+
+A shard that is too much by itself would be refused for ever. It is, when the refusal names a limit below its
+tokens; and it may be, when it is refused again and again although nothing else of ours is enqueued: Gemini
+names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
+again with every batch that passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from smartbatch.core.limits.backoff import pause
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.steps.context import Work
+from smartbatch.providers.batch_api import enqueued_limit
+
+__all__ = ["QUOTA_CODES", "admitted", "is_quota", "known_limit", "known_most", "refused", "room_for"]
+
+ALONE = 3
+"""Refusals in a row of shards that were alone after which they become smaller: fewer may be other users'."""
+
+QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
+"""OpenAI and Azure; Gemini says RESOURCE_EXHAUSTED at the create, which is an ordinary refusal."""
+
+ENQUEUED = (
+    ShardState.SUBMITTING,
+    ShardState.UNCERTAIN,
+    ShardState.PROVISIONAL,
+    ShardState.FENCED,
+    ShardState.SUBMITTED,
+)
+
+
+def is_quota(code: str | None) -> bool:
+    """Whether a refusal means that too many tokens are enqueued."""
+    return code in QUOTA_CODES
+
+
+def known_limit(work: Work, named: float = math.inf) -> float:
+    """Return the most tokens of the job's model that may be enqueued, or infinity.
+
+    Args:
+        named: what the provider says just now; it counts instead of what it said earlier.
+    """
+    limit = named if math.isfinite(named) else float(_known(work).get("limit") or math.inf)
+    return min(limit, work.limits.enqueued_tokens or math.inf)
+
+
+def room_for(work: Work, shard: ShardRow) -> float:
+    """Return 0 when the shard may be created now, or else the seconds after which to look again."""
+    ours = _ours(work, shard)
+    if ours and sum(ours) + shard.tokens > known_limit(work):
+        return work.limits.poll_interval
+    until = float(_known(work).get("until") or 0)
+    # a wall clock that was put back must not turn minutes into hours
+    return min(max(0.0, until - work.wall), work.limits.longest_pause)
+
+
+def refused(work: Work, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
+    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
+
+    Returns:
+        True when the shard will not pass as it is, and its items are to be cut anew.
+    """
+    known = _known(work)
+    refusals = int(known.get("refusals") or 0) + 1
+    named = enqueued_limit(reason)
+    wait = pause(
+        refusals,
+        work.rng,
+        first=work.limits.poll_interval,
+        longest=work.limits.longest_pause,
+        asked=None if error is None else error.retry_after,
+    )
+    limit = named if math.isfinite(named) else known.get("limit")
+    too_much = shard.tokens > known_limit(work, named)
+    most = known.get("most")
+    if not too_much and shard.size > 1 and refusals >= ALONE and not _ours(work, shard):
+        too_much, refusals, most = True, 0, max(1, shard.size // 2)
+    work.store.remember(
+        _key(work), {"limit": limit, "until": work.wall + wait, "refusals": refusals, "most": most}
+    )
+    return too_much
+
+
+def known_most(work: Work, otherwise: int) -> int:
+    """Return the most requests of a shard where larger ones were refused although they were alone."""
+    return int(_known(work).get("most") or otherwise)
+
+
+def admitted(work: Work) -> None:
+    """Forget the pauses, and let shards grow again: a batch passed."""
+    known = _known(work)
+    if not (known.get("refusals") or known.get("most")):
+        return
+    most = 2 * int(known.get("most") or 0)
+    if most >= work.limits.max_requests:
+        most = 0
+    work.store.remember(_key(work), {**known, "until": 0.0, "refusals": 0, "most": most or None})
+
+
+def _ours(work: Work, shard: ShardRow) -> list[int]:
+    """Return the tokens of each other shard of the model that is enqueued."""
+    return [
+        other.tokens
+        for other in work.store.shards_in_scope(shard.scope, states=ENQUEUED)
+        if other.model == shard.model and other.id != shard.id
+    ]
+
+
+def _known(work: Work) -> dict[str, Any]:
+    learned = work.store.recall(_key(work))
+    return learned if isinstance(learned, dict) else {}
+
+
+def _key(work: Work) -> str:
+    return f"enqueued:{work.job.scope}:{work.job.model}"

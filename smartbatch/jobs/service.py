@@ -1,0 +1,471 @@
+"""Where a client keeps its jobs: the store, the keeper that carries them on, and everybody who waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from random import Random, SystemRandom
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import (
+    ClientClosed,
+    JobConflict,
+    JobNotFound,
+    RequestCancelled,
+    StoreError,
+    WrongProcess,
+)
+from smartbatch.events import (
+    Event,
+    JobAccepted,
+    JobFinished,
+    JobHeld,
+    JobIncident,
+    JobProgress,
+    ShardChanged,
+)
+from smartbatch.jobs.acceptance import Items
+from smartbatch.jobs.accounts import Serving
+from smartbatch.jobs.dependencies import Host, unknown_outcome
+from smartbatch.jobs.item_outcomes import item_id
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.notifier import Bell
+from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
+from smartbatch.jobs.realtime_budget import till_of
+from smartbatch.jobs.realtime_runner import DirectAsker
+from smartbatch.jobs.records import ItemState, JobRow, JobState, NewJob, ResultRow
+from smartbatch.jobs.status import JobStatus, status_of
+from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
+from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.supervisor import LEASE, Keeper
+from smartbatch.jobs.time_left import time_left
+from smartbatch.jobs.watcher import Watcher
+from smartbatch.prices import PriceBook
+from smartbatch.types import Result
+
+__all__ = ["JobDesk"]
+
+ELSEWHERE = 1.0
+"""Seconds between looks at a job that another process carries on."""
+OWN = 30.0
+"""Seconds between looks at a job of this process, which rings when something changed."""
+ASKING = 10_000
+"""Items asked alone that are counted at most."""
+LAST_NEWS = 2.0
+"""Seconds that watchers have at a stop to tell what is stored."""
+ALL = 1_000_000
+"""Jobs that are looked through for one: all of them."""
+DRAWS = 10
+"""Ids drawn for a job; the second is needed with seeded dice only."""
+_NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
+
+
+class JobDesk:
+    """The jobs of one client. Opens the store when first asked for something, and starts threads when there
+    is work; both again after a stop.
+
+    Args:
+        config: checked settings.
+        clock: time and waiting.
+        rng: dice for tests; the system's when ``None``, so that no two processes draw the same.
+        host: the client.
+
+    Attributes:
+        clock: as given.
+        bell: rings whenever something of a job was stored.
+    """
+
+    def __init__(self, config: BatchingConfig, *, clock: Clock, rng: Random | None, host: Host) -> None:
+        self._config = config
+        self.clock = clock
+        self._given_rng = rng
+        self._host = host
+        self._new_process()
+
+    def _new_process(self) -> None:
+        self._rng = self._given_rng or SystemRandom()
+        self._lock = threading.Lock()
+        self.bell = Bell(self.clock)
+        self.serving = Serving(self._host.own, opened=self._host.opened, clock=self.clock)
+        self._store: Store | None = None
+        self._keeper: Keeper | None = None
+        self._asker: DirectAsker | None = None
+        self._watchers: dict[str, Watcher] = {}
+        self._finished: set[str] = set()
+        self._held: dict[str, str | None] = {}
+        self._attended: set[str] = set()
+        self._closed = False
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """The store, opened when first asked for.
+
+        Raises:
+            StoreError, ConfigError: it cannot be used; the text says why.
+        """
+        store = self._store
+        if store is not None:
+            return store
+        with self._lock:
+            if self._store is None:
+                from smartbatch.jobs.store import open_store
+
+                self._store = open_store(self._config.store, wall=self.clock.wall, rng=self._rng)
+            return self._store
+
+    def new_id(self) -> str:
+        """Return an id no other job has."""
+        return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
+
+    def accept(self, job: NewJob, items: Items) -> Job:
+        """Store a job, or find the one that has its key; from then on it is carried on.
+
+        Raises:
+            JobConflict: the key belongs to a job with other requests.
+        """
+        self._check_open()
+        row, new = self.store.accept(job, items, digest=items.digest)
+        for _ in range(DRAWS):
+            if new or (job.key is not None and row.key == job.key):
+                break
+            job = evolve(job, id=self.new_id())  # seeded dice, drawn a second time on the same store
+            row, new = self.store.accept(job, items, digest=items.digest)
+        if not new:
+            self._compare(row, items)
+        if new:
+            self.told(JobAccepted(self.clock.now(), row.id, row.model, row.total))
+        self.carry_on(row.id)
+        self.poke(row.id)
+        return Job(self, row)
+
+    def find(self, id_or_key: str) -> Job:
+        """Return a job by its id or its key.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        row = self.store.job(id_or_key)
+        if row is None:
+            raise JobNotFound(
+                f"the store {self.store.place} has no job of the id or key {id_or_key!r:.80}; "
+                "`smartbatch jobs list` shows those it has, SMARTBATCH_STORE names another store"
+            )
+        return Job(self, row)
+
+    def jobs(self, limit: int = 1000) -> list[Job]:
+        """Return the jobs in the store, newest first."""
+        return [Job(self, row) for row in self.store.jobs(limit=limit)]
+
+    def _compare(self, row: JobRow, items: Iterable[Any]) -> None:
+        """Check that a key that comes again stands for the same job."""
+        for _ in items:
+            """Reading them makes their digest."""
+        assert isinstance(items, Items)
+        if items.digest() != row.digest:
+            raise JobConflict(
+                f"the key {row.key!r:.80} belongs to job {row.id}, which has other requests, another model "
+                "or other parameters: choose another key, or take that job up with client.job(key)"
+            )
+
+    # -- carrying on -----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Allow jobs to be carried on, again after a stop."""
+        with self._lock:
+            self._closed = False
+
+    def carry_on(self, job_id: str | None = None) -> None:
+        """Have this process carry on the jobs of the store, unless it does already or was stopped.
+
+        Args:
+            job_id: a job that somebody here waits for; attended ones are carried on for nobody else.
+        """
+        store = self.store
+        with self._lock:
+            if self._closed:
+                return
+            new = job_id is not None and job_id not in self._attended
+            if job_id is not None:
+                self._attended.add(job_id)
+            keeper, running = self._keeper, self._keeper is not None
+            if keeper is None:
+                self._asker = self._new_asker(store)
+                self._keeper = keeper = self._new_keeper(store, self._asker)
+        if not running:
+            keeper.start()
+        elif new:
+            keeper.poke(job_id)
+
+    def serves(self, row: JobRow) -> bool:
+        """Whether this process can carry a job on, and may: an attended one only where it was named."""
+        if row.policy.get("attended") and row.id not in self._attended:
+            return False
+        return self.serving.provider_of(row) is not None
+
+    def is_free(self, job_id: str) -> bool:
+        """Whether an unfinished job is carried on by nobody alive."""
+        return any(row.id == job_id for row in self.store.claimable(limit=ALL))
+
+    def withdraw(self, job_id: str) -> bool:
+        """End the requests of a job that were not sent, with no need of its account.
+
+        For jobs that are asked in real time only. What was answered stays.
+
+        Returns:
+            False while another process carries it on, or this one does.
+        """
+        store = self.store
+        grip = store.claim(job_id, LEASE)
+        if grip is None:
+            return False
+        try:
+            error = RequestCancelled("the job was withdrawn before this request was sent")
+            store.drop_unsent(grip, encode_error(error), at=self.clock.wall())
+        finally:
+            store.release(grip)
+        return True
+
+    def poke(self, job_id: str) -> None:
+        """Look at a job at once."""
+        if self._keeper is not None:
+            self._keeper.poke(job_id)
+
+    def recall(self, job_id: str) -> None:
+        """A job is to be cancelled: take back what has not started."""
+        if self._asker is not None:
+            self._asker.recall(job_id)
+        self.poke(job_id)
+
+    def resume(self, job_id: str) -> None:
+        """Go on with a job that waited."""
+        with self._lock:
+            self._held.pop(job_id, None)
+        if self._asker is not None:
+            self._asker.resume(job_id)
+        self.poke(job_id)
+
+    def check_carried(self, row: JobRow) -> None:
+        """Raise ``ClientClosed`` when nobody carries an unfinished job on: waiting would be in vain."""
+        if self._closed and row.owner is None:
+            raise ClientClosed(
+                f"the client was stopped, so nobody carries job {row.id} on; nothing is lost: take it up "
+                f"again with smartbatch.job({row.id!r}), or start a client on the store {self.store.place}"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client was stopped; call start() to use it again")
+
+    def _new_keeper(self, store: Store, asker: DirectAsker) -> Keeper:
+        config = self._config
+        engine = JobEngine(
+            store,
+            api_of=self.serving.api_of,
+            clock=self.clock,
+            rng=self._rng,
+            tell=self.told,
+            prices=PriceBook(config.prices),
+            speed=self._host.speed,
+            calibration=self._host.calibration,
+            limits=EngineLimits(
+                poll_interval=config.batch_poll_interval,
+                timeout=config.batch_timeout,
+                settle=config.batch_settle,
+                max_requests=config.batch_max_requests,
+                enqueued_tokens=config.batch_enqueued_tokens,
+            ),
+        )
+        return Keeper(
+            store,
+            tend=engine.tend,
+            serves=self.serves,
+            unknown=unknown_outcome,
+            asker=asker,
+            changed=self.bell.ring,
+            report=self._host.report,
+            clock=self.clock,
+            rng=self._rng,
+        )
+
+    def _new_asker(self, store: Store) -> DirectAsker:
+        limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
+        return DirectAsker(
+            store,
+            ask=self._host.ask,
+            till=lambda grip, row: till_of(store, grip, row, self._host, prices, self.clock.wall()),
+            drop=self._host.drop,
+            limit=limit,
+            ahead=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
+            done=self.poke,
+            tell=self.told,
+            report=self._host.report,
+            clock=self.clock,
+            rng=self._rng,
+        )
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def patience(self, job_id: str) -> float:
+        """Return the seconds after which a job is looked at although nothing rang."""
+        keeper = self._keeper
+        own = keeper is not None and keeper.owns(job_id)
+        return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
+
+    def status_of(self, row: JobRow) -> JobStatus:
+        """Return how a job stands."""
+        store, wall = self.store, self.clock.wall()
+        shards = store.shards(row.id)
+        asking = (
+            0
+            if row.state is JobState.DONE
+            else len(store.open_items(row.id, state=ItemState.ASKING, limit=ASKING))
+        )
+        return status_of(
+            row,
+            shards,
+            asking=asking,
+            incidents=store.incidents(row.id),
+            remaining=time_left(store, row, shards, asking=asking, speed=self._host.speed, wall=wall),
+            note=self._note(row),
+            wall=wall,
+        )
+
+    def result_of(self, row: ResultRow, job_id: str) -> Result:
+        """Return a result as its user gets it."""
+        result = self.stored_result(row, job_id)
+        return self._host.process(result) if result.ok else result
+
+    def stored_result(self, row: ResultRow, job_id: str) -> Result:
+        """Return a result as it is stored: ``post_process`` has not seen it."""
+        request_id = item_id(job_id, row.ix, row.user_id)
+        context = None
+        if b'"context"' in row.payload:
+            context = decode_request(row.payload, Shared(), id=request_id).context
+        return decode_result(row.body, request_id=request_id, context=context)
+
+    def new_future(self) -> Any:
+        """Return a future whose callbacks hold up nobody."""
+        return self._host.new_future()
+
+    def watcher_of(self, job_id: str) -> Watcher:
+        """Return what tells of a job; after a stop it tells what is stored, and that is all."""
+        with self._lock:
+            if not self._closed:
+                return self._watchers.setdefault(job_id, Watcher(job_id, self))
+        watcher = Watcher(job_id, self)
+        watcher.end(_stopped())
+        return watcher
+
+    def report(self, job_id: str | None, error: BaseException) -> None:
+        """Tell of what went wrong."""
+        self._host.report(job_id, error)
+
+    def told(self, event: Event) -> None:
+        """Tell an event; the end of a job once only, whoever stored its last result."""
+        if isinstance(event, JobFinished):
+            with self._lock:
+                if event.job_id in self._finished:
+                    return
+                self._finished.add(event.job_id)
+        if isinstance(event, _NEWS):
+            self.bell.ring()
+        self._host.tell(event)
+
+    def tell_held(self, row: JobRow) -> None:
+        """Tell whoever waits for a job that it is held; once, until it goes on."""
+        with self._lock:
+            if row.state is not JobState.HELD:
+                self._held.pop(row.id, None)
+                return
+            if row.id in self._held and self._held[row.id] == row.note:
+                return
+            self._held[row.id] = row.note
+        reason = row.note or "held: it waits for a person"
+        remedy = f"smartbatch.job({row.id!r}).resume()"
+        self._host.tell(JobHeld(self.clock.now(), row.id, row.model, reason, remedy))
+
+    def _note(self, row: JobRow) -> str | None:
+        """What keeps the job from going on, as far as this process can tell."""
+        keeper = self._keeper
+        if row.state is JobState.DONE:
+            return None
+        if keeper is not None and (trouble := keeper.trouble(row.id)) is not None:
+            return trouble
+        if row.policy.get("attended") and row.id not in self._attended and self.is_free(row.id):
+            goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
+            return f"its run was interrupted: {goes_on}"
+        if row.owner is not None:
+            return None
+        if (problem := self.serving.problem_with(row)) is not None:
+            return problem
+        return None if keeper is not None else "nobody carries it on at the moment: wait for it, or resume it"
+
+    # -- endings ---------------------------------------------------------------------------------------------
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread of the desk, in an observer of the user's."""
+        keeper, asker = self._keeper, self._asker
+        return (keeper is not None and keeper.on_own_thread()) or (
+            asker is not None and asker.on_own_thread()
+        )
+
+    def halt(self) -> None:
+        """Begin to stop: start nothing more, but keep the jobs while answers are under way."""
+        with self._lock:
+            self._closed = True
+            keeper, asker = self._keeper, self._asker
+        if keeper is not None:
+            keeper.halt()
+        if asker is not None:
+            asker.halt()
+
+    def finish(self, *, answers: float, steps: float) -> None:
+        """Give the jobs back.
+
+        Args:
+            answers: seconds in which what came is stored.
+            steps: seconds in which remote calls under way may end.
+        """
+        began = self.clock.now()
+        with self._lock:
+            keeper, self._keeper = self._keeper, None
+            asker, self._asker = self._asker, None
+            watchers, self._watchers = list(self._watchers.values()), {}
+        if asker is not None:
+            lost = asker.finish(answers)
+            if lost:
+                text = f"{lost} answers came, or were still to come, that could not be stored"
+                self._host.report(None, StoreError(text))
+        if keeper is not None:
+            keeper.stop(max(0.0, steps - (self.clock.now() - began)))
+        for watcher in watchers:
+            watcher.end(_stopped())
+        for watcher in watchers:
+            watcher.finish(LAST_NEWS)
+        self.serving.close()
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: start empty."""
+        watchers, store, serving = list(self._watchers.values()), self._store, self.serving
+        self._new_process()
+        serving.abandon()
+        if store is not None:
+            store.abandon()
+        for watcher in watchers:
+            watcher.abandon(error)
+
+
+def _stopped() -> ClientClosed:
+    return ClientClosed(
+        "the client was stopped before the result was stored; nothing is lost: the job can be taken up again"
+    )

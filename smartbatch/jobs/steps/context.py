@@ -1,0 +1,217 @@
+"""What one step of a job has at hand: the store, the provider's Batch API, the limits, and how to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from attrs import field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.core.limits.backoff import pause
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.rescue import Speed, assumed
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
+from smartbatch.jobs.records import Grip, IncidentRow, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.store.base import Store
+from smartbatch.prices import PriceBook
+from smartbatch.providers.batch_api import BatchApi
+
+__all__ = ["EngineLimits", "Work", "report", "unlearned"]
+
+MINUTE = 60.0
+HOUR = 3600.0
+
+
+def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
+    """Return what is known of a model's tokens before anything was learned."""
+    return Calibration()
+
+
+@frozen(kw_only=True)
+class EngineLimits:
+    """How the engine waits, and how much it puts into a batch. All times are seconds.
+
+    Attributes:
+        poll_interval: between two looks at a batch.
+        timeout: after it, a job that may go on in real time has its batches cancelled.
+        settle: how long a batch whose creation is unsure is looked for before its items are sent again. The
+            default, 30 minutes, is the longest a create was seen to land late, with a margin.
+        visibility: how long a batch that exists may be missing from the provider's list; seen: 15 s.
+        max_requests: most requests of a shard.
+        enqueued_tokens: most tokens of one model in batches that have not ended; ``None`` learns it.
+        call_timeout: of a small remote call.
+        transfer_timeout: of an upload, a download, or a create that carries its input.
+        send_within: a create that could not be sent this soon after its intent was stored is not sent: the
+            process was frozen, and another may own the job.
+        max_tries: how often an item is sent before its last failure stands.
+        reread_pause: before results that lack items are fetched a second time.
+        ghost_watch: how long the list is watched for a batch that was given up. 26 hours: by then every
+            batch that could exist has ended.
+        longest_pause: between two tries of a call that fails.
+    """
+
+    poll_interval: float = 30.0
+    timeout: float = HOUR
+    settle: float = 30 * MINUTE
+    visibility: float = 2 * MINUTE
+    max_requests: int = 5000
+    enqueued_tokens: int | None = None
+    call_timeout: float = MINUTE
+    transfer_timeout: float = HOUR
+    send_within: float = 5.0
+    max_tries: int = 3
+    reread_pause: float = MINUTE
+    ghost_watch: float = 26 * HOUR
+    longest_pause: float = 10 * MINUTE
+
+
+@frozen(kw_only=True)
+class Work:
+    """The circumstances of one step. Made anew for every step; holds nothing that lasts.
+
+    Attributes:
+        job: as it was at the beginning of the step.
+        speed: says how fast requests of a job are answered in real time.
+        calibration: says what was learned of the tokens of a job's model.
+        model: the job's model without the provider's prefix.
+    """
+
+    store: Store = field(repr=False)
+    api: BatchApi = field(repr=False)
+    job: JobRow
+    grip: Grip
+    clock: Clock = field(repr=False)
+    rng: Random = field(repr=False)
+    limits: EngineLimits
+    prices: PriceBook = field(repr=False)
+    tell: Callable[[Event], None] = field(repr=False)
+    speed: Callable[[JobRow], Speed] = field(default=assumed, repr=False)
+    calibration: Callable[[JobRow], Calibration] = field(default=unlearned, repr=False)
+
+    @property
+    def model(self) -> str:
+        return self.job.model.partition(":")[2]
+
+    @property
+    def wall(self) -> float:
+        """Unix seconds, now."""
+        return self.clock.wall()
+
+    def policy(self, name: str, default: Any) -> Any:
+        """Return a choice the job was submitted with."""
+        value = self.job.policy.get(name)
+        return default if value is None else value
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether items that a batch has not run may be asked alone, in real time."""
+        return bool(self.policy("fallback", "batch") == "individual")
+
+    def move(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
+        """Commit a change of state and tell it; unless it says otherwise, the next step is due at once."""
+        moved = self.store.advance(
+            self.grip, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
+        )
+        self.told(shard, moved, reason)
+        return moved
+
+    def told(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
+        """Tell a change of state that is committed."""
+        self.tell(
+            ShardChanged(
+                at=self.clock.now(),
+                job_id=self.job.id,
+                shard_id=after.id,
+                batch_id=after.batch_id,
+                model=self.job.model,
+                before=before.state.value,
+                after=after.state.value,
+                size=after.size,
+                reason=reason,
+            )
+        )
+
+    def later(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
+        """Commit that the shard's next step is due in ``seconds``."""
+        return self.store.advance(self.grip, shard, shard.state, **{"due_at": self.wall + seconds, **changes})
+
+    def stumbled(
+        self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any
+    ) -> ShardRow:
+        """Commit that a remote call failed and is to be tried again after a growing pause."""
+        tries = shard.tries + 1
+        wait = pause(tries, self.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after)
+        note = f"{error.kind.value}: {error.message}"
+        return self.later(shard, max(wait, at_least), tries=tries, note=note, **changes)
+
+    def incident(
+        self, kind: str, detail: str, shard: ShardRow | None = None, money: float | None = None
+    ) -> None:
+        """Keep an incident, and tell it when it is new.
+
+        Raises:
+            LostGrip: another process owns the job now, and may know better.
+        """
+        shard_id = None if shard is None else shard.id
+        row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
+        if self.store.add_incident(row, grip=self.grip):
+            self.tell(JobIncident(self.clock.now(), self.job.id, shard_id, kind, detail, money))
+
+    def hold(self, error: ProviderError) -> None:
+        """Let the job wait for a person: the account cannot be used."""
+        what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
+        self.store.note(self.grip, f"held: {what} ({error.message}); mend it, then resume the job", hold=True)
+
+    def spooled(self, shard: ShardRow, what: str) -> Path:
+        """Return the path of a local file of a shard; its content can always be made again."""
+        return Path(self.store.spool) / f"{shard.id}.{what}"
+
+    def partial(self, path: Path) -> Path:
+        """Return where a local file is written until it is whole.
+
+        Each owner has its own: one that was frozen, and wakes, must not write into its successor's.
+        """
+        return path.with_name(f"{path.name}.{self.grip.epoch}.part")
+
+
+def report(
+    store: Store, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
+) -> JobRow:
+    """Tell how a job stands after something was stored, and its end when that was its last result."""
+    job = store.job(before.id) or before
+    now = clock.now()
+    tell(
+        JobProgress(
+            at=now,
+            job_id=job.id,
+            model=job.model,
+            total=job.total,
+            succeeded=job.succeeded,
+            failed=job.failed,
+            cancelled=job.cancelled,
+            running=running,
+            remaining=None,
+            cost=job.cost,
+            realtime_cost=job.realtime_cost,
+        )
+    )
+    if job.state is JobState.DONE and before.state is not JobState.DONE:
+        tell(
+            JobFinished(
+                at=now,
+                job_id=job.id,
+                model=job.model,
+                succeeded=job.succeeded,
+                failed=job.failed,
+                cancelled=job.cancelled,
+                seconds=max(0.0, (job.finished_at or clock.wall()) - job.created_at),
+                cost=job.cost,
+                realtime_cost=job.realtime_cost,
+                unpriced=job.unpriced,
+            )
+        )
+    return job

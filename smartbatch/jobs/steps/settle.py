@@ -1,0 +1,148 @@
+"""The end of a shard: every item is accounted for; what has no result goes somewhere, in one transaction."""
+
+from __future__ import annotations
+
+from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
+from smartbatch.jobs import job_budget
+from smartbatch.jobs.payload import decode_error, encode_error
+from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.steps import collect, duplicates
+from smartbatch.jobs.steps.context import Work, report
+from smartbatch.jobs.store.base import Unsettled
+
+__all__ = ["settle"]
+
+
+def settle(work: Work, shard: ShardRow) -> ShardRow:
+    """Classify what the results left over; items that may have been run are looked for once more."""
+    rest = work.store.unsettled(shard.id)
+    missing = [item for item in rest if item.verdict is None]
+    if missing and shard.remote.get("gone"):
+        work.incident(
+            "results_gone",
+            f"the provider no longer keeps the results of batch {shard.batch_id}, and nobody fetched them in "
+            f"time: {len(missing):,} requests may have been paid for and have no answer",
+            shard,
+        )
+    doubtful = bool(missing) and _may_have_run(shard, rest)
+    if doubtful and not shard.remote.get("reread"):
+        # a file that was not complete yet when it was fetched; the second reading decides
+        again = work.later(
+            shard,
+            work.limits.reread_pause,
+            remote={**shard.remote, "reread": True, "fetched": False},
+            note=f"{len(missing):,} requests have no result yet; the results are fetched again",
+        )
+        collect.clear(work, shard)  # after the commit: a former owner must not delete what is being read
+        return again
+    if doubtful:
+        work.incident(
+            "missing_items",
+            f"{len(missing):,} requests have no result although they may have been run; they go again, and "
+            "may be paid twice",
+            shard,
+        )
+    sorted_out = _Sorting(work, shard)
+    for item in rest:
+        sorted_out.add(item)
+    before = work.store.job(work.job.id) or work.job
+    now = work.wall
+    if sorted_out.no_money:
+        work.hold(sorted_out.no_money)
+    settled = work.store.settle(
+        work.grip,
+        shard,
+        opened=sorted_out.opened,
+        direct=sorted_out.direct,
+        finals=sorted_out.finals,
+        at=now,
+        settled_at=now,
+        most=_lost(work, shard, missing) if doubtful or shard.remote.get("gone") else 0.0,
+        tidied=work.policy("retention", None) is None and not shard.remote.get(duplicates.SUSPECTS),
+        note=None,
+    )
+    work.told(shard, settled)
+    collect.clear(work, shard)
+    report(work.store, before, work.tell, work.clock)
+    return settled
+
+
+def _lost(work: Work, shard: ShardRow, missing: list[Unsettled]) -> float:
+    """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
+    return job_budget.lost(work, shard, [item.ix for item in missing])
+
+
+def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
+    """Whether items without a line may have been run, and billed.
+
+    In a batch that ended by itself all were. In one that expired or was cancelled, when others are said to be
+    unrun and these are not, or when the provider counts more that were run than there are lines of. Where the
+    results are gone, nothing more can be found out.
+    """
+    if shard.remote.get("gone"):
+        return False
+    if collect.incomplete(shard):
+        return True
+    if any(item.verdict == "unrun" for item in rest):
+        return True
+    answered = shard.size - len(rest) + sum(item.verdict == "again" for item in rest)
+    counted = int(shard.remote.get("completed") or 0) + int(shard.remote.get("failed") or 0)
+    return counted > answered
+
+
+class _Sorting:
+    """Where each item without a result goes."""
+
+    def __init__(self, work: Work, shard: ShardRow) -> None:
+        self._work = work
+        self._complete = collect.incomplete(shard)
+        self._word = str(shard.remote.get("word") or "ended")
+        self._cancelled = encode_error(
+            RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+        )
+        self._gone = bool(shard.remote.get("gone"))
+        self._lost = encode_error(
+            ProviderError(
+                "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
+                "which may have been paid for; submit the request again if it is still needed",
+                kind=ErrorKind.CLIENT_ERROR,
+                code="results_gone",
+                maybe_billed=True,
+            )
+        )
+        self.opened: list[int] = []
+        self.direct: list[int] = []
+        self.finals: list[NewResult] = []
+        self.no_money: ProviderError | None = None
+
+    def add(self, item: Unsettled) -> None:
+        """Decide on one item."""
+        work = self._work
+        error = None if item.body is None else decode_error(item.body)
+        if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
+            self.no_money = error
+            if not work.job.cancel_requested:
+                self.opened.append(item.ix)  # the account's fault, not the item's: it stays open
+                return
+        if self._gone and item.verdict is None:
+            self.finals.append(NewResult(item.ix, "failed", self._lost))
+        elif work.job.cancel_requested:
+            self.finals.append(NewResult(item.ix, "cancelled", self._cancelled))
+        elif item.tries + 1 >= work.limits.max_tries and self.no_money is None:
+            body = item.body if item.verdict == "again" else None
+            self.finals.append(NewResult(item.ix, "failed", body or self._exhausted(item)))
+        elif item.verdict == "again" or (item.verdict != "again" and work.falls_back):
+            self.direct.append(item.ix)
+        else:
+            self.opened.append(item.ix)
+
+    def _exhausted(self, item: Unsettled) -> bytes:
+        tries = item.tries + 1
+        what = "had no result in" if self._complete else "was not run in"
+        return encode_error(
+            ProviderError(
+                f"the request {what} {tries} batches (the last one: {self._word}); submit it again, or "
+                "send it in real time",
+                kind=ErrorKind.SERVER_ERROR,
+            )
+        )

@@ -1,0 +1,43 @@
+"""What the store remembers of how long batches take, and under which names.
+
+Batches that ended by themselves are kept under their model's name. Of those that were cancelled or expired it
+is only known that they would have taken longer; without them, forecasts would know nothing but the fast ones.
+"""
+
+from __future__ import annotations
+
+from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.steps.context import Work
+from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+
+__all__ = ["CANCELLED_AT", "cancelling", "late", "learn"]
+
+CANCELLED_AT = "cancelled_at"
+"""Where a shard keeps the Unix seconds of our cancel, among what is known of its batch."""
+
+
+def late(model: str) -> str:
+    """Return the name for batches of a model that were given up: seconds until then."""
+    return f"late {model}"
+
+
+def cancelling(provider: str) -> str:
+    """Return the name for cancels at a provider: seconds until the batch had ended."""
+    return f"cancel {provider}"
+
+
+def learn(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
+    """Remember what the end of a batch teaches."""
+    if shard.submitted_at is None:
+        return
+    now, model, store = work.wall, work.job.model, work.store
+    cancelled_at = shard.remote.get(CANCELLED_AT)
+    if isinstance(cancelled_at, float) and cancelled_at <= now:
+        provider = model.partition(":")[0]
+        store.observe_turnaround(cancelling(provider), shard.size, now - cancelled_at, now)
+        ran = max(0.0, cancelled_at - shard.submitted_at)
+        store.observe_turnaround(late(model), shard.size, ran, cancelled_at)  # so it tells when it began, too
+    elif batch.state is RemoteState.EXPIRED:
+        store.observe_turnaround(late(model), shard.size, max(0.0, now - shard.submitted_at), now)
+    elif batch.state is RemoteState.COMPLETED and not shard.cancelled:
+        store.observe_turnaround(model, shard.size, max(0.0, now - shard.submitted_at), now)

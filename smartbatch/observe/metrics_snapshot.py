@@ -1,0 +1,136 @@
+"""The figures of one moment, and their plain form for JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+from smartbatch.observe.decisions import DecisionFigures
+from smartbatch.observe.histogram import TimeStats
+from smartbatch.types import Usage
+
+_NO_TIMES = TimeStats()
+_NO_TOKENS = Usage()
+
+
+@frozen
+class MetricsSnapshot:
+    """All figures of a client at one moment; they belong together.
+
+    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds. Counts run from the
+    client's start, or from the last ``reset()``.
+
+    Attributes:
+        elapsed: seconds the client has been running.
+        workers: threads that make calls.
+        submitted: requests taken, joined ones included.
+        waiting: requests that are in no call now: queued, gathered, or due for a retry.
+        in_flight: requests that are in a call now.
+        succeeded, failed, cancelled: requests that ended, by how they ended.
+        by_priority: requests submitted, by the priority's name.
+        deduplicated: requests that joined an identical one in flight.
+        local: requests answered without a call, by preprocessing.
+        batches: calls started, retries included; every call carries one batch.
+        shared_batches: the batches of two requests or more.
+        sent: requests in calls, counted once for each call.
+        batched: the part of ``sent`` that shared a call.
+        mean_batch_size, largest_batch: requests a call.
+        max_batch_size: the most allowed.
+        queue_time: submission to the start of the call that answered.
+        batch_time: one call, failed ones included.
+        response_time: submission to the end, cancelled requests left out.
+        busy_seconds: time workers spent in calls.
+        efficiency: see :class:`~smartbatch.observe.metrics.BatchMetrics` for the formula; 0 to 1.
+        utilisation: ``busy_seconds / (workers × elapsed)``, 0 to 1.
+        call_failures: calls that failed, by kind.
+        request_failures: requests that failed for good, by kind.
+        retries_counted: retries that cost the request one of its tries.
+        retries_uncounted: retries after a limit or during an outage, which cost it none.
+        rate_limits: calls the provider refused for its limits.
+        cooldowns: pauses begun; ``cooldown_seconds`` their announced length, overlaps counted once.
+        breaker_changes: circuit breaker changes, by the state entered.
+        parameters_dropped: parameters left out because the provider does not take them.
+        usage: tokens of all calls, failed ones included where the provider said.
+        cost: USD of all calls whose price is known.
+        unpriced: ended requests whose calls have no known price: ``cost`` lacks them.
+        possible_double_bills: retries after a call that may have been carried out although no answer came.
+        failed_at_stop: requests failed because the time-out of ``stop`` ended.
+        jobs_accepted, jobs_finished: jobs stored, and jobs whose last result was stored by this client.
+        shard_changes: changes of jobs' batches, by the state entered.
+        job_incidents: things that should not have happened to jobs.
+        jobs_cost: USD of the finished jobs, as far as prices are known; what of it was asked in real time is
+            in ``cost`` as well.
+        jobs_saved: USD the finished jobs cost less than in real time.
+        decisions: what the choices of routes brought.
+    """
+
+    elapsed: float = 0.0
+    workers: int = 0
+    submitted: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    by_priority: dict[str, int] = field(factory=dict)
+    deduplicated: int = 0
+    local: int = 0
+    batches: int = 0
+    shared_batches: int = 0
+    sent: int = 0
+    batched: int = 0
+    mean_batch_size: float = 0.0
+    largest_batch: int = 0
+    max_batch_size: int = 1
+    queue_time: TimeStats = _NO_TIMES
+    batch_time: TimeStats = _NO_TIMES
+    response_time: TimeStats = _NO_TIMES
+    busy_seconds: float = 0.0
+    efficiency: float = 0.0
+    utilisation: float = 0.0
+    call_failures: dict[str, int] = field(factory=dict)
+    request_failures: dict[str, int] = field(factory=dict)
+    retries_counted: int = 0
+    retries_uncounted: int = 0
+    rate_limits: int = 0
+    cooldowns: int = 0
+    cooldown_seconds: float = 0.0
+    breaker_changes: dict[str, int] = field(factory=dict)
+    parameters_dropped: int = 0
+    usage: Usage = _NO_TOKENS
+    cost: float = 0.0
+    unpriced: int = 0
+    possible_double_bills: int = 0
+    failed_at_stop: int = 0
+    jobs_accepted: int = 0
+    jobs_finished: int = 0
+    shard_changes: dict[str, int] = field(factory=dict)
+    job_incidents: int = 0
+    jobs_cost: float = 0.0
+    jobs_saved: float = 0.0
+    decisions: DecisionFigures = field(factory=DecisionFigures)
+
+    @property
+    def total(self) -> int:
+        """Requests that ended: ``succeeded + failed + cancelled``."""
+        return self.succeeded + self.failed + self.cancelled
+
+    @property
+    def retries(self) -> int:
+        """All retries, counted or not."""
+        return self.retries_counted + self.retries_uncounted
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain dicts, numbers and strings; ``total`` and ``retries`` included."""
+        plain: dict[str, Any] = asdict(self, filter=lambda attribute, _: attribute.name != "octaves")
+        return plain | {"total": self.total, "retries": self.retries}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return :meth:`as_dict` as JSON text.
+
+        Args:
+            indent: spaces a level; one line when ``None``.
+        """
+        return json.dumps(self.as_dict(), indent=indent)

@@ -1,0 +1,115 @@
+"""A plan: what a list would take, by which route and why, before anything is sent. It can be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch.core.routing.choice import Decision, Option
+from smartbatch.core.routing.explanation import explain
+from smartbatch.results import ResultList
+from smartbatch.types import Route
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """Made by ``client.plan``; nothing was sent for it.
+
+    Attributes:
+        route: the route that was chosen.
+        reason: why, in words.
+        p50, p95: seconds until the last answer, which half and 95 of 100 such lists stay within.
+        cost: USD expected; ``None`` where the price is unknown.
+        cost_low, cost_high: what 90 of 100 such lists cost between; ``None`` where the price is unknown.
+        calls, batches: how many it takes.
+        first: requests of a hybrid that go individually at once.
+        requests: how many the provider has to answer.
+        cached: how many the cache answers besides.
+        quota: share of the known limits it uses while it runs; ``None`` where none is known.
+        options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
+    """
+
+    def __init__(self, decision: Decision, run: Callable[[Decision], ResultList]) -> None:
+        self._decision = decision
+        self._run = run
+        chosen, cost = decision.chosen, decision.chosen.cost
+        self.route: Route = chosen.route
+        self.reason = decision.reason
+        self.p50, self.p95 = chosen.p50, chosen.p95
+        self.cost = None if cost is None else cost.expected
+        self.cost_low = None if cost is None else cost.low
+        self.cost_high = None if cost is None else cost.high
+        self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
+        self.requests, self.cached = decision.load.requests, decision.load.cached
+        self.quota = chosen.quota
+        self.options: tuple[Option, ...] = decision.options
+
+    def __repr__(self) -> str:
+        cost = "price unknown" if self.cost is None else f"about {self.cost:.6f} USD"
+        return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
+
+    def explain(self) -> str:
+        """Return the plan in words and figures that can be checked by hand."""
+        return explain(self._decision)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, fit for JSON."""
+        wishes = self._decision.wishes
+        return {
+            "route": self.route.value,
+            "reason": self.reason,
+            "requests": self.requests,
+            "cached": self.cached,
+            "tokens_in": self._decision.load.tokens_in,
+            "tokens_out": self._decision.load.tokens_out,
+            "deadline": wishes.deadline,
+            "budget": wishes.budget,
+            "time_value": wishes.time_value,
+            "options": [_plain(option) for option in self.options],
+        }
+
+    def run(self, *, budget: float | str | None = None) -> ResultList:
+        """Carry the plan out by its route, and hold to it.
+
+        The deadline, if there is one, counts from now. What is spent stays within the budget of the plan, or
+        in real time else within ``cost_high``: requests beyond it fail with ``BudgetExceeded``, what was
+        finished is kept. A batch costs what its answers take; a limit near that would only cut it, as every
+        request must be held back at its worst.
+
+        Args:
+            budget: USD to stay within instead, or as ``"5 USD"``.
+
+        Raises:
+            ConfigError: the budget is none.
+            AllRequestsFailed: when not one request was answered.
+        """
+        decision = self._decision
+        limit: Any = budget if budget is not None else decision.wishes.budget  # checked as that of a list
+        if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
+            limit = self.cost_high
+        return self._run(evolve(decision, wishes=evolve(decision.wishes, budget=limit)))
+
+
+def _plain(option: Option) -> dict[str, Any]:
+    cost = option.cost
+    return {
+        "route": option.route.value,
+        "p50": option.p50,
+        "p95": option.p95,
+        "expected": option.expected,
+        "cost": None if cost is None else cost.expected,
+        "cost_low": None if cost is None else cost.low,
+        "cost_high": None if cost is None else cost.high,
+        "weight": option.weight,
+        "calls": option.calls,
+        "batches": option.batches,
+        "first": option.first,
+        "quota": option.quota,
+        "odds": option.odds,
+        "risk": option.risk,
+        "feasible": option.feasible,
+        "problem": option.problem,
+    }

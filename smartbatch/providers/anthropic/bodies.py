@@ -1,0 +1,146 @@
+"""Request bodies of Anthropic's Messages API, as plain dictionaries; nothing is sent here.
+
+Source of the fields: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Generation, Message, Request
+
+__all__ = ["OLD_VERSION", "VERSION", "check_request", "message_body"]
+
+VERSION = "2026-10-21"
+"""The API version this adapter was written for; it takes no sampling parameters."""
+OLD_VERSION = "2023-06-01"
+"""The version before, which takes them for the models that still know them."""
+
+_RESERVED = ("model", "messages", "stream")
+_INSTRUCTIONS = ("system", "developer")
+
+
+def message_body(
+    request: Request, model: str, version: str, default_max_tokens: int
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Return the body of ``POST /v1/messages``, and what was left out of it with the reasons.
+
+    Args:
+        request: with all parameters filled in.
+        model: the model's name.
+        version: the ``anthropic-version`` the request is sent under.
+        default_max_tokens: for requests without ``max_tokens``, which the API requires.
+    """
+    params = request.params
+    system, messages = _conversation(request)
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": default_max_tokens if params.max_tokens is None else params.max_tokens,
+        "messages": messages,
+    }
+    if system:
+        body["system"] = system
+    if params.stop is not None:
+        body["stop_sequences"] = list(params.stop)
+    dropped = _add_sampling(body, params, version)
+    extra = dict(params.extra or {})
+    if params.schema is not None:
+        form = {"format": {"type": "json_schema", "schema": params.schema}}
+        body["output_config"] = {**(extra.pop("output_config", None) or {}), **form}
+    body.update(extra)
+    return body, dropped
+
+
+def check_request(request: Request, version: str) -> None:
+    """Refuse what the API cannot take, or what would change the shape of the answer.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    _check_params(request.params, version)
+    if isinstance(request.prompt, str):
+        return
+    for message in request.prompt:
+        if message.role not in ("user", "assistant", *_INSTRUCTIONS):
+            raise InvalidRequest(
+                f"Anthropic takes no messages of the role {message.role!r}; use user, assistant and system "
+                "(tool results are content parts of a user message)",
+                field="prompt",
+            )
+    if all(message.role in _INSTRUCTIONS for message in request.prompt):
+        raise InvalidRequest("the conversation needs a user message", field="prompt")
+
+
+def _check_params(params: Generation, version: str) -> None:
+    extra = params.extra or {}
+    if params.response_format is not None:
+        raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
+    for field in _RESERVED:
+        if field in extra:
+            raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+    if params.system is not None and "system" in extra:
+        raise InvalidRequest("system is set twice, by itself and in extra", field="extra")
+    config = extra.get("output_config")
+    if params.schema is not None and config is not None:
+        if not isinstance(config, Mapping):
+            raise InvalidRequest("extra['output_config'] must be a mapping", field="extra")
+        if "format" in config:
+            raise InvalidRequest("the format is set twice, by schema and in extra", field="extra")
+    if version != VERSION and params.temperature is not None and params.temperature > 1:
+        raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
+
+
+def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tuple[tuple[str, str], ...]:
+    """Add the sampling parameters the version takes; return the others."""
+    dropped = []
+    for name in ("temperature", "top_p"):
+        value = getattr(params, name)
+        if value is None:
+            continue
+        if version == VERSION:
+            dropped.append(
+                (
+                    name,
+                    f"Anthropic's API {VERSION} takes no sampling parameters; "
+                    f"api_version='{OLD_VERSION}' sends them to models that still do",
+                )
+            )
+        else:
+            body[name] = value
+    if params.seed is not None:
+        dropped.append(("seed", "Anthropic's API knows no seed"))
+    return tuple(dropped)
+
+
+def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
+    """Instructions and messages: the API takes instructions beside the messages only."""
+    params, prompt = request.params, request.prompt
+    if isinstance(prompt, str):
+        return params.system or "", [{"role": "user", "content": prompt}]
+    instructions: list[Any] = [] if params.system is None else [params.system]
+    messages: list[dict[str, Any]] = []
+    for message in prompt:
+        if message.role in _INSTRUCTIONS:
+            instructions.append(_content(message))
+        else:
+            messages.append({"role": message.role, "content": _content(message)})
+    return _joined(instructions), messages
+
+
+def _joined(instructions: Sequence[Any]) -> str | list[Any]:
+    """One text, or a list of blocks where one of them is a list (which may carry cache marks)."""
+    if all(isinstance(text, str) for text in instructions):
+        return "\n\n".join(text for text in instructions if text)
+    blocks: list[Any] = []
+    for text in instructions:
+        if not isinstance(text, str):
+            blocks += text
+        elif text:
+            blocks.append({"type": "text", "text": text})
+    return blocks
+
+
+def _content(message: Message) -> str | list[Mapping[str, Any]]:
+    return message.content if isinstance(message.content, str) else list(message.content)

@@ -1,0 +1,318 @@
+"""What every provider's Batch API is to the job engine: files, batches, lists and lines, in one set of words.
+
+An adapter of this kind knows models and errors only. It makes one remote call a method, within a total
+deadline; it never retries, waits, logs or decides. What it raises is turned into a
+:class:`~smartbatch.errors.ProviderError` by :meth:`BatchApi.classify`; whether a create may have happened
+although no answer came is :attr:`~smartbatch.errors.ProviderError.maybe_billed`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from smartbatch.errors import ProviderError
+from smartbatch.types import Answer, Kind, Request
+
+__all__ = [
+    "BatchAbilities",
+    "BatchApi",
+    "BatchPage",
+    "Creation",
+    "Line",
+    "LineOutcome",
+    "RemoteBatch",
+    "RemoteFile",
+    "RemoteState",
+    "enqueued_limit",
+]
+
+
+@frozen
+class BatchAbilities:
+    """What a provider's Batch API can do, and how much of it.
+
+    Attributes:
+        max_requests: most requests of one batch.
+        max_bytes: most bytes of one batch's input.
+        kinds: what can be asked for in a batch.
+        files: True when the input is a file that is uploaded before the create; False when it is sent inline.
+        named_files: True when the client chooses a file's id, so that a second upload meets the first.
+        labels: True when a batch shows the mark it was created with, also in the list.
+        fence: True when a create that names a deleted input file is refused, so that an attempt can be ended
+            for certain.
+        counts: True when a batch that is running tells how many of its requests are done.
+        retention: seconds after the create for which results can be fetched.
+    """
+
+    max_requests: int
+    max_bytes: int
+    kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
+    files: bool = True
+    named_files: bool = False
+    labels: bool = True
+    fence: bool = True
+    counts: bool = True
+    retention: float = 29 * 86_400.0
+
+
+class RemoteState(enum.Enum):
+    """Where a remote batch stands. A word no adapter knows is :attr:`RUNNING`: not finished."""
+
+    RUNNING = "running"
+    ENDING = "ending"
+    """Cancelled or finalizing; what comes is not settled yet."""
+    COMPLETED = "completed"
+    """Ended by itself; every output is there."""
+    FAILED = "failed"
+    """Refused at validation, or failed as a whole. Outputs may exist all the same and are read."""
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """True in every terminal state."""
+        return self not in (RemoteState.RUNNING, RemoteState.ENDING)
+
+
+@frozen
+class RemoteFile:
+    """An uploaded file.
+
+    Attributes:
+        id: the provider's id.
+        name: the name it was uploaded under.
+        size: bytes, where the provider says so.
+        ready: False while the provider still processes it.
+    """
+
+    id: str
+    name: str
+    size: int | None = None
+    ready: bool = True
+
+
+@frozen
+class RemoteBatch:
+    """A provider's batch, as it last told.
+
+    Attributes:
+        id: the provider's id; checked against a pattern, so it is safe in URLs, SQL and file names.
+        state: see :class:`RemoteState`.
+        word: the provider's own word for the state.
+        created_at: Unix seconds by the provider's clock; ``None`` where unknown.
+        mark: the nonce it was created with, where the provider shows it.
+        file_id: the input file, where the provider shows it.
+        total: how many requests it has; ``None`` where unknown.
+        completed, failed: how many are done so far, as far as the provider tells.
+        outputs: where its results are, in the adapter's own words; read all of them.
+        reason: why it failed as a whole, scrubbed.
+        code: the provider's code of that failure, such as ``token_limit_exceeded``.
+        error: the same failure with its meaning; ``None`` when it did not fail as a whole.
+    """
+
+    id: str
+    state: RemoteState
+    word: str = ""
+    created_at: float | None = None
+    mark: str | None = None
+    file_id: str | None = None
+    total: int | None = None
+    completed: int = 0
+    failed: int = 0
+    outputs: tuple[str, ...] = ()
+    reason: str | None = None
+    code: str | None = None
+    error: ProviderError | None = None
+
+
+@frozen
+class BatchPage:
+    """Some batches of a scope, newest first.
+
+    Attributes:
+        batches: as the provider listed them.
+        next: what to ask the next page with; ``None`` on the last.
+        server_time: Unix seconds of the answer's ``Date`` header, where there is one.
+    """
+
+    batches: tuple[RemoteBatch, ...]
+    next: str | None = None
+    server_time: float | None = None
+
+
+@frozen
+class Creation:
+    """What one create says.
+
+    Attributes:
+        mark: the attempt's nonce; goes wherever the provider shows it again.
+        model: without the provider's prefix.
+        kind: what all its requests ask for.
+        size: how many requests there are.
+        file_id: the uploaded input; ``None`` for an inline create.
+        lines: the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made.
+    """
+
+    mark: str
+    model: str
+    kind: Kind
+    size: int
+    file_id: str | None = None
+    lines: Path | None = None
+
+
+class LineOutcome(enum.Enum):
+    """What became of one request of a batch."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """An error that asking again would repeat."""
+    RETRY = "retry"
+    """An error that may be gone the next time: server errors, overload, time-outs, status 0."""
+    UNRUN = "unrun"
+    """Never executed and not billed: expired, cancelled."""
+
+
+@frozen
+class Line:
+    """One line of a batch's results, understood.
+
+    Attributes:
+        wire_id: the id the request was sent with.
+        outcome: see :class:`LineOutcome`.
+        answer: for ``OK``.
+        error: for the others; usage it was billed for is in ``error.usage``.
+    """
+
+    wire_id: str
+    outcome: LineOutcome
+    answer: Answer | None = None
+    error: ProviderError | None = None
+
+
+class BatchApi(ABC):
+    """One provider's Batch API. Safe to use from several threads.
+
+    Attributes:
+        name: the provider's prefix.
+        scope: as :attr:`Provider.scope <smartbatch.providers.base.Provider.scope>`: which account, server,
+            organisation. Batches of one scope are visible to it alone.
+        abilities: see :class:`BatchAbilities`.
+    """
+
+    name: str
+    scope: str
+    abilities: BatchAbilities
+
+    # -- input -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
+        """Return ``request`` as one line of a batch's input, without a line end; deterministic.
+
+        Args:
+            request: with all its parameters.
+            model: without the prefix.
+            wire_id: 1 to 64 of ``[a-zA-Z0-9_-]``.
+        """
+
+    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
+        """Return the parameters of ``request`` that :meth:`encode` leaves out, each with the reason."""
+        return ()
+
+    def overhead(self, size: int) -> int:  # noqa: ARG002
+        """Return the bytes a batch of ``size`` requests has besides its lines and their ends."""
+        return 0
+
+    def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
+        """Upload ``source`` under ``name``; only called where ``abilities.files``.
+
+        Where ``abilities.named_files``, a name that is taken returns the file that has it.
+        """
+        raise NotImplementedError(f"{self.name} takes no files")
+
+    def find_file(self, name: str, timeout: float) -> RemoteFile | None:
+        """Return the file uploaded under ``name``, or ``None`` when there certainly is none now."""
+        raise NotImplementedError(f"{self.name} takes no files")
+
+    def delete_file(self, file_id: str, timeout: float) -> None:
+        """Delete a file; one that is gone already is a success."""
+        raise NotImplementedError(f"{self.name} takes no files")
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create(self, creation: Creation, timeout: float) -> RemoteBatch:
+        """Create a batch with exactly one request on the wire, on a fresh connection.
+
+        Raises:
+            ProviderError: from :meth:`classify`; ``maybe_billed`` is False only when the batch certainly does
+                not exist: nothing was sent, or a well-formed refusal came
+                (400, 401, 403, 404, 413, 422, 429).
+        """
+
+    @abstractmethod
+    def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
+        """Return the batch, or ``None`` when the provider says there is none of that id."""
+
+    @abstractmethod
+    def page(self, after: str | None, timeout: float) -> BatchPage:
+        """Return a page of the scope's batches, newest first; ``after`` is the last page's ``next``."""
+
+    @abstractmethod
+    def cancel(self, batch_id: str, timeout: float) -> None:
+        """Ask to cancel; one that has ended already is a success."""
+
+    def delete_batch(self, batch_id: str, timeout: float) -> None:
+        """Delete what the provider keeps of an ended batch besides files; nothing where there is nothing."""
+
+    def output_files(self, batch: RemoteBatch) -> Sequence[str]:  # noqa: ARG002
+        """Return the ids of the files with results, for tidying up."""
+        return ()
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+        """Yield pieces of one of ``batch.outputs``, as they come; the caller closes the iterator.
+
+        ``timeout`` counts for the whole download. An early end raises.
+        """
+
+    @abstractmethod
+    def read_line(self, line: bytes, kind: Kind) -> Line:
+        """Understand one line of results.
+
+        Raises:
+            ValueError: for what is no such line: cut, garbled, without an id.
+        """
+
+    # -- errors and life -------------------------------------------------------------------------------------
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Return the meaning of what a method raised."""
+        if isinstance(error, ProviderError):
+            return error
+        return ProviderError(f"the batch call failed ({type(error).__name__})", maybe_billed=True)
+
+    def close(self) -> None:
+        """Close connections; calls under way end soon, with an error. May be called twice."""
+
+    def abandon(self) -> None:
+        """Forget everything inherited over a fork."""
+
+
+def enqueued_limit(reason: str | None) -> float:
+    """Return the enqueued-token limit an error text names, or infinity.
+
+    OpenAI: ``Enqueued token limit reached for MODEL … Limit: N enqueued tokens.``
+    """
+    found = re.search(r"[Ll]imit:\s*([\d,]+)\s*enqueued", reason or "")
+    return float(found.group(1).replace(",", "")) if found else math.inf

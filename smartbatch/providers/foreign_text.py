@@ -1,0 +1,105 @@
+"""Foreign texts and numbers: what of an answer may be kept, and what must never come back in an error."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from smartbatch.errors import ProviderError, scrub
+from smartbatch.types import Request
+
+__all__ = ["PLAIN_ID", "PLAIN_WORD", "count", "echoes", "short", "sound", "texts", "told", "without_echo"]
+
+PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
+"""What an error code or a finish reason looks like."""
+PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)
+"""What the id of a call or the name of a model looks like."""
+
+_MOST_TOKENS = 10**9
+_ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
+
+
+def told(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
+    """Return a provider's text as it may be shown: without keys, cut, left out if it repeats a prompt."""
+    if not message:
+        return ""
+    text = scrub(message[:2000], *secrets, limit=200)
+    return "(its text is left out, it repeats the prompt)" if echoes(text, texts(requests)) else text
+
+
+def without_echo(error: ProviderError, request: Request) -> ProviderError:
+    """Return an error that was read without knowing its request, without pieces of that request's prompt.
+
+    Args:
+        error: as a line of a batch's results carried it; scrubbed already.
+        request: the request it happened to.
+    """
+    if not echoes(error.message, texts((request,))):
+        return error
+    quiet = copy.copy(error)
+    before = error.message.partition(": ")[0]
+    quiet.message = f"{before}: (its text is left out, it repeats the prompt)"
+    if echoes(before, texts((request,))):
+        quiet.message = "the request failed (the error's text is left out, it repeats the prompt)"
+    quiet.args = (quiet.message,)
+    return quiet
+
+
+def texts(requests: Sequence[Request]) -> Iterator[str]:
+    """Yield every text of some requests."""
+    for request in requests:
+        if request.params.system:
+            yield request.params.system
+        if isinstance(request.prompt, str):
+            yield request.prompt
+            continue
+        for message in request.prompt:
+            if isinstance(message.content, str):
+                yield message.content
+            else:
+                yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
+
+
+def echoes(text: str, prompts: Iterator[str]) -> bool:
+    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one.
+
+    Blank space counts as one space on both sides.
+    """
+    text = " ".join(text.split())
+    for prompt in prompts:
+        prompt = " ".join(prompt.split())
+        if len(prompt) < _ECHO:
+            if len(prompt) >= 4 and prompt in text:
+                return True
+            continue
+        # Any common run of 20 holds one of the blocks of 10 at multiples of 10: look for those first.
+        for start in range(0, len(text) - 9, 10):
+            if text[start : start + 10] in prompt and any(
+                text[at : at + _ECHO] in prompt
+                for at in range(max(0, start - 10), min(start + 1, len(text) - _ECHO + 1))
+            ):
+                return True
+    return False
+
+
+def sound(text: str) -> str:
+    """The text with lone surrogates replaced: JSON can carry them, UTF-8 files and databases cannot."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def count(value: Any) -> int | None:
+    """Return a number of tokens; ``None`` for anything that cannot be one."""
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
+
+
+def short(value: Any, form: re.Pattern[str]) -> str | None:
+    """Return the value if it is a text of this form."""
+    return value if isinstance(value, str) and form.fullmatch(value) else None

@@ -1,0 +1,187 @@
+"""Reads the answers of the Gemini API. Zero counters are left out on the wire, so every field is optional."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import evolve
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound
+from smartbatch.providers.vectors import invalid, shares, vector
+from smartbatch.types import Answer, Request, Usage
+
+__all__ = ["Gathered", "read_answer", "read_embeddings", "usage_of"]
+
+_FINISH = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "CONTINUATION": "length",  # there is more to come, which would be a further call; it is not made
+    "SAFETY": "content_filter",
+    "RECITATION": "content_filter",
+    "BLOCKLIST": "content_filter",
+    "PROHIBITED_CONTENT": "content_filter",
+    "SPII": "content_filter",
+    "IMAGE_SAFETY": "content_filter",
+    "IMAGE_PROHIBITED_CONTENT": "content_filter",
+    "IMAGE_RECITATION": "content_filter",
+}
+"""Finish reasons (reference of ``FinishReason``); those not listed keep their own word in lower case."""
+
+_UNSAID = re.compile(r"[A-Z_]+_UNSPECIFIED")
+
+
+class Gathered:
+    """An answer put together from the one body of a call, or from the chunks of a stream.
+
+    Attributes:
+        ended: True once a finish reason, or a block of the prompt, has come.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._texts: list[str] = []
+        self._finish: str | None = None
+        self._usage: Usage | None = None
+        self._model: str | None = None
+        self._identity: str | None = None
+        self._tier: str | None = None
+        self._calls = False
+
+    def add(self, data: Mapping[str, Any]) -> str:
+        """Take in a body or a chunk and return its text.
+
+        Raises:
+            ProviderError: ``INVALID_RESPONSE`` for another shape.
+        """
+        self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
+        self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
+        metadata = data.get("usageMetadata")
+        self._usage = usage_of(metadata) or self._usage
+        if isinstance(metadata, dict):
+            self._tier = _tier(metadata.get("serviceTier")) or self._tier
+        candidates = data.get("candidates")
+        if candidates:
+            text = self._candidate(candidates)
+            self._texts.append(text)
+            return text
+        feedback = data.get("promptFeedback")
+        reason = feedback.get("blockReason") if isinstance(feedback, dict) else None
+        if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
+            self._finish, self.ended = "content_filter", True
+        return ""
+
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
+        return Answer(
+            text=sound("".join(self._texts)),
+            usage=self._usage,
+            finish_reason=finish or "unknown",
+            model=self._model,
+            provider_request_id=self._identity,
+            tier=self._tier,
+        )
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of the call, where they have come."""
+        return self._usage
+
+    def _candidate(self, candidates: Any) -> str:
+        try:
+            candidate = candidates[0]
+            content = candidate.get("content") or {}
+            parts = content.get("parts") or ()
+            reason = candidate.get("finishReason")
+            texts = [part.get("text") for part in parts if not part.get("thought")]
+            self._calls = self._calls or any("functionCall" in part for part in parts)
+        except (LookupError, TypeError, AttributeError):
+            raise _shapeless(self._usage) from None
+        if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
+            self.ended = True
+            self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
+        return "".join(text for text in texts if isinstance(text, str))
+
+
+def _tier(told: Any) -> str | None:
+    """The tier that answered; enumerated values may come in capitals, and say nothing when unspecified."""
+    word = (short(told, PLAIN_WORD) or "unspecified").lower()
+    return None if word.endswith("unspecified") else word
+
+
+def read_answer(data: Mapping[str, Any]) -> Answer:
+    """Return the answer of ``:generateContent``; of a blocked prompt an empty text with ``content_filter``.
+
+    Raises:
+        ProviderError: ``INVALID_RESPONSE`` when there is neither a candidate nor a reason for that.
+    """
+    gathered = Gathered()
+    gathered.add(data)
+    if not data.get("candidates") and not gathered.ended:
+        raise _shapeless(gathered.usage)
+    return gathered.answer
+
+
+def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> list[Answer]:
+    """Return an answer for each request; the API sends the vectors in the requests' order, without an index.
+
+    Raises:
+        ProviderError: ``INVALID_RESPONSE`` for another number of vectors, for vectors of another length than
+            asked for or of different lengths, and for numbers that are not finite.
+    """
+    found = data.get("embeddings")
+    if not isinstance(found, list) or len(found) != len(requests):
+        amount = len(found) if isinstance(found, list) else "no"
+        raise invalid(f"the answer has {amount} vectors for {len(requests)} texts")
+    wanted = requests[0].embedding
+    dimensions = wanted.dimensions if wanted is not None else None
+    vectors = [vector(each.get("values") if isinstance(each, dict) else None, dimensions) for each in found]
+    if any(len(each) != len(vectors[0]) for each in vectors):
+        raise invalid("the vectors of one call have different lengths")
+    common = Answer(
+        model=short(data.get("modelVersion"), PLAIN_ID),
+        provider_request_id=short(data.get("responseId"), PLAIN_ID),
+    )
+    usage = usage_of(data.get("usageMetadata"))
+    if usage is None:
+        return [evolve(common, embedding=each) for each in vectors]
+    parts = shares(usage.input_tokens, [len(str(request.prompt)) for request in requests])
+    return [
+        evolve(common, embedding=each, usage=Usage(input_tokens=part))
+        for each, part in zip(vectors, parts, strict=True)
+    ]
+
+
+def usage_of(found: Any) -> Usage | None:
+    """Return the billed tokens; ``None`` when there is none or it is absurd. Thoughts count as output."""
+    if not isinstance(found, dict) or not found:
+        return None
+    prompt, cached, made, thought, tools = (
+        count(found.get(name, 0))
+        for name in (
+            "promptTokenCount",
+            "cachedContentTokenCount",
+            "candidatesTokenCount",
+            "thoughtsTokenCount",
+            "toolUsePromptTokenCount",
+        )
+    )
+    if prompt is None or made is None or thought is None:
+        return None
+    taken = prompt + (tools or 0)
+    return Usage(taken, made + thought, min(cached or 0, taken), thought)
+
+
+def _shapeless(usage: Usage | None) -> ProviderError:
+    return ProviderError(
+        "the answer has neither a candidate nor a reason why there is none",
+        kind=ErrorKind.INVALID_RESPONSE,
+        status=200,
+        code="shape",
+        maybe_billed=True,
+        usage=usage,
+    )

@@ -1,0 +1,159 @@
+"""Request bodies of the Gemini API, as plain dictionaries; nothing is sent here.
+
+Source of the fields: Google's reference of ``models.generateContent`` and ``models.batchEmbedContents``, and
+the requests the ``google-genai`` SDK 3.4 makes. The API takes camel and snake case alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Message, Request
+
+__all__ = ["MAX_TEXTS", "MAX_TEXT_TOKENS", "check_request", "embed_body", "generate_body", "resource"]
+
+MAX_TEXTS = 100
+"""Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""
+MAX_TEXT_TOKENS = 100 * 2048
+"""The texts of one call at ``gemini-embedding-001``'s 2,048 tokens for each; no total is documented."""
+
+_MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
+_ROLES = {"user": "user", "assistant": "model"}
+_SYSTEM = ("system", "developer")
+_JSON = "application/json"
+_RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
+_CONFIGS = ("generationConfig", "generation_config")
+
+
+def resource(model: str) -> str:
+    """Return a model as the API's paths name it: ``models/gemini-3.8-flash``."""
+    return model if "/" in model else f"models/{model}"
+
+
+def generate_body(request: Request) -> dict[str, Any]:
+    """Return the body of ``:generateContent`` and ``:streamGenerateContent``.
+
+    Args:
+        request: with all parameters filled in, and checked.
+    """
+    params = request.params
+    system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
+    contents: list[dict[str, Any]] = []
+    if isinstance(request.prompt, str):
+        contents.append({"role": "user", "parts": [{"text": request.prompt}]})
+    else:
+        for message in request.prompt:
+            if message.role in _SYSTEM:
+                system += _parts(message)
+            else:
+                contents.append({"role": _ROLES[message.role], "parts": _parts(message)})
+    body: dict[str, Any] = {"contents": contents}
+    if system:
+        body["systemInstruction"] = {"parts": system}
+    config = _config(request)
+    for name, value in (params.extra or {}).items():
+        if name in _CONFIGS:
+            config |= value
+        else:
+            body[name] = value
+    if config:
+        body["generationConfig"] = config
+    return body
+
+
+def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
+    """Return the body of ``:batchEmbedContents``: one content for each text.
+
+    Several texts in one content would come back as one vector for all of them.
+    """
+    wanted = requests[0].embedding
+    options: dict[str, Any] = {}
+    if wanted is not None and wanted.task_type is not None:
+        options["taskType"] = wanted.task_type
+    if wanted is not None and wanted.dimensions is not None:
+        options["outputDimensionality"] = wanted.dimensions
+    name = resource(model)
+    return {
+        "requests": [
+            {"model": name, "content": {"role": "user", "parts": [{"text": request.prompt}]}, **options}
+            for request in requests
+        ]
+    }
+
+
+def check_request(request: Request, model: str) -> None:
+    """Refuse what cannot be sent, or would change the shape of the answer.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    if not _MODEL.fullmatch(model):
+        raise InvalidRequest(
+            "the model's name may have letters, digits, '.', '_', '-' and a leading models/", field="model"
+        )
+    if request.embedding is not None:
+        return
+    form = request.params.response_format
+    if form is not None and form.get("type") not in ("text", "json_object"):
+        raise InvalidRequest(
+            "Gemini takes no response_format; pass the JSON schema as schema=", field="response_format"
+        )
+    _check_prompt(request)
+    _check_extra(request.params.extra or {})
+
+
+def _check_prompt(request: Request) -> None:
+    if isinstance(request.prompt, str):
+        return
+    for message in request.prompt:
+        if message.role not in _ROLES and message.role not in _SYSTEM:
+            raise InvalidRequest(
+                f"a message has the role {message.role!r}; Gemini takes user, assistant and system",
+                field="prompt",
+            )
+    if all(message.role in _SYSTEM for message in request.prompt):
+        raise InvalidRequest("there is no user message beside the system's", field="prompt")
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    for name in _RESERVED:
+        if name in extra:
+            raise InvalidRequest(f"extra may not set {name!r}; the client sets it", field="extra")
+    for name in _CONFIGS:
+        config = extra.get(name, {})
+        if not isinstance(config, Mapping):
+            raise InvalidRequest(f"extra[{name!r}] must be a mapping", field="extra")
+        if any(config.get(count, 1) != 1 for count in ("candidateCount", "candidate_count")):
+            raise InvalidRequest(
+                "extra may not ask for several candidates: submit the prompt several times", field="extra"
+            )
+
+
+def _config(request: Request) -> dict[str, Any]:
+    params = request.params
+    named = (
+        ("maxOutputTokens", params.max_tokens),
+        ("temperature", params.temperature),
+        ("topP", params.top_p),
+        ("seed", params.seed),
+    )
+    config: dict[str, Any] = {name: value for name, value in named if value is not None}
+    if params.stop is not None:
+        config["stopSequences"] = list(params.stop)
+    if params.schema is not None:
+        config |= {"responseMimeType": _JSON, "responseJsonSchema": params.schema}
+    elif params.response_format is not None and params.response_format.get("type") == "json_object":
+        config["responseMimeType"] = _JSON
+    return config
+
+
+def _parts(message: Message) -> list[Mapping[str, Any]]:
+    """The parts of a message; text parts in the chat style lose their ``type``, others go as they are."""
+    if isinstance(message.content, str):
+        return [{"text": message.content}]
+    return [
+        {"text": part.get("text", "")} if part.get("type") == "text" else part for part in message.content
+    ]

@@ -1,0 +1,204 @@
+"""What the Gemini API's errors mean.
+
+Sources: Google's troubleshooting guide and rate limit pages, ``google.rpc`` error details, and error bodies
+of the live service in public reports. There are no limit headers: a refusal's details are all that is said.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
+from smartbatch.providers.http.replies import redirected
+from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_duration, parse_retry_after
+from smartbatch.types import LimitReport, Request
+
+__all__ = ["read_error"]
+
+_BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired|is invalid)|API_KEY_INVALID", re.I)
+_TOO_LONG = re.compile(
+    r"exceeds? (?:the )?(?:maximum|limit)[^.]{0,40}tokens|context (?:length|window|size)[^.]{0,40}exceed",
+    re.I,
+)
+_PLACE = re.compile(r"(?:location|region|country) is not supported", re.I)
+_NO_MONEY = re.compile(r"credits (?:are|have been) (?:depleted|used up)|spend(?:ing)?[ -](?:cap|limit)", re.I)
+_BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
+
+_STATUSES = {
+    401: ErrorKind.AUTH_ERROR,
+    402: ErrorKind.NO_MONEY,
+    403: ErrorKind.AUTH_ERROR,
+    408: ErrorKind.SERVER_ERROR,
+    409: ErrorKind.SERVER_ERROR,  # ABORTED: a conflict; again
+    429: ErrorKind.RATE_LIMIT,
+    499: ErrorKind.SERVER_ERROR,  # CANCELLED by the service's side
+    501: ErrorKind.CLIENT_ERROR,
+    504: ErrorKind.TIMEOUT,  # DEADLINE_EXCEEDED: the prompt was too much for the time it had
+}
+
+
+@frozen
+class _Error:
+    """An error body, taken apart.
+
+    Attributes:
+        message, status: of the error.
+        reasons: of its ``ErrorInfo`` details.
+        violations: quota id and value, as far as they are said.
+        wait: seconds of its ``RetryInfo``.
+        code: the HTTP status it names itself.
+    """
+
+    message: str = ""
+    status: str | None = None
+    reasons: tuple[str, ...] = ()
+    violations: tuple[tuple[str, str | None], ...] = ()
+    wait: float | None = None
+    code: int | None = field(default=None)
+
+    def quotas(self, word: str) -> list[tuple[str, str | None]]:
+        """The violated quotas with this word in their name."""
+        return [(name, value) for name, value in self.violations if word in name]
+
+
+def read_error(
+    status: int,
+    data: Any,
+    requests: Sequence[Request],
+    *secrets: str | None,
+    headers: Mapping[str, str] | None = None,
+) -> ProviderError:
+    """Return the meaning of an error answer, without the key and without pieces of the prompts.
+
+    Args:
+        status: the HTTP status; an error inside a 200 is taken by the status it names itself.
+        data: the decoded body; ``None`` where it was no JSON.
+        requests: whose texts must not come back in the error.
+        secrets: further texts that must not.
+        headers: the answer's headers by lower-case name.
+    """
+    if 300 <= status < 400:
+        return redirected(status)
+    found = _take_apart(data)
+    inside = status < 300
+    if inside and found.code is not None:
+        status = found.code
+    if status == 429 and (spent := _used_up(found)) is not None:
+        return spent
+    kind = _kind(status, found)
+    wait = found.wait if found.wait is not None else parse_retry_after(headers or {}, time.time())
+    text = told(found.message, requests, *secrets)
+    return ProviderError(
+        f"the provider answered {status}{f' {found.status}' if found.status else ''}"
+        f"{f': {text}' if text else ''}",
+        kind=kind,
+        status=status,
+        code="API_KEY_INVALID" if "API_KEY_INVALID" in found.reasons else found.status,
+        retry_after=None if wait is None else min(wait, RETRY_AFTER_CEILING),
+        limits=_limits(found) if kind is ErrorKind.RATE_LIMIT else None,
+        maybe_billed=inside or status == 504,
+    )
+
+
+def _kind(status: int, found: _Error) -> ErrorKind:
+    if 200 <= status < 300:
+        return ErrorKind.INVALID_RESPONSE
+    if "API_KEY_INVALID" in found.reasons or (status in (400, 403) and _BAD_KEY.search(found.message)):
+        return ErrorKind.AUTH_ERROR
+    if status in (400, 403) and (
+        "BILLING_DISABLED" in found.reasons
+        or _BILLING.search(found.message)
+        or _NO_MONEY.search(found.message)
+    ):
+        return ErrorKind.NO_MONEY
+    if status in (400, 413, 500) and _TOO_LONG.search(found.message):
+        return ErrorKind.CONTEXT_TOO_LONG
+    if status == 400 and _PLACE.search(found.message):
+        return ErrorKind.AUTH_ERROR  # the API may not be used from here: no other request will fare better
+    if status in _STATUSES:
+        return _STATUSES[status]
+    return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR
+
+
+def _used_up(found: _Error) -> ProviderError | None:
+    """The verdict on a 429 that no wait of this day will turn; its own delay of seconds is misleading."""
+    code, text = None, ""
+    if day := found.quotas("PerDay"):
+        name, value = day[0]
+        amount = f" of {value}" if value is not None else ""
+        code = "daily_quota"
+        text = f"the day's quota{amount} is used up until midnight Pacific time ({name}); use another model"
+    elif none := [name for name, value in found.violations if value == "0"]:
+        code, text = "no_quota", f"the project has no quota for this model ({none[0]}); enable billing for it"
+    elif _NO_MONEY.search(found.message):
+        code, text = "no_money", "the project's credit or spend limit is used up; see its billing page"
+    if code is None:
+        return None
+    return ProviderError(f"the provider answered 429: {text}", kind=ErrorKind.NO_MONEY, status=429, code=code)
+
+
+def _limits(found: _Error) -> LimitReport | None:
+    """The limits a minute that a refusal names."""
+    report: dict[str, int] = {}
+    for name, value in found.quotas("PerMinute"):
+        if value is not None:
+            what = "input_limit" if "token" in name.lower() else "requests_limit"
+            report[what] = min(int(value), report.get(what, int(value)))
+    return LimitReport(**report) if report else None
+
+
+def _take_apart(data: Any) -> _Error:
+    if isinstance(data, list) and data:  # the streaming endpoint wraps the object in a list
+        data = data[0]
+    error = data.get("error") if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        return _Error()
+    message, code = error.get("message"), error.get("code")
+    reasons: list[str] = []
+    violations: list[tuple[str, str | None]] = []
+    wait: float | None = None
+    for detail in _dicts(error.get("details")):
+        if isinstance(reason := detail.get("reason"), str):
+            reasons.append(reason)
+        violations += map(_violation, _dicts(detail.get("violations")))
+        if "retryDelay" in detail:
+            wait = _delay(detail["retryDelay"])
+    return _Error(
+        message=message if isinstance(message, str) else "",
+        status=short(error.get("status"), PLAIN_WORD),
+        reasons=tuple(reasons),
+        violations=tuple(violations),
+        wait=wait,
+        code=code if type(code) is int and 400 <= code <= 599 else None,
+    )
+
+
+def _dicts(found: Any) -> Iterator[Mapping[str, Any]]:
+    return (each for each in found if isinstance(each, dict)) if isinstance(found, list) else iter(())
+
+
+def _violation(violation: Mapping[str, Any]) -> tuple[str, str | None]:
+    name = (
+        short(violation.get("quotaId"), PLAIN_WORD) or short(violation.get("quotaMetric"), PLAIN_WORD) or ""
+    )
+    value = str(violation.get("quotaValue", ""))
+    return name, value if re.fullmatch(r"[0-9]{1,12}", value) else None
+
+
+def _delay(value: Any) -> float | None:
+    """The seconds of a protobuf duration: ``"41s"``, ``"0.847655010s"``, or its two fields."""
+    if isinstance(value, str):
+        return parse_duration(value)
+    if isinstance(value, dict):
+        seconds, nanos = value.get("seconds", 0), value.get("nanos", 0)
+        try:
+            return max(0.0, int(seconds) + int(nanos) / 1e9)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return None

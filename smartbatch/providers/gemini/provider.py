@@ -1,0 +1,274 @@
+"""Google's Gemini API through the ``google-genai`` SDK, over our own pool of connections.
+
+The SDK builds the requests, signs them and names their addresses. Its network is replaced by ours (see
+:mod:`smartbatch.providers.http.sdk_bridge`): by itself it has no time-out, keeps twenty connections for five seconds, and
+counts time-outs by the read. Its typed models are passed by as well: they cost more than the call itself,
+drop fields they do not know, follow continuations with calls nobody asked for, and merge a list of strings
+into one vector. So the body and its meaning are ours, and every call is exactly one request.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from smartbatch.errors import ConfigError, ProviderError
+from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.flex import GEMINI, FlexTier
+from smartbatch.providers.gemini.answers import read_answer, read_embeddings
+from smartbatch.providers.gemini.batches import GeminiBatches
+from smartbatch.providers.gemini.bodies import (
+    MAX_TEXT_TOKENS,
+    MAX_TEXTS,
+    check_request,
+    embed_body,
+    generate_body,
+    resource,
+)
+from smartbatch.providers.gemini.errors import read_error
+from smartbatch.providers.gemini.streams import GeminiStream
+from smartbatch.providers.http.batch_transport import BatchTransport
+from smartbatch.providers.http.endpoint import (
+    check_headers,
+    check_url,
+    not_pickled,
+    scope_of,
+    secrets_of,
+    setting,
+)
+from smartbatch.providers.http.network_errors import failure_of_call
+from smartbatch.providers.http.transport import DEFAULT_WORKERS, MAX_BODY, Reply, Transport
+from smartbatch.providers.openai.answers import decode
+from smartbatch.types import Answer, Request
+
+if TYPE_CHECKING:
+    from smartbatch.providers.gemini.sdk import GeminiSdk
+
+__all__ = ["GeminiProvider"]
+
+DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
+_OFFICIAL_HOST = "generativelanguage.googleapis.com"
+DEFAULT_VERSION = "v1"
+"""What the SDK 3.4 uses; ``v1beta`` has features that are not there yet."""
+
+_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+_VERSION = re.compile(r"[a-z0-9]{1,32}")
+_OWN_HEADERS = ("accept", "x-goog-api-key")
+
+_T = TypeVar("_T")
+
+
+class GeminiProvider(Provider):
+    """Generation, streams and embeddings of the Gemini API.
+
+    The key travels in a header only, and is never part of a text or a ``repr``; a provider cannot be pickled.
+
+    Vectors are exact to the wire. Those of ``gemini-embedding-001`` have unit length only at their full 3,072
+    dimensions: normalise shorter ones before comparing them by dot product.
+
+    Args:
+        api_key: ``GOOGLE_API_KEY``, or else ``GEMINI_API_KEY``, by default.
+        base_url: without the version; ``GOOGLE_GEMINI_BASE_URL`` by default.
+        api_version: ``GOOGLE_GENAI_API_VERSION`` by default, and ``v1`` without it.
+        headers: further headers; they count as secrets.
+        connect_timeout: most seconds until an address accepts the connection.
+        max_body: most bytes of a decoded answer.
+        flex: whether the server knows ``serviceTier: flex``; by default only Google's own is taken to. It is
+            asked for where a model has a price in that tier, which the bundled table does not list: give one
+            under ``prices``.
+        allow_http: send the key over plain ``http`` to another machine.
+
+    Raises:
+        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+    """
+
+    name = "gemini"
+    capabilities = Capabilities(
+        max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS, streams=True, schemas=True
+    )
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        api_version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout: float = 10.0,
+        max_body: int = MAX_BODY,
+        flex: bool | None = None,
+        allow_http: bool = False,
+    ) -> None:
+        self._key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
+        self._version = _check_version(setting(api_version, "GOOGLE_GENAI_API_VERSION"))
+        self._headers = dict(headers or {})
+        check_headers(self._headers)
+        if own := [name for name in self._headers if name.lower() in _OWN_HEADERS]:
+            raise ConfigError(f"headers may not set {own[0]!r}; the client sets it")
+        url = check_url(
+            setting(base_url, "GOOGLE_GEMINI_BASE_URL") or DEFAULT_BASE_URL,
+            example=DEFAULT_BASE_URL,
+            source="base_url= or GOOGLE_GEMINI_BASE_URL",
+            carries_secret=True,
+            allow_http=allow_http,
+        )
+        self._base_url = url.url
+        self._flex = url.host == _OFFICIAL_HOST if flex is None else flex
+        self._secrets = secrets_of(self._key, tuple(self._headers.values()))
+        self.scope = scope_of(self.name, url, self._key, sorted(self._headers.items()))
+        self._transport = Transport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
+        self._batch_transport = BatchTransport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
+        self._batches: GeminiBatches | None = None
+        self._lock = threading.Lock()
+        self._sdk: GeminiSdk | None = None
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+
+        Raises:
+            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
+        """
+        path = f"{resource(model)}:generateContent"
+        return read_answer(self._ask(path, generate_body(request), (request,), timeout))
+
+    def embed(
+        self,
+        requests: Sequence[Request],
+        *,
+        model: str,
+        attempt: int,  # noqa: ARG002
+        timeout: float,
+    ) -> list[Answer]:
+        """Make one call for the vectors of several texts, one content for each; placed by their order.
+
+        Raises:
+            ProviderError: as :meth:`generate`, and ``INVALID_RESPONSE`` for another number of vectors.
+        """
+        path = f"{resource(model)}:batchEmbedContents"
+        return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> GeminiStream:  # noqa: ARG002
+        """Begin to stream one answer; returns once the service has accepted the request.
+
+        Raises:
+            ProviderError: as :meth:`generate`.
+        """
+        sdk = self._open_sdk()
+        options = sdk.options(timeout, {"Accept": "text/event-stream"})
+        path = f"{resource(model)}:streamGenerateContent?alt=sse"
+        live = self._call((request,), lambda: sdk.stream(path, generate_body(request), options))
+        return GeminiStream(live, request, self._secrets)
+
+    def check(self, request: Request, *, model: str) -> None:
+        """Refuse what this API cannot take, before the request is queued.
+
+        Raises:
+            InvalidRequest: names the field.
+        """
+        check_request(request, model)
+
+    def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
+        """Return the tier ``serviceTier: flex``: of Google's own server, and of others as told."""
+        return GEMINI if self._flex else None
+
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        """All models do."""
+        return True
+
+    def batches(self) -> BatchApi:
+        """Return the API of batches; it has connections of its own."""
+        with self._lock:
+            if self._batches is None:
+                self._batch_transport.open(DEFAULT_WORKERS)
+                self._batches = GeminiBatches(self.scope, self._batch_transport, self._build, self._secrets)
+            return self._batches
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Return the meaning of an exception; those of the SDK and of ``httpx2`` have their own table."""
+        if (found := failure_of_call(error, self._transport.place)) is not None:
+            return found
+        if self._sdk is not None:  # else nothing of the SDK can have been raised
+            from smartbatch.providers.gemini.sdk import network_error
+
+            return network_error(error) or super().classify(error)
+        return super().classify(error)
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once and import the SDK; connections are made when needed."""
+        self._transport.open(workers)
+        self._open_sdk()
+
+    def close(self) -> None:
+        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        self._transport.close()
+        self._batch_transport.close()
+        self._batches = None  # asked for again, it is open again
+
+    def abandon(self) -> None:
+        """Drop what a fork brought along; the parent's connections are not disturbed."""
+        self._lock = threading.Lock()
+        self._sdk = None
+        self._transport.abandon()
+        if self._batches is not None:
+            self._batches.abandon()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
+
+    __reduce__ = not_pickled
+
+    def _ask(
+        self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
+    ) -> dict[str, Any]:
+        """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
+        sdk = self._open_sdk()
+        options = sdk.options(timeout)
+        text = self._call(requests, lambda: sdk.post(path, body, options))
+        data = decode(Reply(200, {}, text.encode()))
+        if data.get("error") and not data.get("candidates"):
+            raise read_error(200, data, requests, *self._secrets)
+        return data
+
+    def _call(self, requests: Sequence[Request], call: Callable[[], _T]) -> _T:
+        from smartbatch.providers.gemini.sdk import Refused
+
+        try:
+            return call()
+        except Refused as refused:
+            reply = refused.reply
+        raise read_error(reply.status, reply.json(), requests, *self._secrets, headers=reply.headers)
+
+    def _open_sdk(self) -> GeminiSdk:
+        """Return the SDK's client of this process; the first call imports the SDK and builds it."""
+        sdk = self._sdk
+        if sdk is None:
+            with self._lock:
+                sdk = self._sdk = self._sdk or self._build(self._transport)
+        return sdk
+
+    def _build(self, transport: Transport) -> GeminiSdk:
+        from smartbatch.providers.gemini.sdk import GeminiSdk
+
+        return GeminiSdk(transport, self._key, self._base_url, self._version, self._headers)
+
+
+def _check_key(key: str | None) -> str:
+    if key is None:
+        raise ConfigError(
+            "no API key: set GEMINI_API_KEY in the environment (GOOGLE_API_KEY wins), or pass api_key="
+        )
+    if not _KEY.fullmatch(key):
+        raise ConfigError("the API key has characters that no key has; check its source")
+    if key.startswith("auth_tokens/"):
+        raise ConfigError("the API key is a short-lived token of the live API; set GEMINI_API_KEY to a key")
+    return key
+
+
+def _check_version(version: str | None) -> str:
+    version = {None: DEFAULT_VERSION, "beta": "v1beta"}.get(version, version)
+    if version is None or not _VERSION.fullmatch(version):
+        raise ConfigError("api_version (GOOGLE_GENAI_API_VERSION) is not a version such as v1 or v1beta")
+    return version

@@ -1,0 +1,105 @@
+"""Where a provider is reached, and as whom: settings, URLs and headers, checked before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from urllib3.exceptions import LocationParseError
+from urllib3.util import Url, parse_url
+
+from smartbatch.errors import ConfigError
+from smartbatch.providers.http.connections import is_loopback
+
+__all__ = ["check_headers", "check_url", "not_pickled", "scope_of", "secrets_of", "setting"]
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
+_FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
+
+
+def setting(value: str | None, *variables: str) -> str | None:
+    """Return the argument, or else the first variable of the environment that is set; blank is missing."""
+    texts = [value] if value is not None else [os.environ.get(name) for name in variables]
+    return next((text.strip() for text in texts if text and text.strip()), None)
+
+
+def check_url(address: str, *, example: str, source: str, carries_secret: bool, allow_http: bool) -> Url:
+    """Return a base URL that may be used.
+
+    Args:
+        address: as it was given.
+        example: a right one, for the error's text.
+        source: argument and variable it comes from, for the error's text.
+        carries_secret: a key would be sent there.
+        allow_http: over plain ``http`` too, wherever it is.
+
+    Raises:
+        ConfigError: for anything that is no base URL, or where a key must not go.
+    """
+    try:
+        url = parse_url(address)
+    except (LocationParseError, ValueError):
+        raise ConfigError(f"the base URL ({source}) is not a URL") from None
+    if url.auth:
+        raise ConfigError(f"the base URL ({source}) carries a name or password; pass them as key or headers=")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the base URL must be like {example}; check {source}")
+    if url.query or url.fragment:
+        raise ConfigError(f"the base URL ({source}) may not have a query or a fragment")
+    host = url.host.strip("[]")
+    if _is_link_local(host):
+        raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
+    if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
+        raise ConfigError(
+            f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
+        )
+    return url
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse headers that HTTP does not allow, or that the client sets itself.
+
+    Raises:
+        ConfigError: names the header, never its value.
+    """
+    for name, value in headers.items():
+        if name.lower() in _FRAMING:
+            raise ConfigError(f"headers may not set {name!r}; the client sets it")
+        if not _HEADER_NAME.fullmatch(name):
+            raise ConfigError("headers has a name that is not an HTTP header name")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"the value of the header {name} has characters HTTP does not allow; check its source"
+            )
+
+
+def scope_of(prefix: str, url: Url, *identity: Any) -> str:
+    """Return the name of a quota: prefix, host and a fingerprint of whatever tells two accounts apart."""
+    digest = hashlib.sha256(json.dumps([url.url, *identity]).encode()).hexdigest()[:12]
+    return f"{prefix}:{url.netloc}:{digest}"
+
+
+def secrets_of(*values: str | Collection[str] | None) -> tuple[str, ...]:
+    """Return the texts among ``values`` that are long enough to be looked for in foreign texts."""
+    flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
+    return tuple(text for text in flat if len(text) >= 8)
+
+
+def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
+    """Refuse to be pickled; the ``__reduce__`` of every provider with a key."""
+    raise TypeError(
+        "a provider holds connections and a key and cannot be pickled; create it where it is used"
+    )
+
+
+def _is_link_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_link_local
+    except ValueError:
+        return False

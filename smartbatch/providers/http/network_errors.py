@@ -1,0 +1,76 @@
+"""What an exception of the network means: one table for every adapter that speaks HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+
+from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError, SSLError
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.http.connections import Step
+
+__all__ = ["failure", "failure_of_call"]
+
+
+def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
+    """Return the meaning of an exception of the network.
+
+    Args:
+        error: what ``urllib3``, ``http.client``, ``ssl`` or the system raised.
+        step: how far the call was; from ``receive`` on it may have been carried out, and billed.
+        place: host and port, for the text.
+        late: the call's total deadline is over.
+        closed: the provider was closed meanwhile.
+    """
+    kind, code, text = _meaning(error, step, place)
+    if closed:
+        kind, code, text = ErrorKind.NETWORK_ERROR, "closed", "the provider was closed during the call"
+    elif late and kind is ErrorKind.NETWORK_ERROR:
+        kind, code, text = ErrorKind.TIMEOUT, "deadline", f"the call to {place} took longer than its timeout"
+    return ProviderError(text, kind=kind, code=code, maybe_billed=step == "receive")
+
+
+def failure_of_call(error: Exception, place: str) -> ProviderError | None:
+    """Return the meaning of an exception of the network that ended a call; ``None`` for any other.
+
+    How far the call was is not known, so it may have been carried out, and billed.
+    """
+    if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
+        return failure(error, "receive", place, late=isinstance(error, TimeoutError))
+    return None
+
+
+def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:
+    network = ErrorKind.NETWORK_ERROR
+    if isinstance(error, EmptyPoolError):
+        return network, "pool", "no connection was free in time; open() the provider for more workers"
+    if isinstance(error, ClosedPoolError):
+        return network, "closed", "the provider is closed; open() it again before calling"
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return network, "cut", f"{place} closed the connection"
+    if isinstance(error, (ssl.SSLError, SSLError, ssl.CertificateError)):
+        if step != "connect":
+            return network, "tls", f"TLS to {place} broke down"
+        reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or "handshake failed"
+        return ErrorKind.CLIENT_ERROR, "tls", f"TLS to {place} is not trusted ({reason}); nothing was sent"
+    if isinstance(error, socket.gaierror):
+        return network, "dns", f"the name of {place} cannot be resolved; check the base URL"
+    if isinstance(error, TimeoutError):
+        return network, "connect_timeout", f"{place} did not accept a connection in time"
+    if isinstance(error, ConnectionRefusedError):
+        return network, "refused", f"{place} refused the connection; check base URL and port"
+    if isinstance(error, http.client.IncompleteRead):
+        return network, "truncated", f"the answer of {place} did not arrive whole"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return network, "cut", f"{place} closed the connection without an answer"
+    if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed"):
+        if "407" in str(error)[:32]:
+            return ErrorKind.CLIENT_ERROR, "proxy", "the proxy wants other credentials; check HTTPS_PROXY"
+        return network, "proxy", "the proxy did not open a tunnel"
+    if isinstance(error, (http.client.HTTPException, HTTPError)):
+        return ErrorKind.INVALID_RESPONSE, "not_http", f"{place} does not answer in HTTP; check the base URL"
+    if isinstance(error, (OSError, ValueError)):  # ValueError: read on a socket closed by another thread
+        return network, "cut", f"the connection to {place} broke ({type(error).__name__})"
+    return ErrorKind.UNKNOWN, "unknown", f"the call to {place} failed ({type(error).__name__})"

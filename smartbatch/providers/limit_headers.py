@@ -1,0 +1,192 @@
+"""What the headers of an answer say about waiting and limits, whatever form they came in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+from smartbatch.types import LimitReport
+
+__all__ = [
+    "RETRY_AFTER_CEILING",
+    "parse_duration",
+    "parse_retry_after",
+    "read_anthropic_limits",
+    "read_limits",
+]
+
+RETRY_AFTER_CEILING = 600.0
+"""Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
+
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
+# "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+_LONGEST = 64  # characters: no honest value is longer, and a hostile one costs nothing to refuse
+
+
+def parse_retry_after(
+    headers: Mapping[str, str], wall: float, ceiling: float = RETRY_AFTER_CEILING
+) -> float | None:
+    """Return the seconds a server asks to wait, between 0 and ``ceiling``; ``None`` when it did not say.
+
+    Args:
+        headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
+            first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
+        wall: Unix seconds now, for dates.
+        ceiling: most seconds returned.
+    """
+    seconds = _number(headers.get("retry-after-ms"))
+    if seconds is not None:
+        seconds /= 1000.0
+    else:
+        text = headers.get("retry-after")
+        seconds = _number(text)
+        if seconds is None:
+            seconds = _until(text, wall)
+    return None if seconds is None else min(max(seconds, 0.0), ceiling)
+
+
+def parse_duration(text: str | None) -> float | None:
+    """Return the seconds of a Go duration such as ``6m0s``, ``250ms`` or ``1h2m3.5s``.
+
+    A bare number is seconds. ``None`` for anything else, negative ones included.
+    """
+    bare = _number(text)
+    if bare is not None:
+        return bare if 0 <= bare < math.inf else None
+    text = (text or "").strip()
+    if not text or len(text) > _LONGEST:
+        return None
+    total, at = 0.0, 0
+    for part in _PART.finditer(text):
+        if part.start() != at:
+            return None
+        total += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    return total if at == len(text) else None
+
+
+def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
+    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited.
+
+    Args:
+        headers: the answer's headers, names in lower case.
+    """
+    requests, tokens = _figures(headers, "requests"), _figures(headers, "tokens")
+    project = _figures(headers, "project-tokens")
+    if project.limit is not None or project.remaining is not None:
+        tokens = _tighter(tokens, project)
+    report = LimitReport(
+        requests_limit=requests.limit,
+        requests_remaining=requests.remaining,
+        requests_reset=requests.reset,
+        tokens_limit=tokens.limit,
+        tokens_remaining=tokens.remaining,
+        tokens_reset=tokens.reset,
+    )
+    return None if report == _NOTHING else report
+
+
+class _Figures(NamedTuple):
+    limit: int | None
+    remaining: int | None
+    reset: float | None
+
+
+def _figures(headers: Mapping[str, str], what: str) -> _Figures:
+    """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
+    for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
+        limit = _count(headers.get(f"{prefix}limit-{what}"))
+        remaining = _count(headers.get(f"{prefix}remaining-{what}"))
+        reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
+        if limit is not None or remaining is not None or reset is not None:
+            return _Figures(limit, remaining, reset)
+    return _Figures(None, None, None)
+
+
+def _tighter(one: _Figures, other: _Figures) -> _Figures:
+    """Return what holds under both: the organisation's limit and the project's."""
+    limits = [figure.limit for figure in (one, other) if figure.limit is not None]
+    left = [figure.remaining for figure in (one, other) if figure.remaining is not None]
+    limit, remaining = min(limits, default=None), min(left, default=None)
+    for figure in (one, other):
+        if (figure.limit, figure.remaining) == (limit, remaining):
+            return figure
+    return _Figures(limit, remaining, None)  # a reset belongs to one limit and would mislead about another
+
+
+def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
+    """Return what Anthropic's ``anthropic-ratelimit-*`` headers say; ``None`` without any.
+
+    Args:
+        headers: the answer's headers, names in lower case. Resets are moments (RFC 3339), so the server's
+            own ``date`` is asked what time it is when its clock and ours are further apart than it is exact.
+        wall: Unix seconds now.
+    """
+    found: dict[str, int | float | None] = {}
+    now = _server_time(headers, wall)
+    for what, name in _ANTHROPIC:
+        prefix = f"anthropic-ratelimit-{name}-"
+        found[f"{what}_limit"] = _count(headers.get(f"{prefix}limit"))
+        found[f"{what}_remaining"] = _count(headers.get(f"{prefix}remaining"))
+        found[f"{what}_reset"] = _moment(headers.get(f"{prefix}reset"), now)
+    if found["tokens_limit"] in (found["input_limit"], found["output_limit"]):
+        # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
+        found |= dict.fromkeys(("tokens_limit", "tokens_remaining", "tokens_reset"))
+    report = LimitReport(**found)  # type: ignore[arg-type]
+    return None if report == _NOTHING else report
+
+
+_NOTHING = LimitReport()
+_ANTHROPIC = (
+    ("requests", "requests"),
+    ("tokens", "tokens"),
+    ("input", "input-tokens"),
+    ("output", "output-tokens"),
+)
+_DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
+
+
+def _number(text: str | None) -> float | None:
+    text = (text or "").strip()
+    # float() alone would also take "nan", "1_000" and digits of other scripts
+    if len(text) > _LONGEST or not _NUMBER.fullmatch(text):
+        return None
+    return float(text)
+
+
+def _count(text: str | None) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and 0 <= number < math.inf else None
+
+
+def _until(text: str | None, wall: float) -> float | None:
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        date = parsedate_to_datetime(text)
+        # "-0000" and a missing zone come back without one; HTTP dates are UTC
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - wall
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def _server_time(headers: Mapping[str, str], wall: float) -> float:
+    ahead = _until(headers.get("date"), wall)
+    return wall if ahead is None or abs(ahead) <= _DATE_IS_EXACT_TO else wall + ahead
+
+
+def _moment(text: str | None, now: float) -> float | None:
+    """Seconds from now to a moment in RFC 3339, 0 for one in the past."""
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

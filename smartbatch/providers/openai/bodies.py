@@ -1,0 +1,146 @@
+"""Request bodies of OpenAI's two generation APIs, as plain dictionaries; nothing is sent here.
+
+Source of the fields: OpenAI's OpenAPI document 2.3.0 (chat completions and responses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Generation, Message, Request
+
+__all__ = ["chat_body", "check_params", "response_body"]
+
+MAX_STOPS = 4
+_RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
+_PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
+
+
+def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, Any]:
+    """Return the body of ``POST /chat/completions``.
+
+    Args:
+        request: with all parameters filled in.
+        model: the model's name.
+        max_tokens_field: ``max_completion_tokens``, or ``max_tokens`` for servers that know only that.
+    """
+    params = request.params
+    messages: list[dict[str, Any]] = []
+    if params.system is not None:
+        messages.append({"role": "system", "content": params.system})
+    if isinstance(request.prompt, str):
+        messages.append({"role": "user", "content": request.prompt})
+    else:
+        messages += [{"role": m.role, "content": _content(m)} for m in request.prompt]
+    body: dict[str, Any] = {"model": model, "messages": messages}
+    if params.max_tokens is not None:
+        body[max_tokens_field] = params.max_tokens
+    _add_sampling(body, params)
+    if params.stop is not None:
+        body["stop"] = list(params.stop)
+    if params.seed is not None:
+        body["seed"] = params.seed
+    if params.schema is not None:
+        schema = {"name": "answer", "strict": _is_closed(params.schema), "schema": params.schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif params.response_format is not None:
+        body["response_format"] = params.response_format
+    if params.extra:
+        body.update(params.extra)
+    return body
+
+
+def response_body(request: Request, model: str) -> dict[str, Any]:
+    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` says so.
+
+    Args:
+        request: with all parameters filled in.
+        model: the model's name.
+    """
+    params = request.params
+    prompt = request.prompt
+    body: dict[str, Any] = {
+        "model": model,
+        "input": prompt if isinstance(prompt, str) else [_input_item(m) for m in prompt],
+        "store": False,
+    }
+    if params.system is not None:
+        body["instructions"] = params.system
+    if params.max_tokens is not None:
+        body["max_output_tokens"] = params.max_tokens
+    _add_sampling(body, params)
+    if params.schema is not None:
+        strict = _is_closed(params.schema)
+        body["text"] = {
+            "format": {"type": "json_schema", "name": "answer", "strict": strict, "schema": params.schema}
+        }
+    elif params.response_format is not None:
+        body["text"] = {"format": _flat_format(params.response_format)}
+    if params.extra:
+        body.update(params.extra)
+    return body
+
+
+def check_params(params: Generation, api: str) -> None:
+    """Refuse what cannot be sent, or would change the shape of the answer.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    if params.stop is not None and len(params.stop) > MAX_STOPS:
+        raise InvalidRequest(
+            f"stop has {len(params.stop)} texts; at most {MAX_STOPS} are taken", field="stop"
+        )
+    if api == "responses":
+        for field in ("stop", "seed"):
+            if getattr(params, field) is not None:
+                raise InvalidRequest(
+                    f"{field} does not exist in the responses API; use api='chat'", field=field
+                )
+    extra = params.extra or {}
+    for field in _RESERVED:
+        if field in extra:
+            raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+    if extra.get("n", 1) != 1:
+        raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
+
+
+def _is_closed(schema: Any) -> bool:
+    """Whether strict mode takes a schema: it refuses objects with open or optional properties."""
+    if isinstance(schema, list):
+        return all(_is_closed(item) for item in schema)
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" or properties:
+        closed = schema.get("additionalProperties") is False
+        if not closed or set(schema.get("required", ())) != set(properties):
+            return False
+    return all(_is_closed(value) for key, value in schema.items() if key not in ("enum", "const", "default"))
+
+
+def _content(message: Message) -> str | list[Mapping[str, Any]]:
+    return message.content if isinstance(message.content, str) else list(message.content)
+
+
+def _input_item(message: Message) -> dict[str, Any]:
+    """A chat message in the shape of the responses API, whose text parts name their direction."""
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content}
+    kind = _PART_TYPES.get(message.role, "output_text")
+    parts = [{**part, "type": kind} if part.get("type") == "text" else part for part in message.content]
+    return {"role": message.role, "content": parts}
+
+
+def _flat_format(form: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = form.get("json_schema")
+    return {"type": "json_schema", **inner} if isinstance(inner, Mapping) else form
+
+
+def _add_sampling(body: dict[str, Any], params: Generation) -> None:
+    if params.temperature is not None:
+        body["temperature"] = params.temperature
+    if params.top_p is not None:
+        body["top_p"] = params.top_p

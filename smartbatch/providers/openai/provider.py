@@ -1,0 +1,288 @@
+"""OpenAI and every server that speaks its API, over a pool of kept-alive connections."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from urllib3.util import Url
+
+from smartbatch._version import __version__
+from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
+from smartbatch.providers.base import AnswerStream, Capabilities, Provider
+from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.flex import OPENAI, FlexTier
+from smartbatch.providers.http.connections import seconds_left
+from smartbatch.providers.http.endpoint import (
+    check_headers,
+    check_url,
+    not_pickled,
+    scope_of,
+    secrets_of,
+    setting,
+)
+from smartbatch.providers.http.network_errors import failure_of_call
+from smartbatch.providers.http.transport import MAX_BODY, Reply, Transport
+from smartbatch.providers.openai.answers import carries_error, decode, read_chat, read_error, read_response
+from smartbatch.providers.openai.bodies import chat_body, check_params, response_body
+from smartbatch.providers.openai.embeddings import (
+    MAX_TEXT_TOKENS,
+    MAX_TEXTS,
+    embeddings_body,
+    read_embeddings,
+)
+from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader
+from smartbatch.types import Answer, Generation, Request
+
+__all__ = ["OpenAIProvider"]
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_OUR_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": f"smartbatch/{__version__}",
+}
+_MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+
+_REASONS = re.compile(r"(?:.*/)?(?:o\d|gpt-5)")
+"""Names of models that refuse a temperature."""
+
+
+class OpenAIProvider(Provider):
+    """Chat completions or responses, at OpenAI or at any compatible server.
+
+    The key is never part of a text, a ``repr`` or a pickle; a provider cannot be pickled at all.
+
+    Args:
+        api_key: ``OPENAI_API_KEY`` by default. Optional for servers other than OpenAI's.
+        base_url: with the version, such as ``https://api.openai.com/v1``; ``OPENAI_BASE_URL`` by default.
+        organization: ``OPENAI_ORG_ID`` by default.
+        project: ``OPENAI_PROJECT_ID`` by default.
+        api: ``chat`` for ``/chat/completions``, ``responses`` for ``/responses``.
+        headers: further headers, such as ``{"api-key": …}``; they count as secrets.
+        connect_timeout: most seconds until an address accepts the connection.
+        max_body: most bytes of a decoded answer.
+        max_tokens_field: what ``max_tokens`` is called in a chat body; by default
+            ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere.
+        batch_window: how soon a batch is to be done; OpenAI takes ``24h``, others also ``1h``, ``7d``.
+        batch_purpose: what a batch's input is uploaded for; Together wants ``batch-api``.
+        stream_usage: ask for the usage of streamed chats, which some older servers refuse to hear.
+        flex: whether the server knows ``service_tier: flex``; by default only OpenAI's own is taken to. It is
+            asked for where a model has a price in that tier.
+        allow_http: send the key over plain ``http`` to another machine.
+
+    Raises:
+        ConfigError: for a missing key or a setting that cannot be used; names it and the variable to set.
+    """
+
+    name = "openai"
+    capabilities = Capabilities(
+        streams=True, schemas=True, max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS
+    )
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        *,
+        organization: str | None = None,
+        project: str | None = None,
+        api: Literal["chat", "responses"] = "chat",
+        headers: Mapping[str, str] | None = None,
+        connect_timeout: float = 10.0,
+        max_body: int = MAX_BODY,
+        max_tokens_field: str | None = None,
+        stream_usage: bool = True,
+        batch_window: str = "24h",
+        batch_purpose: str = "batch",
+        flex: bool | None = None,
+        allow_http: bool = False,
+    ) -> None:
+        if api not in ("chat", "responses"):
+            raise ConfigError(f"api={api!r} is unknown; use 'chat' or 'responses'")
+        key = setting(api_key, "OPENAI_API_KEY")
+        address = setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
+        organization = setting(organization, "OPENAI_ORG_ID")
+        project = setting(project, "OPENAI_PROJECT_ID")
+        url = check_url(
+            address,
+            example=DEFAULT_BASE_URL,
+            source="base_url= or OPENAI_BASE_URL",
+            carries_secret=bool(key or headers),
+            allow_http=allow_http,
+        )
+        official = url.host == "api.openai.com"
+        if key is None and official and "authorization" not in {n.lower() for n in headers or {}}:
+            raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
+        self._secrets = secrets_of(key, tuple((headers or {}).values()))
+        self._api = api
+        self._path = "/chat/completions" if api == "chat" else "/responses"
+        azure = (url.host or "").endswith(".openai.azure.com")
+        self._max_tokens_field = max_tokens_field or (
+            "max_completion_tokens" if official or azure else "max_tokens"
+        )
+        self.scope = scope_of(self.name, url, key, organization, project, sorted((headers or {}).items()))
+        sent = _headers(key, organization, project, headers)
+        self._transport = Transport(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+        self._make_batches = partial(self._batch_api, url, sent, connect_timeout, batch_window, batch_purpose)
+        self._batches: BatchApi | None = None
+        self._batches_lock = threading.Lock()
+        self._stream_usage = stream_usage
+        self._flex = official if flex is None else flex
+        self._checked: Generation | None = None
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+
+        Raises:
+            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
+        """
+        data, reply = self._ask(self._path, self._body(request, model), (request,), timeout)
+        return read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
+
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
+        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
+        body = {**self._body(request, model), "stream": True}
+        if self._api == "chat" and self._stream_usage:
+            body["stream_options"] = {"include_usage": True}
+        transport, encoded = self._transport, _encode(body).encode("ascii")
+        deadline = time.monotonic() + timeout
+        return OpenAIStream(
+            lambda cutoff: transport.begin(
+                transport.head(self._path), encoded, seconds_left(deadline), cutoff
+            ),
+            ChatReader() if self._api == "chat" else ResponseReader(),
+            request,
+            *self._secrets,
+        )
+
+    def _body(self, request: Request, model: str) -> dict[str, Any]:
+        if self._api == "chat":
+            return chat_body(request, model, self._max_tokens_field)
+        return response_body(request, model)
+
+    def embed(
+        self,
+        requests: Sequence[Request],
+        *,
+        model: str,
+        attempt: int,  # noqa: ARG002
+        timeout: float,
+    ) -> list[Answer]:
+        """Make one call for the vectors of several texts; base64 on the wire, placed by index.
+
+        Raises:
+            ProviderError: as :meth:`generate`.
+        """
+        data, reply = self._ask("/embeddings", embeddings_body(requests, model), requests, timeout)
+        return read_embeddings(data, reply, requests)
+
+    def _ask(
+        self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
+    ) -> tuple[dict[str, Any], Reply]:
+        """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
+        reply = self._transport.post(path, _encode(body).encode("ascii"), timeout)
+        if not 200 <= reply.status < 300:
+            raise read_error(reply, requests, *self._secrets)
+        data = decode(reply)
+        if carries_error(data):
+            raise read_error(reply, requests, *self._secrets, data=data)
+        return data, reply
+
+    def batches(self) -> BatchApi:
+        """Return the Batch API; ``requests``, which it speaks through, is imported when it is asked for."""
+        with self._batches_lock:
+            if self._batches is None:
+                self._batches = self._make_batches()
+            return self._batches
+
+    def _batch_api(
+        self, url: Url, headers: Mapping[str, str], connect_timeout: float, window: str, purpose: str
+    ) -> BatchApi:
+        from smartbatch.providers.http.file_transport import Control
+        from smartbatch.providers.openai.batches import OpenAIBatches
+
+        return OpenAIBatches(
+            Control(url, headers, connect_timeout=connect_timeout),
+            scope=self.scope,
+            api=self._api,
+            body=self._body,
+            secrets=self._secrets,
+            window=window,
+            purpose=purpose,
+        )
+
+    def check(self, request: Request, *, model: str) -> None:
+        """Refuse what this API cannot take, before the request is queued.
+
+        Raises:
+            InvalidRequest: names the field.
+        """
+        if not _MODEL.fullmatch(model):
+            raise InvalidRequest("the model's name is empty or has control characters", field="model")
+        if request.params is not self._checked:
+            check_params(request.params, self._api)
+            self._checked = request.params
+
+    def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
+        """Return the tier ``service_tier: flex``: of OpenAI's own server, and of others as told."""
+        return OPENAI if self._flex else None
+
+    def takes_temperature(self, model: str) -> bool:
+        """All models do but those that reason, which refuse any but their own."""
+        return _REASONS.match(model) is None
+
+    def classify(self, error: Exception) -> ProviderError:
+        """Return the meaning of an exception; those of the network have their own table."""
+        return failure_of_call(error, self._transport.place) or super().classify(error)
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once; connections are made when first needed."""
+        self._transport.open(workers)
+
+    def close(self) -> None:
+        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        self._transport.close()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
+
+    def abandon(self) -> None:
+        """Drop what a fork brought along; the parent's connections are not disturbed."""
+        self._transport.abandon()
+        self._batches_lock = threading.Lock()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.abandon()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
+
+    __reduce__ = not_pickled
+
+
+def _headers(
+    key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
+) -> dict[str, str]:
+    headers = dict(_OUR_HEADERS)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    if organization:
+        headers["OpenAI-Organization"] = organization
+    if project:
+        headers["OpenAI-Project"] = project
+    check_headers(own or {})
+    for name, value in (own or {}).items():
+        for known in [known for known in headers if known.lower() == name.lower()]:
+            del headers[known]
+        headers[name] = value
+    check_headers({name: value for name, value in headers.items() if name not in _OUR_HEADERS})
+    return headers

@@ -1,0 +1,136 @@
+"""Providers by the prefix in ``provider:model``; an adapter is imported when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from smartbatch.errors import ConfigError, scrub
+from smartbatch.providers.base import Provider
+
+__all__ = ["Factory", "Ticker", "create", "parse_model", "prefixes", "register"]
+
+
+class Ticker(Protocol):
+    """The part of a clock the embedded provider needs."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+Factory: TypeAlias = Callable[[str, Ticker, Mapping[str, Any]], tuple[Provider, str]]
+"""``factory(name, clock, options)`` returns the provider and the model's name without its options."""
+
+
+def create(model: str, *, clock: Ticker, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
+    """Return the provider for ``provider:model`` and the model's name as the provider knows it.
+
+    Args:
+        model: such as ``openai:gpt-5-mini``, ``sim:demo?latency=0.2&faults=0.02`` or
+            ``call:my_package.calls:ask``.
+        clock: gives the embedded provider its time.
+        options: keyword arguments of the provider's class, such as ``base_url``.
+
+    Raises:
+        ConfigError: for an unknown prefix, whose text lists the known ones, and for an unknown option.
+    """
+    prefix, name = parse_model(model)
+    try:
+        return _factories[prefix](name, clock, options or {})
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"{prefix}: {str(error).partition(') ')[2] or error}") from None
+
+
+def parse_model(model: str) -> tuple[str, str]:
+    """Split ``provider:model`` into the prefix and the rest.
+
+    Raises:
+        ConfigError: for a text without a prefix, with an unknown one, or without a name.
+    """
+    prefix, colon, name = model.partition(":")
+    prefix, name = prefix.strip().lower(), name.strip()
+    if prefix in _factories and colon:
+        if not name:
+            raise ConfigError(f"the model {prefix}: has no name; write {prefix}:NAME")
+        return prefix, name
+    known = ", ".join(f"{known}:" for known in prefixes())
+    shown = scrub(model, limit=80)
+    if not colon:
+        raise ConfigError(
+            f"the model {shown!r} does not name its provider; write provider:model with {known}"
+        )
+    raise ConfigError(f"the model {shown!r} has an unknown provider; known are {known}")
+
+
+def prefixes() -> tuple[str, ...]:
+    """The prefixes :func:`create` knows, in alphabetical order."""
+    return tuple(sorted(_factories))
+
+
+def register(prefix: str, factory: Factory) -> None:
+    """Make ``prefix:model`` known; an earlier factory of that prefix is replaced.
+
+    Args:
+        prefix: letters, digits, ``-`` and ``_``.
+        factory: ``factory(name, clock, options)`` returns the provider and the model's name.
+
+    Raises:
+        ConfigError: for a prefix that cannot stand before a colon.
+    """
+    prefix = prefix.lower()
+    if not prefix.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(f"the prefix {prefix!r} may have letters, digits, - and _ only")
+    _factories[prefix] = factory
+
+
+def _anthropic(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.anthropic.provider import AnthropicProvider
+
+    return AnthropicProvider(**options), name
+
+
+def _gemini(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.gemini.provider import GeminiProvider
+
+    return GeminiProvider(**options), name
+
+
+def _openai(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.openai.provider import OpenAIProvider
+
+    return OpenAIProvider(**options), name
+
+
+def _sim(name: str, clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.sim.provider import SimProvider, parse_options
+
+    name, _, query = name.partition("?")
+    times = {"sleep": clock.sleep, "now": clock.now, "wall": clock.wall}
+    settings: dict[str, Any] = {**times, **parse_options(query), **options}
+    return SimProvider(**settings), name or "demo"
+
+
+def _call(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    from smartbatch.providers.callable import CallableProvider, load_callable
+
+    return CallableProvider(load_callable(name), **options), name
+
+
+_factories: dict[str, Factory] = {
+    "anthropic": _anthropic,
+    "call": _call,
+    "gemini": _gemini,
+    "openai": _openai,
+    "sim": _sim,
+}

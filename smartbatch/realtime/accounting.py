@@ -1,0 +1,62 @@
+"""What calls used and cost, by the prices of the tier that answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smartbatch.errors import MissingAnswer
+from smartbatch.prices import RateCard
+from smartbatch.providers.flex import FLEX
+from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.ticket import Ticket
+from smartbatch.types import Answer, Route, Usage
+
+__all__ = ["account", "cost_of", "route_of", "sum_usage"]
+
+
+def account(ticket: Ticket, outcome: Outcome) -> None:
+    """Add what the call used to the ticket's bill, failed attempts included."""
+    usage = outcome.usage if outcome is not None else None
+    if usage is not None:
+        ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
+    cost = cost_of(ticket.lane, outcome)
+    ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
+
+
+def cost_of(lane: Lane, outcome: Outcome) -> float | None:
+    """Return the USD a call cost; ``None`` when the price, or what an answer used, is unknown."""
+    if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
+        return outcome.cost
+    if outcome is None or not lane.provider.capabilities.priced:
+        return 0.0
+    if outcome.usage is None:
+        return None if isinstance(outcome, Answer) else 0.0
+    rates = _rates(lane, outcome)
+    return None if rates is None else rates.cost(outcome.usage)
+
+
+def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
+    """Return the route of one request's result, among ``size`` that shared its call."""
+    if lane.standard is not None and not _upgraded(lane, outcome):
+        return Route.FLEX
+    return Route.SHARED if size > 1 else Route.INDIVIDUAL
+
+
+def sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
+    """Return the tokens of a call's outcomes together; ``None`` where nothing was said of any."""
+    total: Usage | None = None
+    for outcome in outcomes:
+        if outcome is not None and outcome.usage is not None:
+            total = outcome.usage if total is None else total + outcome.usage
+    return total
+
+
+def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:
+    """Return the prices that hold for an outcome: billed is the tier that answered, not the one asked for."""
+    return lane.standard.rates if lane.standard is not None and _upgraded(lane, outcome) else lane.rates
+
+
+def _upgraded(lane: Lane, outcome: Outcome) -> bool:
+    """Whether a lane of the slower tier got its answer from another one, as the answer itself says."""
+    return lane.tier is not None and isinstance(outcome, Answer) and outcome.tier not in (None, FLEX)

@@ -1,0 +1,198 @@
+"""Answers kept from run to run: a SQLite file that spares the same request its second call.
+
+Off unless ``cache`` names a file. The file holds answers in the clear, so it is made readable for its owner
+only; prompts are not in it, only their fingerprints. A damaged or foreign entry counts as a miss.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smartbatch._fork import Turns
+from smartbatch.errors import ConfigError
+from smartbatch.types import Answer
+
+__all__ = ["ResponseCache"]
+
+VERSION = 1
+"""Form of the table and of its entries; a file of another version is refused, not overwritten."""
+PATIENCE = 5.0
+"""Seconds that a write waits for another process."""
+TRIM_EVERY = 100
+"""Writes between two looks at the size, which reads the whole index."""
+TRIM_TO = 0.9
+"""Part of the allowed size that is left after trimming, so that not every write trims."""
+_abandoned: list[sqlite3.Connection] = []
+"""Connections of the parent, kept in a forked child."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (
+    key BLOB PRIMARY KEY,
+    created REAL NOT NULL,
+    size INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    body BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_age ON answers (created);
+"""
+
+
+class ResponseCache:
+    """Whole answers by fingerprint. Safe from any thread and process.
+
+    One connection reads and one writes, so that nobody who reads waits for a writer.
+
+    Args:
+        path: the file; made when it is not there, in a folder that is.
+        ttl: seconds after which an answer counts no more.
+        max_bytes: most bytes of answers; the oldest go first.
+        wall: Unix seconds.
+
+    Raises:
+        ConfigError: the file cannot be used: its folder is missing, it is not a cache, or it is damaged.
+    """
+
+    def __init__(self, path: str, *, ttl: float, max_bytes: int, wall: Callable[[], float]) -> None:
+        self._path = Path(path).expanduser()
+        self._ttl = ttl
+        self._max_bytes = max_bytes
+        self._wall = wall
+        self._writes = 0
+        self._begin_anew()
+        try:
+            with self._turns.reading:
+                self._read_by()
+        except (OSError, sqlite3.Error) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"cache: the file {self._path} cannot be used ({reason}); name another or delete it"
+            ) from None
+
+    def get(self, key: bytes) -> Answer | None:
+        """Return the answer kept under ``key``, or ``None``; whatever is wrong with the file is a miss."""
+        statement = "SELECT created, digest, body FROM answers WHERE key = ?"
+        try:
+            with self._turns.reading:
+                found = self._read_by().execute(statement, (key,)).fetchone()
+            if found is None or not 0 <= self._wall() - found[0] < self._ttl:
+                return None
+            whole = hashlib.sha256(key + found[2]).digest() == found[1]
+            return _read(found[2]) if whole else None
+        except (OSError, sqlite3.Error, ValueError, KeyError, TypeError):
+            return None
+
+    def put(self, key: bytes, answer: Answer) -> bool:
+        """Keep ``answer``; False when it is not to be kept (cut, refused, an object) or could not be."""
+        if answer.finish_reason != "stop" or answer.value is not None:
+            return False
+        body = _written(answer)
+        row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
+        try:
+            with self._turns.changing:
+                self._turns.changer = threading.get_ident()
+                self._write(self._write_by(), row)
+        except (OSError, sqlite3.Error):
+            return False
+        return True
+
+    def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
+        try:
+            connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
+            self._writes += 1
+            if self._writes % TRIM_EVERY == 0:
+                self._trim(connection)
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def abandon(self) -> None:
+        """Forget all connections; those of a parent are left to it, for closing one could disturb it."""
+        if self._process == os.getpid():
+            self._cut()
+        else:
+            _abandoned.extend(known for known in (self._reader, self._writer) if known is not None)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
+        self._turns = Turns(self._cut)
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+
+    def _cut(self) -> None:
+        connections = self._reader, self._writer
+        self._reader = self._writer = None
+        for connection in connections:
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+
+    def _read_by(self) -> sqlite3.Connection:
+        if self._reader is None:
+            self._reader = self._connect()
+        return self._reader
+
+    def _write_by(self) -> sqlite3.Connection:
+        if self._writer is None:
+            self._writer = self._connect()
+        return self._writer
+
+    def _connect(self) -> sqlite3.Connection:
+        # one that is there is opened by SQLite only, see its locks
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        connection = sqlite3.connect(
+            self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+        )
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if version != VERSION and (version or tables):
+            connection.close()
+            raise sqlite3.DatabaseError(f"it is no cache of version {VERSION}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # a lost entry costs one call, no more
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        return connection
+
+    def _trim(self, connection: sqlite3.Connection) -> None:
+        """Delete what is too old, then the oldest until the size is right."""
+        connection.execute("DELETE FROM answers WHERE created < ?", (self._wall() - self._ttl,))
+        total = connection.execute("SELECT coalesce(sum(size), 0) FROM answers").fetchone()[0]
+        if total <= self._max_bytes:
+            return
+        surplus = total - TRIM_TO * self._max_bytes
+        doomed = []
+        for key, size in connection.execute("SELECT key, size FROM answers ORDER BY created"):
+            doomed.append((key,))
+            surplus -= size
+            if surplus <= 0:
+                break
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("DELETE FROM answers WHERE key = ?", doomed)
+        connection.execute("COMMIT")
+
+
+def _written(answer: Answer) -> bytes:
+    kept: dict[str, Any] = {"text": answer.text, "model": answer.model}
+    if answer.embedding is not None:
+        kept["embedding"] = base64.b64encode(answer.embedding.tobytes()).decode()
+    return json.dumps(kept).encode()
+
+
+def _read(body: bytes) -> Answer:
+    kept = json.loads(body)
+    raw = kept.get("embedding")
+    vector = None if raw is None else array("f", base64.b64decode(raw))
+    return Answer(text=kept["text"], model=kept["model"], embedding=vector)

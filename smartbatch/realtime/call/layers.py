@@ -1,0 +1,206 @@
+"""One call, as a function in layers. A layer turns a call into a call; none of them waits or retries.
+
+Outside in, and why each stands where it stands:
+
+1. observe: outermost, so that its seconds contain everything and every call is seen once;
+2. middleware: the user's own, sees the classified outcome and may change requests or answers;
+3. classify: below middleware, so that nothing above ever meets a foreign exception;
+4. deadline: next to the provider, so that what the layers above used is taken off;
+5. the provider, or the request's own callable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from attrs import evolve, frozen
+
+from smartbatch.core.batching.packing import BatchCompiler
+from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.providers.base import Provider
+from smartbatch.providers.callable import normalise
+from smartbatch.providers.flex import FlexTier
+from smartbatch.realtime.call.packed import generate_packed
+from smartbatch.realtime.call.soundness import checked, invalid
+from smartbatch.realtime.call.streamed import Feed, cut, streamed
+from smartbatch.types import Answer, Request
+
+__all__ = ["Call", "CallSpec", "Middleware", "Outcome", "build_call"]
+
+Outcome: TypeAlias = "Answer | ProviderError | None"
+"""What became of one request of a call; ``None`` where a shared answer lacks it."""
+
+
+@frozen
+class CallSpec:
+    """One call to be made.
+
+    Attributes:
+        batch_id: names it in events and errors.
+        requests: what it carries, one or several.
+        model: ``provider:model``.
+        attempt: 0 for the first call of these requests.
+        deadline: monotonic seconds at which the call must have ended.
+        feed: takes the pieces of a streamed answer; ``None`` for all others.
+    """
+
+    batch_id: str
+    requests: tuple[Request, ...]
+    model: str
+    attempt: int
+    deadline: float
+    feed: Feed | None = None
+
+
+Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
+Middleware: TypeAlias = "Callable[[CallSpec, Call], Sequence[Outcome]]"
+"""``middleware(spec, proceed)`` calls ``proceed(spec)`` and returns one outcome for each request."""
+
+
+def build_call(
+    provider: Provider,
+    model: str,
+    *,
+    now: Callable[[], float],
+    classifiers: Classifiers,
+    middleware: Sequence[Middleware] = (),
+    compiler: BatchCompiler | None = None,
+    tier: FlexTier | None = None,
+) -> Call:
+    """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
+
+    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it.
+    """
+    call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
+    for layer in reversed(middleware):
+        call = _with_middleware(layer, call)
+    return _guarded(call, provider) if middleware else call
+
+
+def _deadlined(
+    provider: Provider,
+    model: str,
+    now: Callable[[], float],
+    compiler: BatchCompiler | None,
+    tier: FlexTier | None,
+) -> Call:
+    def call(spec: CallSpec) -> Sequence[Outcome]:
+        timeout = spec.deadline - now()
+        if timeout <= 0:
+            raise ProviderError("the time for the call was over before it began", kind=ErrorKind.TIMEOUT)
+        if spec.requests[0].embedding is not None:
+            return provider.embed(  # type: ignore[return-value]  # classified above
+                spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        if len(spec.requests) > 1 and compiler is not None:
+            return generate_packed(
+                provider, compiler, spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        if len(spec.requests) > 1:
+            return provider.generate_many(  # type: ignore[return-value]  # classified above
+                spec.requests, model=model, attempt=spec.attempt, timeout=timeout
+            )
+        request = spec.requests[0]
+        if request.call is not None:
+            return (normalise(request.call(request, spec.attempt)),)
+        if spec.feed is not None:
+            return (
+                streamed(
+                    provider,
+                    request,
+                    spec.feed,
+                    model=model,
+                    attempt=spec.attempt,
+                    timeout=timeout,
+                    end=spec.deadline,
+                ),
+            )
+        if tier is not None:
+            request = tier.asked_by(request)
+        return (provider.generate(request, model=model, attempt=spec.attempt, timeout=timeout),)
+
+    return call
+
+
+def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Call:
+    def meaning(error: BaseException, *, own: bool) -> ProviderError:
+        verdict = classify(error, provider)
+        if isinstance(error, Exception):
+            verdict = classifiers.verdict(error, verdict)
+        if own and verdict is not error:
+            # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
+            verdict.__cause__ = error
+            return verdict
+        if own:  # raised with a meaning; a cause was given on purpose
+            verdict.__traceback__ = verdict.__context__ = None
+            return verdict
+        # A traceback keeps the frames alive, and with them prompts and keys.
+        verdict.__traceback__ = verdict.__cause__ = verdict.__context__ = None
+        return verdict
+
+    def classified(spec: CallSpec) -> Sequence[Outcome]:
+        own = spec.requests[0].call is not None or provider.own_code
+        try:
+            outcomes = call(spec)
+        except BaseException as error:
+            verdict = meaning(error, own=own)
+            if spec.feed is not None:
+                verdict = cut(verdict, spec.requests[0], spec.feed)
+            return _fitted(spec, (verdict,) * len(spec.requests))
+        return _fitted(spec, outcomes, partial(meaning, own=own))
+
+    return classified
+
+
+def _fitted(
+    spec: CallSpec, outcomes: object, meaning: Callable[[BaseException], object] | None = None
+) -> Sequence[Outcome]:
+    """Return one sound outcome for each request, whatever the code below returned."""
+    size = len(spec.requests)
+    if not isinstance(outcomes, list | tuple):
+        return (invalid(f"the call returned {type(outcomes).__name__} instead of a list of answers"),) * size
+    found = [
+        checked(meaning(outcome) if meaning and isinstance(outcome, BaseException) else outcome)
+        for outcome in outcomes[:size]
+    ]
+    return found + [None] * (size - len(found))
+
+
+def classify(error: BaseException, provider: Provider) -> ProviderError:
+    """Return the provider's verdict on ``error``, whatever happens while it is found."""
+    if not isinstance(error, Exception):
+        return ProviderError(f"the call raised {type(error).__name__}", kind=ErrorKind.UNKNOWN)
+    try:
+        return provider.classify(error)
+    except Exception as broken:
+        return ProviderError(
+            scrub(f"{type(error).__name__} (its classifier failed: {type(broken).__name__})"),
+            kind=ErrorKind.UNKNOWN,
+        )
+
+
+def _with_middleware(layer: Middleware, inner: Call) -> Call:
+    return lambda spec: layer(spec, inner)
+
+
+def _guarded(call: Call, provider: Provider) -> Call:
+    """Turn what a middleware raises, or fails to return, into the outcome of every request."""
+
+    def guarded(spec: CallSpec) -> Sequence[Outcome]:
+        try:
+            outcomes = call(spec)
+        except BaseException as error:
+            verdict = classify(error, provider)
+            verdict.__cause__ = error if verdict is not error else None
+            outcomes = (verdict,) * len(spec.requests)
+        return _fitted(spec, outcomes)
+
+    return guarded
+
+
+def with_request(spec: CallSpec, *requests: Request) -> CallSpec:
+    """Return ``spec`` for other requests, for middleware that changes them."""
+    return evolve(spec, requests=requests)

@@ -1,0 +1,124 @@
+"""The innermost layer of a call whose answer is handed on while it is made.
+
+Pieces go to the request's feed; the call returns the whole answer at its end, like any other, so the layers
+around it, the gates and the verdicts need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from attrs import evolve
+
+from smartbatch.core.preparation import tokens
+from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
+from smartbatch.providers.base import AnswerStream, Provider
+from smartbatch.providers.http.cutoff import cutting
+from smartbatch.types import Answer, Request, Usage
+
+__all__ = ["Feed", "cut", "streamed"]
+
+
+class Feed(Protocol):
+    """Where the pieces of one request's answer go.
+
+    Attributes:
+        begun: whether a piece was handed over; from then on the request must not be tried again.
+        over: whether nobody takes pieces any more: it was cancelled, or has ended otherwise.
+        held_up: whether the call ever had to wait for the reader.
+        tokens: what was handed over, about.
+    """
+
+    begun: bool
+    held_up: bool
+    tokens: int
+
+    @property
+    def over(self) -> bool: ...
+
+    def attach(self, close: Callable[[], None]) -> None:
+        """Have ``close`` called when the request is cancelled.
+
+        Raises:
+            RequestCancelled: it was before.
+        """
+        ...
+
+    def detach(self) -> None:
+        """The call is over: there is nothing to close any more."""
+        ...
+
+    def put(self, piece: str, deadline: float) -> None:
+        """Hand over a piece; waits while the reader is behind.
+
+        Raises:
+            RequestCancelled: nobody takes pieces any more, or nobody took any until ``deadline``.
+        """
+        ...
+
+
+def streamed(
+    provider: Provider, request: Request, feed: Feed, *, model: str, attempt: int, timeout: float, end: float
+) -> Answer:
+    """Make a call and hand its pieces to ``feed``.
+
+    Args:
+        timeout: total seconds of the call.
+        end: the moment at which they are over, on the feed's clock.
+
+    Raises:
+        Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
+    """
+    if feed.begun:
+        raise ProviderError(
+            "a part of the answer was handed on already, so it cannot be asked for again",
+            kind=ErrorKind.CLIENT_ERROR,
+        )
+    if feed.over:
+        raise RequestCancelled("the stream was closed before its call; nothing was sent")
+    if not provider.capabilities.streams:
+        return provider.generate(request, model=model, attempt=attempt, timeout=timeout)
+    stream: AnswerStream | None = None
+    try:
+        with cutting() as cutoff:
+            feed.attach(cutoff.cut)
+            stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
+        feed.attach(stream.close)
+        for piece in stream:
+            if not isinstance(piece, str):
+                raise ProviderError(
+                    f"the stream has a {type(piece).__name__} as a piece of text",
+                    kind=ErrorKind.INVALID_RESPONSE,
+                )
+            if piece:
+                feed.put(piece, end)
+        answer = stream.answer
+    finally:
+        feed.detach()
+        if stream is not None:
+            stream.close()
+    if isinstance(answer, Answer) and answer.usage is None:
+        return evolve(answer, usage=_billed(request, feed))
+    return answer
+
+
+def cut(error: ProviderError, request: Request, feed: Feed) -> ProviderError:
+    """Return what an error means for a stream: whose fault it is, and what will be billed for it."""
+    if feed.over and not isinstance(error, RequestCancelled):
+        error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
+    elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
+        # No sign against the provider: it could not send what was not read.
+        error = RequestCancelled("the stream was read too slowly for its time-out", maybe_billed=True)
+    if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
+        error.maybe_billed = True
+        told = error.usage
+        if told is None:
+            error.usage = _billed(request, feed)
+        elif told.output_tokens < feed.tokens:  # a count from before the end
+            error.usage = evolve(told, output_tokens=feed.tokens, estimated=True)
+    return error
+
+
+def _billed(request: Request, feed: Feed) -> Usage:
+    return Usage(tokens.estimate_request(request), feed.tokens, estimated=True)

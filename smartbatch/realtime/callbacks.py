@@ -1,0 +1,101 @@
+"""The thread for users' callbacks: whatever they do there, no worker and no other future waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from smartbatch._clock import Clock
+
+__all__ = ["CallbackThread"]
+
+
+class CallbackThread:
+    """Runs callables one after another, in order, on a daemon thread that starts with the first one.
+
+    Args:
+        clock: time and waiting.
+        report: told of anything a callback raises, ``SystemExit`` and ``KeyboardInterrupt`` included.
+    """
+
+    def __init__(self, clock: Clock, report: Callable[[BaseException], None]) -> None:
+        self._clock = clock
+        self._report = report
+        self._monitor = clock.monitor()
+        self._idle = clock.monitor(self._monitor.lock)
+        self._todo: deque[Callable[[], Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closing = False
+
+    def run_later(self, fn: Callable[[], Any]) -> None:
+        """Have ``fn`` run soon."""
+        todo: list[Callable[[], Any]] = []
+        with self._monitor:
+            self._todo.append(fn)
+            self._monitor.notify()
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="smartbatch-callbacks", daemon=True)
+            self._clock.spawned()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                # No thread can be had (limits, interpreter exit): better on this thread than never.
+                self._thread = None
+                self._clock.unspawned()
+                todo = list(self._todo)
+                self._todo.clear()
+        for each in todo:
+            self._call(each)
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until every callback has run; at once when called from one of them."""
+        if threading.current_thread() is self._thread:
+            return True
+        deadline = None if timeout is None else self._clock.now() + timeout
+        with self._idle:
+            while self._busy or self._todo:
+                remaining = None if deadline is None else deadline - self._clock.now()
+                if remaining is not None and remaining <= 0:
+                    return False
+                self._idle.wait(remaining)
+        return True
+
+    def close(self) -> None:
+        """Let the thread end once nothing is left to do; what comes later is run all the same."""
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify()
+
+    def _run(self) -> None:
+        self._clock.began()
+        try:
+            while True:
+                fn = self._next()
+                if fn is None:
+                    return
+                self._call(fn)
+                del fn
+        finally:
+            self._clock.ended()
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._monitor:
+            self._busy = False
+            while not self._todo:
+                self._idle.notify_all()
+                if self._closing:
+                    self._thread = None
+                    return None
+                self._monitor.wait()
+            self._busy = True
+            return self._todo.popleft()
+
+    def _call(self, fn: Callable[[], Any]) -> None:
+        try:
+            fn()
+        except BaseException as error:
+            self._report(error)

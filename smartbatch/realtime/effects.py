@@ -1,0 +1,217 @@
+"""What is decided under the monitor is carried out after it: settling futures, telling observers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from attrs import define, field
+
+from smartbatch.errors import ErrorKind, SmartbatchError
+from smartbatch.events import Event, RequestFinished
+from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.shared_quota import SharedQuota
+from smartbatch.realtime.ticket import Claim, Ticket
+from smartbatch.types import Answer, Result, Route, Usage, evolve
+
+__all__ = ["Aftermath", "PostProcess", "processed"]
+
+PostProcess = Callable[[Result], "Result | None"]
+"""Takes an answered result and returns it, or a changed one."""
+
+
+@define(eq=False)
+class Aftermath:
+    """A list of deeds for when no lock is held.
+
+    Attributes:
+        queue: whose requests it ends; a stop waits until they are settled.
+        settlements: the claims to settle, with their results.
+        events: what to tell the observers.
+        freed: quotas in which room was made by a call that never went; others may wait for it.
+    """
+
+    queue: RequestQueue
+    settlements: list[tuple[Claim, Result]] = field(factory=list)
+    events: list[Event] = field(factory=list)
+    freed: list[SharedQuota] = field(factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.settlements or self.events or self.freed)
+
+    def answer(self, ticket: Ticket, claims: list[Claim], result: Result, now: float) -> None:
+        """Settle ``claims`` with the result of ``ticket``; the first pays, the others share it at no cost."""
+        for position, claim in enumerate(claims):
+            if position:
+                result = shared(result, claim)
+            elif result.request_id != claim.request_id:  # the one it was made for ran out of time meanwhile
+                result = evolve(result, request_id=claim.request_id, context=claim.request.context)
+            self._settle(ticket, claim, result, now)
+
+    def fail(self, ticket: Ticket, claims: list[Claim], error: SmartbatchError, now: float) -> None:
+        """Settle ``claims`` with an error that names each request.
+
+        The first pays for the tries so far, unless somebody is left who will pay for all of them.
+        """
+        left = any(claim not in claims and not claim.future.cancelled() for claim in ticket.claims)
+        for position, claim in enumerate(claims):
+            first = position == 0 and not left
+            own = (
+                error if position == 0 and error.request_id is None else for_request(error, claim.request_id)
+            )
+            own.request_id = claim.request_id
+            result = Result(
+                request_id=claim.request_id,
+                error=own,
+                usage=ticket.usage if first else Usage(),
+                cost=ticket.cost if first else 0.0,
+                attempts=ticket.attempts,
+                queued=max(0.0, now - claim.submitted),
+                time_to_first_chunk=_first_chunk(ticket),
+                model=ticket.lane.label,
+                context=claim.request.context,
+                deduplicated=claim.joined and not first,
+            )
+            self._settle(ticket, claim, result, now)
+
+    def cancelled(self, ticket: Ticket, claim: Claim, now: float) -> None:
+        """Tell that a claim was cancelled before its call started."""
+        self.events.append(
+            RequestFinished(
+                at=now,
+                request_id=claim.request_id,
+                priority=claim.request.priority,
+                model=ticket.lane.label,
+                ok=False,
+                cancelled=True,
+                error=None,
+                attempts=ticket.attempts,
+                queued=now - claim.submitted,
+                seconds=now - claim.submitted,
+                usage=Usage(),
+                cost=0.0,
+                route=None,
+                deduplicated=claim.joined,
+            )
+        )
+
+    def perform(self, tell: Callable[[Event], None]) -> None:
+        """Do it all. No lock may be held."""
+        begun = 0
+        try:
+            for claim, result in self.settlements:
+                begun += 1
+                claim.end(result)
+            for event in self.events:
+                tell(event)
+        except BaseException:  # Ctrl-C on a user's thread; others wait for the rest, without end
+            for claim, result in self.settlements[max(0, begun - 1) :]:
+                claim.end(result)
+            raise
+        finally:
+            if self.settlements:
+                self.queue.settled(self)
+            for quota in self.freed:
+                quota.wake_others(self.queue)
+
+    def _settle(self, ticket: Ticket, claim: Claim, result: Result, now: float) -> None:
+        self.queue.settling[self] = None
+        self.settlements.append((claim, result))
+        error = result.error
+        self.events.append(
+            RequestFinished(
+                now,
+                claim.request_id,
+                claim.request.priority,
+                ticket.lane.label,
+                error is None,
+                False,
+                None if error is None else (error.kind.value if error.kind else type(error).__name__),
+                result.attempts,
+                result.queued,
+                now - claim.submitted,
+                result.usage,
+                result.cost,
+                result.route,
+                result.deduplicated,
+            )
+        )
+
+
+def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
+    """Return the result of the ticket's first claim."""
+    claim = next(iter(ticket.claims), None)  # one step: a time-out may empty the list at any moment
+    submitted = claim.submitted if claim else ticket.started
+    whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
+    return Result(
+        request_id=ticket.request_id,
+        text=answer.text,
+        parsed=parsed,
+        embedding=answer.embedding,
+        dropped=answer.dropped,
+        usage=ticket.usage,
+        cost=ticket.cost,
+        latency=seconds,
+        queued=max(0.0, ticket.started - submitted),
+        time_to_first_chunk=seconds if whole else _first_chunk(ticket, seconds),
+        attempts=ticket.attempts,
+        route=route,
+        finish_reason=answer.finish_reason,
+        model=ticket.lane.label,
+        provider_request_id=answer.provider_request_id,
+        context=claim.request.context if claim else None,
+    )
+
+
+def processed(post_process: PostProcess, result: Result) -> Result:
+    """Return what the user's hook makes of an answered result; a hook that fails makes it a failed one."""
+    problem: str | None = None
+    cause: BaseException | None = None
+    returned: object = None
+    try:
+        returned = post_process(result)
+    except BaseException as error:
+        problem, cause = f"raised {type(error).__name__}", error
+    if returned is None and problem is None:
+        return result
+    if isinstance(returned, Result):
+        found: object = returned.error
+        if found is None or isinstance(found, SmartbatchError):
+            return returned
+        problem = f"returned an error of type {type(found).__name__}"
+        cause = found if isinstance(found, BaseException) else None
+    elif problem is None:
+        problem = f"returned {type(returned).__name__} instead of a Result"
+    failure = SmartbatchError(
+        f"post_process {problem}; the answer was paid for",
+        kind=ErrorKind.UNKNOWN,
+        request_id=result.request_id,
+    )
+    failure.__cause__ = cause
+    return evolve(result, error=failure)
+
+
+def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
+    stream = ticket.stream
+    return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
+
+
+def shared(result: Result, claim: Claim) -> Result:
+    """The same answer for somebody who joined: paid once, by the one who came first."""
+    return evolve(
+        result,
+        request_id=claim.request_id,
+        usage=Usage(),
+        cost=0.0,
+        context=claim.request.context,
+        deduplicated=True,
+    )
+
+
+def for_request(error: SmartbatchError, request_id: str) -> SmartbatchError:
+    """A copy of ``error`` that names another request, so that no two futures share one exception."""
+    function, arguments = error.__reduce__()[:2]
+    copy: SmartbatchError = function(*arguments)
+    copy.request_id = request_id
+    copy.__cause__ = error.__cause__
+    return copy

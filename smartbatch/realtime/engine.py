@@ -1,0 +1,329 @@
+"""One running client: queue, gates, collector, router and dispatcher, wired together.
+
+A client builds an engine when it starts and drops it when it stops or finds itself in a forked child; so an
+engine never has to be reset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.retry import RetryPolicy
+from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
+from smartbatch.events import Event, RequestSubmitted
+from smartbatch.providers.base import Provider
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.collector import Collector
+from smartbatch.realtime.dispatcher import BatchDispatcher
+from smartbatch.realtime.effects import Aftermath
+from smartbatch.realtime.gates import Gates
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.queue import Books, RequestQueue
+from smartbatch.realtime.router import PostProcess, ResponseRouter
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.types import Answer, Embedding, Request, Result
+
+__all__ = ["Engine"]
+
+LAST_CALLBACKS = 0.25
+"""Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
+
+
+class LaneOf(Protocol):
+    """Returns the lane of a provider and model."""
+
+    def __call__(
+        self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
+    ) -> Lane:
+        """See :meth:`smartbatch.realtime.lane_factory.Lanes.of`."""
+
+
+class Engine:
+    """The threads of one client, from its start to its stop.
+
+    Attributes:
+        lane_of: returns the lane for a provider, a model and a kind of vector, if any, or for the slower
+            tier; set by its owner.
+
+    Args:
+        config: checked settings.
+        clock: time and waiting.
+        budget: the client's money, which outlives a stop.
+        rng: dice for jitter.
+        tell: tells an event to all observers; never raises.
+        report: told what a user's callback raised.
+        fallback: see :class:`~smartbatch.realtime.collector.Collector`.
+        post_process, keep: see :class:`~smartbatch.realtime.router.ResponseRouter`.
+    """
+
+    lane_of: LaneOf
+
+    def __init__(
+        self,
+        config: BatchingConfig,
+        *,
+        clock: Clock,
+        budget: Budget,
+        rng: random.Random,
+        tell: Callable[[Event], None],
+        report: Callable[[BaseException], None],
+        fallback: Callable[[Lane], Lane | None],
+        post_process: PostProcess | None,
+        keep: Callable[[bytes, Answer], object] | None,
+    ) -> None:
+        self._clock = clock
+        self._tell = tell
+        self.queue = RequestQueue(
+            clock,
+            capacity=config.queue_capacity,
+            urgent_reserve=config.urgent_reserve,
+            block=config.queue_full == "block",
+            patience=config.queue_timeout,
+        )
+        self.gates = Gates(budget, config.call_timeout, rng)
+        self.callbacks = CallbackThread(clock, report)
+        policy = RetryPolicy(
+            retries=config.retries,
+            initial=config.retry_initial,
+            multiplier=config.retry_multiplier,
+            max_delay=config.retry_max_delay,
+        )
+        self.router = ResponseRouter(
+            self.queue,
+            self.gates,
+            policy,
+            patience=config.outage_patience,
+            post_process=post_process,
+            keep=keep,
+            rng=rng,
+            validation_retries=config.validation_retries,
+        )
+        batch_ids = itertools.count(1)
+        self.collector = Collector(
+            clock,
+            config,
+            self.queue,
+            self.gates,
+            self.router,
+            new_id=lambda: f"batch-{next(batch_ids)}",
+            fallback=fallback,
+        )
+        self.dispatcher = BatchDispatcher(
+            clock,
+            self.queue,
+            self.collector,
+            self.router,
+            workers=config.parallelism,
+            call_timeout=config.call_timeout,
+            tell=tell,
+        )
+        self.dispatcher.start()
+
+    def submit(
+        self,
+        request: Request,
+        request_id: str,
+        lane: Lane,
+        *,
+        fingerprint: bytes | None,
+        keep: bytes | None = None,
+        tokens: tuple[int, int],
+        reserve: float,
+        sink: Callable[[Result], None] | None = None,
+        stream: ChunkBox | None = None,
+        raw: bool = False,
+        alone: bool = False,
+        purse: Budget | None = None,
+    ) -> ResultFuture:
+        """Put a checked request into the queue and return its future.
+
+        Args:
+            fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
+            keep: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
+            tokens: estimated input tokens, and input and output together.
+            reserve: most it can cost, USD.
+            sink: gets the result as well, before anybody who waits for the future runs on.
+            stream: takes the answer piece by piece.
+            raw: leave the result as it came; it is post-processed when it is read.
+            alone: share its call with no other request.
+            purse: pays for it, within the client's budget.
+
+        Raises:
+            QueueFull: see :class:`~smartbatch.realtime.queue.RequestQueue`.
+            ClientClosed: the client was stopped meanwhile.
+        """
+        now = self._clock.now()
+        deadline = None if request.timeout is None else now + request.timeout
+        future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
+        claim = Claim(request, request_id, future, now, deadline, sink)
+        ticket = Ticket(request, lane, claim, fingerprint, stream)
+        ticket.keep = keep
+        ticket.raw = raw
+        ticket.alone = ticket.alone or alone
+        ticket.purse = purse
+        ticket.input_estimate, ticket.estimate = tokens
+        ticket.reserve = reserve
+        future.claim = claim
+        if stream is not None:
+            stream.request_id = request_id
+            stream.drop = partial(self.drop, future)
+        try:
+            with self.queue.monitor:
+                joined = self.queue.admit_locked(ticket, now)
+                if not claim.running or claim.deadline is not None:  # one that joined may be more urgent
+                    self.dispatcher.wake_locked()
+                if claim.deadline is not None:
+                    self.dispatcher.wake_before_locked(claim.deadline)
+            self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
+        except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
+            future.cancel()  # it may be half taken in, and the caller will never see its future
+            raise
+        return future
+
+    def books(self) -> Books:
+        """Return a copy of the books, taken at one moment."""
+        with self.queue.monitor:
+            books = self.queue.books
+            return Books(
+                books.submitted,
+                books.waiting,
+                books.in_flight,
+                books.succeeded,
+                books.failed,
+                books.cancelled,
+            )
+
+    def flush(self) -> None:
+        """Send what waits in windows at once."""
+        with self.queue.monitor:
+            now = self._clock.now()
+            for lane in self.queue.lanes:
+                lane.flush(now)
+            self.dispatcher.wake_locked()
+
+    def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
+        """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
+
+        Args:
+            reason: ends up in the errors of the rest.
+            release: ends the calls under way, once the time is over.
+        """
+        with self.queue.monitor:
+            if self.queue.closed is None:
+                self.queue.closed = ClientClosed(f"{reason}; the request was not taken")
+            self.queue.wake_blocked_locked()
+            self.queue.flushing = True
+            self.dispatcher.wake_locked()
+            streams = [ticket.stream for ticket in self.queue.live if ticket.stream is not None]
+        for stream in streams:
+            stream.lift()
+        began = self._clock.now()
+        failed = 0
+        try:
+            idle = self.queue.wait_idle(timeout)
+        except BaseException:  # Ctrl-C: no more patience, but nobody is left waiting for ever
+            self.cancel_pending()
+            self._end(reason, release)
+            self.callbacks.close()
+            raise
+        if not idle:
+            failed = self._end(reason, release)
+        self.dispatcher.stop()
+        self._tell_forsaken()
+        if timeout is not None:
+            timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
+        self.callbacks.drain(timeout)
+        self.callbacks.close()
+        return failed
+
+    def _end(self, reason: str, release: Callable[[], None]) -> int:
+        failed = self._fail_the_rest(ClientClosed(f"{reason} before the request was answered"))
+        release()
+        self.dispatcher.stop()
+        return failed
+
+    def _tell_forsaken(self) -> None:
+        """Tell of what was cancelled behind the collector's back, which looks no more."""
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            for ticket, claim in self.queue.strike_forsaken_locked():
+                aftermath.cancelled(ticket, claim, self._clock.now())
+        aftermath.perform(self._tell)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for ticket in list(self.queue.live):
+            for claim in list(ticket.claims):
+                claim.future.abandon(error)
+        for aftermath in list(self.queue.settling):  # ended, but a thread that is not here was to tell them
+            assert isinstance(aftermath, Aftermath)
+            for claim, _ in aftermath.settlements:
+                claim.future.abandon(error)
+
+    def cancel_pending(self) -> int:
+        """Cancel every request whose call has not started, and make no further tries; return how many."""
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            now = self._clock.now()
+            futures = [claim.future for ticket in self.queue.live for claim in ticket.claims]
+            for ticket in list(self.queue.live):
+                if ticket.state is TicketState.IN_FLIGHT:
+                    ticket.final = True
+                elif ticket.last_error is not None:
+                    self.router.fail_locked(ticket, ticket.last_error, now, aftermath)
+        aftermath.perform(self._tell)
+        return sum(future.cancel() for future in futures)
+
+    def _cancelled(self, future: ResultFuture) -> None:
+        claim = future.claim
+        if claim is None:
+            return
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            ticket = claim.ticket
+            first = ticket is not None and self.queue.cancelled_locked(ticket, claim)
+            if ticket is not None and first:
+                aftermath.cancelled(ticket, claim, self._clock.now())
+                self.dispatcher.wake_locked()  # it may have been what the others waited behind
+        aftermath.perform(self._tell)
+        if first and claim.sink is not None:
+            claim.sink(_cancelled_result(claim))
+
+    def drop(self, future: ResultFuture) -> None:
+        """Cancel a request whose call has not started, one that waits for a further try included."""
+        claim = future.claim
+        if future.cancel() or claim is None:
+            return
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            ticket = claim.ticket
+            alone = ticket is not None and len(ticket.claims) == 1  # others wait for it, who did not ask
+            if ticket is not None and alone and ticket.state is TicketState.WAITING:
+                error = _cancelled_result(claim).error
+                assert error is not None
+                self.router.fail_locked(ticket, error, self._clock.now(), aftermath)
+                self.dispatcher.wake_locked()
+        aftermath.perform(self._tell)
+
+    def _fail_the_rest(self, error: SmartbatchError) -> int:
+        aftermath = Aftermath(self.queue)
+        with self.queue.monitor:
+            now = self._clock.now()
+            for ticket in list(self.queue.live):
+                self.router.fail_locked(ticket, error, now, aftermath)
+        aftermath.perform(self._tell)
+        return len(aftermath.settlements)
+
+
+def _cancelled_result(claim: Claim) -> Result:
+    """What whoever waits without a future gets for a cancelled request."""
+    error = RequestCancelled("the request was cancelled before its call", request_id=claim.request_id)
+    return Result(claim.request_id, error=error, context=claim.request.context)

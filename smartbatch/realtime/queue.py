@@ -1,0 +1,330 @@
+"""The bounded queue: room for tickets, who waits for room, and the books that must always balance."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+
+from attrs import define
+
+from smartbatch._clock import Clock, Monitor
+from smartbatch.errors import ClientClosed, QueueFull
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.types import Priority
+
+__all__ = ["Books", "RequestQueue"]
+
+_sequence = itertools.count(1)
+_SPARE = 64
+"""Deadlines of requests that have ended which may lie about, besides as many as there are requests."""
+
+
+@define
+class Books:
+    """Requests by where they are.
+
+    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` at every step.
+    """
+
+    submitted: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def balanced(self) -> bool:
+        """Whether nothing is lost and nothing counted twice."""
+        ended = self.succeeded + self.failed + self.cancelled
+        return self.submitted == self.waiting + self.in_flight + ended
+
+    def start(self, claims: int) -> None:
+        self.waiting -= claims
+        self.in_flight += claims
+
+    def back(self, claims: int) -> None:
+        self.in_flight -= claims
+        self.waiting += claims
+
+
+class RequestQueue:
+    """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
+
+    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` (for
+    whom the reserve is) and :attr:`idle` are further waiting rooms on the same lock. :attr:`forsaken` takes
+    futures that a finaliser cancelled where it could not take the monitor.
+
+    Args:
+        clock: time and waiting.
+        capacity: most requests that wait at once.
+        urgent_reserve: extra room, as a share of the capacity, for URGENT and HIGH requests only, so that a
+            queue full of background work never blocks them.
+        block: whether a full queue makes the caller wait, or raises at once.
+        patience: longest wait for room, seconds; ``None`` waits for ever.
+    """
+
+    def __init__(
+        self, clock: Clock, *, capacity: int, urgent_reserve: float, block: bool, patience: float | None
+    ) -> None:
+        self.clock = clock
+        self.capacity = capacity
+        self.reserve = max(1, round(capacity * urgent_reserve))
+        self.block = block
+        self.patience = patience
+        self.monitor: Monitor = clock.monitor()
+        self.room: Monitor = clock.monitor(self.monitor.lock)
+        self.urgent_room: Monitor = clock.monitor(self.monitor.lock)
+        self.idle: Monitor = clock.monitor(self.monitor.lock)
+        self.books = Books()
+        self.lanes: list[Lane] = []
+        self.live: dict[Ticket, None] = {}
+        self.settling: dict[object, None] = {}
+        self.forsaken: deque[ResultFuture] = deque()
+        self.flushing = False
+        self.closed: ClientClosed | None = None
+        self._identical: dict[bytes, Ticket] = {}
+        self._deadlines: list[tuple[float, int, Ticket, Claim]] = []
+        self._blocked = 0
+
+    def admit_locked(self, ticket: Ticket, now: float) -> bool:
+        """Take ``ticket`` in, or let its claim join an identical one; True when it joined.
+
+        Raises:
+            QueueFull: there is no room, and waiting is not configured or took too long.
+            ClientClosed: the client was stopped.
+        """
+        claim = ticket.claims[0]
+        if self.closed is not None:
+            raise _again(self.closed, claim.request_id)
+        leader = self._twin_locked(ticket)
+        if leader is None and self._make_room_locked(claim):
+            leader = self._twin_locked(ticket)  # it may have come while this one waited
+            if leader is not None:
+                self._freed_locked(1)
+        if leader is not None:
+            self._join_locked(leader, ticket, now)
+            return True
+        self._watch_deadline_locked(ticket, claim)
+        # No call between these lines, so that no Ctrl-C can come between them either.
+        if ticket.fingerprint is not None:
+            self._identical[ticket.fingerprint] = ticket
+        self.live[ticket] = None
+        claim.ticket = ticket
+        self.books.submitted += 1
+        self.books.waiting += 1
+        ticket.lane.put(ticket, ticket.due, now)
+        return False
+
+    def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
+        """Let a ticket that was in flight wait once more, from ``due`` on. It needs no room: it had some."""
+        self.books.back(len(ticket.claims))
+        ticket.lane.put(ticket, due, now)
+
+    def start_locked(self, ticket: Ticket, now: float) -> bool:
+        """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
+        for claim in list(ticket.claims):
+            if not claim.running and not claim.begin():
+                self._drop_claim_locked(ticket, claim)
+        if not ticket.claims:
+            self._forget_locked(ticket)
+            return False
+        self.books.start(len(ticket.claims))
+        ticket.state = TicketState.IN_FLIGHT
+        ticket.started = now
+        self._freed_locked(len(ticket.claims))
+        return True
+
+    def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Claim]:
+        """End ``ticket``, in flight or waiting; returns whom to tell once the monitor is free."""
+        claims = ticket.claims
+        if ticket.state is TicketState.IN_FLIGHT:
+            self.books.in_flight -= len(claims)
+        else:
+            ticket.lane.remove(ticket)
+            self.books.waiting -= len(claims)
+            self._freed_locked(len(claims))
+            claims = [claim for claim in claims if claim.running or claim.begin()]
+            self.books.cancelled += len(ticket.claims) - len(claims)
+        if ok:
+            self.books.succeeded += len(claims)
+        else:
+            self.books.failed += len(claims)
+        self._forget_locked(ticket)
+        return claims
+
+    def cancelled_locked(self, ticket: Ticket, claim: Claim) -> bool:
+        """Strike a claim whose future was cancelled; False when that was told before.
+
+        A worker that met the cancelled future first has struck it already; to tell is left to the canceller.
+        """
+        if claim.future.claim is None:
+            return False
+        claim.future.claim = None
+        if not claim.running:
+            claim.begin()
+            self._drop_claim_locked(ticket, claim)
+            if not ticket.claims:
+                self._forget_locked(ticket)  # first: if Ctrl-C comes now, a worker will pass the ticket over
+                ticket.lane.remove(ticket)
+        return True
+
+    def expired_locked(self, now: float) -> list[tuple[Ticket, Claim]]:
+        """Take out the claims whose own time-out is over; the caller fails them."""
+        late: list[tuple[Ticket, Claim]] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, ticket, claim = heapq.heappop(self._deadlines)
+            if ticket.state is TicketState.DONE or claim not in ticket.claims:
+                continue
+            waiting = ticket.state is TicketState.WAITING
+            ticket.claims.remove(claim)
+            if waiting:
+                self.books.waiting -= 1
+                self._freed_locked(1)
+            else:
+                self.books.in_flight -= 1
+            if waiting and not claim.running and not claim.begin():
+                self.books.cancelled += 1
+            else:
+                self.books.failed += 1
+                late.append((ticket, claim))
+            if not ticket.claims:
+                if waiting:
+                    ticket.lane.remove(ticket)
+                self._forget_locked(ticket)
+        return late
+
+    def next_deadline_locked(self) -> float:
+        """When the next claim runs out of time."""
+        while self._deadlines and self._deadlines[0][2].state is TicketState.DONE:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def strike_forsaken_locked(self) -> list[tuple[Ticket, Claim]]:
+        """Strike the claims whose futures were cancelled without the monitor; the caller tells of them."""
+        struck: list[tuple[Ticket, Claim]] = []
+        while self.forsaken:
+            claim = self.forsaken.popleft().claim
+            ticket = None if claim is None else claim.ticket
+            if claim is not None and ticket is not None and self.cancelled_locked(ticket, claim):
+                struck.append((ticket, claim))
+        return struck
+
+    def settled(self, deeds: object) -> None:
+        """Futures that ended under the lock have been settled after it."""
+        self.settling.pop(deeds, None)
+        if self.closed is not None:
+            with self.monitor:
+                self.idle.notify_all()
+
+    def wake_blocked_locked(self) -> None:
+        """Wake everybody who waits for room: the client takes nothing more."""
+        self.room.notify_all()
+        self.urgent_room.notify_all()
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until all tickets have ended and their futures are settled.
+
+        Returns False when ``timeout`` seconds were not enough.
+        """
+        deadline = None if timeout is None else self.clock.now() + timeout
+        with self.idle:
+            while self.live or self.settling:
+                remaining = None if deadline is None else deadline - self.clock.now()
+                if remaining is not None and remaining <= 0:
+                    return False
+                self.idle.wait(remaining)
+            return True
+
+    def _twin_locked(self, ticket: Ticket) -> Ticket | None:
+        """The identical ticket that is under way, if there is one."""
+        return None if ticket.fingerprint is None else self._identical.get(ticket.fingerprint)
+
+    def _freed_locked(self, places: int) -> None:
+        """Let in who waits for room. Both rooms hear of it: only the urgent one may use the reserve."""
+        if self._blocked:
+            self.urgent_room.notify(places)
+            self.room.notify(places)
+
+    def _make_room_locked(self, claim: Claim) -> bool:
+        """Return once there is room; True when that took waiting."""
+        hurried = claim.request.priority >= Priority.HIGH
+        limit = self.capacity + (self.reserve if hurried else 0)
+        if self.books.waiting < limit:
+            return False
+        if not self.block:
+            raise QueueFull(
+                f"the queue is full ({self.books.waiting} of {self.capacity} requests wait); try later, "
+                f"raise queue_capacity, or set queue_full to 'block'",
+                request_id=claim.request_id,
+            )
+        give_up = math.inf if self.patience is None else self.clock.now() + self.patience
+        room = self.urgent_room if hurried else self.room
+        self._blocked += 1
+        try:
+            while self.books.waiting >= limit:
+                remaining = give_up - self.clock.now()
+                if remaining <= 0:
+                    raise QueueFull(
+                        f"the queue stayed full for {self.patience} s (queue_timeout)",
+                        request_id=claim.request_id,
+                    )
+                room.wait(None if remaining == math.inf else remaining)
+                if self.closed is not None:
+                    raise _again(self.closed, claim.request_id)
+        except BaseException:
+            self._freed_locked(1)  # the place it may have been woken for is the next one's
+            raise
+        finally:
+            self._blocked -= 1
+        return True
+
+    def _join_locked(self, leader: Ticket, twin: Ticket, now: float) -> None:
+        claim = twin.claims[0]
+        claim.joined = True
+        self._watch_deadline_locked(leader, claim)
+        leader.claims += (claim,)  # as in admit_locked: no call, no Ctrl-C
+        claim.ticket = leader
+        self.books.submitted += 1
+        if leader.state is TicketState.IN_FLIGHT:
+            self.books.in_flight += 1
+            claim.begin()
+            return
+        self.books.waiting += 1
+        # The more urgent of two askers decides; the old entries in the heaps are passed over.
+        key, must_start = min(leader.key, twin.key), min(leader.must_start, twin.must_start)
+        urgent = leader.urgent or twin.urgent
+        if (key, must_start, urgent) != (leader.key, leader.must_start, leader.urgent):
+            leader.lane.remove(leader)
+            leader.key, leader.must_start, leader.urgent = key, must_start, urgent
+            leader.lane.put(leader, leader.due, now)
+
+    def _watch_deadline_locked(self, ticket: Ticket, claim: Claim) -> None:
+        if claim.deadline is None:
+            return
+        if len(self._deadlines) > 2 * (self.books.waiting + self.books.in_flight) + _SPARE:
+            pending = [item for item in self._deadlines if item[2].state is not TicketState.DONE]
+            heapq.heapify(pending)
+            self._deadlines = pending
+        heapq.heappush(self._deadlines, (claim.deadline, next(_sequence), ticket, claim))
+
+    def _drop_claim_locked(self, ticket: Ticket, claim: Claim) -> None:
+        ticket.claims.remove(claim)
+        self.books.waiting -= 1
+        self.books.cancelled += 1
+        self._freed_locked(1)
+
+    def _forget_locked(self, ticket: Ticket) -> None:
+        ticket.state = TicketState.DONE
+        self.live.pop(ticket, None)
+        if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
+            del self._identical[ticket.fingerprint]
+        if not self.live:
+            self.idle.notify_all()
+
+
+def _again(closed: ClientClosed, request_id: str) -> ClientClosed:
+    """The same refusal, for another request."""
+    return ClientClosed(closed.message, request_id=request_id)

@@ -1,0 +1,382 @@
+"""From answers to verdicts: done; again at a time; again alone; by another model; failed.
+
+The router loops over the questions, never over the answers: what has no answer goes again, alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from attrs import define
+
+from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.core.batching.window import Batch, BatchState
+from smartbatch.core.limits.breaker import BreakerState, Transition
+from smartbatch.core.limits.quota import Cooldown
+from smartbatch.core.limits.retry import RetryPolicy, decide
+from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, RetryScheduled
+from smartbatch.realtime.accounting import account, cost_of, route_of, sum_usage
+from smartbatch.realtime.answer_validation import Repair, Validation, resize
+from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.effects import Aftermath, PostProcess, answered, processed
+from smartbatch.realtime.flex_fallback import go_home, judge_flex, turned_away
+from smartbatch.realtime.gates import Change, Ending, Gates, Permit
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
+from smartbatch.types import Answer, Result, evolve
+
+__all__ = ["Flight", "PostProcess", "ResponseRouter"]
+
+UNAVAILABLE = frozenset({502, 503, 504, 529})
+"""HTTP statuses that speak of the provider's state and not of the request."""
+
+HEALTH_FAILURES = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
+SPOILED = frozenset(
+    {ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.INVALID_RESPONSE, ErrorKind.UNKNOWN}
+)
+"""Failures of a shared call that one of its requests alone may have caused."""
+PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
+STOP_SECONDS = 30.0
+"""How long nothing is sent after an error that waiting cannot heal; then one request may try."""
+
+
+@define(eq=False)
+class Flight:
+    """A batch on its way, from take-off to verdicts. Owned by one worker."""
+
+    batch: Batch[Ticket]
+    permit: Permit
+    started: float
+
+
+class ResponseRouter:
+    """Turns the outcomes of a call into verdicts for its tickets."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        gates: Gates,
+        policy: RetryPolicy,
+        *,
+        patience: float,
+        post_process: PostProcess | None,
+        keep: Callable[[bytes, Answer], object] | None = None,
+        rng: random.Random,
+        validation_retries: int = 0,
+    ) -> None:
+        self._queue = queue
+        self._gates = gates
+        self._policy = policy
+        self._patience = patience
+        self._post_process = post_process
+        self._keep = keep
+        self._validation = Validation(validation_retries)
+        self._rng = rng
+
+    def prepare(self, flight: Flight, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
+        """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
+        size = len(flight.batch)
+        seconds = now - flight.started
+        results: list[Result | None] = []
+        for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+            ticket.attempts += 1
+            account(ticket, outcome)
+            if not isinstance(outcome, Answer):
+                results.append(None)
+                continue
+            route = route_of(ticket.lane, outcome, size)
+            verdict = self._validation.read(ticket, outcome)
+            if isinstance(verdict, Repair):
+                ticket.repair = verdict
+                results.append(None)
+                continue
+            if isinstance(verdict, ValidationFailed):
+                result = answered(ticket, outcome, seconds=seconds, parsed=None, route=route)
+                results.append(evolve(result, error=verdict))
+                continue
+            if self._keep is not None and ticket.keep is not None:
+                self._keep(ticket.keep, outcome)
+            result = answered(ticket, outcome, seconds=seconds, parsed=verdict.value, route=route)
+            results.append(
+                result if self._post_process is None or ticket.raw else processed(self._post_process, result)
+            )
+        return results
+
+    def route_locked(
+        self,
+        flight: Flight,
+        outcomes: Sequence[Outcome],
+        results: Sequence[Result | None],
+        now: float,
+        aftermath: Aftermath,
+    ) -> None:
+        """Give every ticket of ``flight`` its verdict. The monitor is held."""
+        batch = flight.batch
+        batch.move(BatchState.PROCESSING_RESPONSE)
+        lane = flight.permit.lane
+        lane.landed(len(batch), now - flight.started, now)
+        self._end_permit(flight, outcomes, now, aftermath)
+        poisoned = _poison(outcomes)
+        if lane.health is not None and len(batch) > 1:
+            self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, aftermath)
+        if poisoned is not None:
+            self._bisect(batch, poisoned, now, aftermath)
+        for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
+            if ticket.state is not TicketState.IN_FLIGHT:
+                continue  # everybody's own time-out ended during the call, or it goes again with its half
+            if result is not None and result.error is None:
+                claims = self._queue.end_locked(ticket, ok=True)
+                aftermath.answer(ticket, claims, result, now)
+            elif result is not None:
+                assert result.error is not None
+                self.fail_locked(ticket, result.error, now, aftermath)
+            elif isinstance(outcome, Answer):
+                self._repair_or_fail(ticket, now, aftermath)
+            else:
+                self._again_or_fail(lane, ticket, outcome, now, aftermath)
+        answers = any(isinstance(outcome, Answer) for outcome in outcomes)
+        batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
+
+    def _judge_packing(
+        self,
+        lane: Lane,
+        health: PackingHealth,
+        outcomes: Sequence[Outcome],
+        refused: bool,
+        now: float,
+        aftermath: Aftermath,
+    ) -> None:
+        """Book how a pack went; what the provider could not carry out at all says nothing about packing."""
+        missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
+        if refused or missing or any(isinstance(outcome, Answer) for outcome in outcomes):
+            size = len(outcomes)
+            reason = health.observe(now, size, size if refused else missing)
+            if reason is not None:
+                aftermath.events.append(PackingChanged(now, lane.label, False, reason))
+
+    def _bisect(self, batch: Batch[Ticket], error: ProviderError, now: float, aftermath: Aftermath) -> None:
+        """Send both halves of a shared call again, apart: one of its requests spoils it for all.
+
+        A call of n with one bad request ends after at most 2 log2 n further calls, and nobody is charged
+        a try for another's fault.
+        """
+        middle = (len(batch) + 1) // 2
+        for half in (batch.items[:middle], batch.items[middle:]):
+            group = object()
+            for ticket in half:
+                if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
+                    ticket.group = group
+                    ticket.alone = len(half) == 1
+                    self._reschedule(ticket, error, 0.0, False, now, aftermath)
+
+    def _repair_or_fail(self, ticket: Ticket, now: float, aftermath: Aftermath) -> None:
+        """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
+        repair, ticket.repair = ticket.repair, None
+        assert repair is not None
+        if ticket.final:
+            self.fail_locked(ticket, repair.error, now, aftermath)
+            return
+        ticket.repairs += 1
+        resize(ticket, repair.request)
+        ticket.alone = ticket.lane.shares
+        ticket.last_error = repair.error
+        ticket.charged = False  # the provider did nothing wrong
+        self._queue.again_locked(ticket, now, now)
+        aftermath.events.append(
+            RetryScheduled(
+                now, ticket.request_id, ticket.lane.label, "validation", ticket.attempts, 0.0, False
+            )
+        )
+
+    def give_up_locked(
+        self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath
+    ) -> None:
+        """End a flight that a mistake broke off on the ground: whoever waits must hear of it all the same."""
+        if not flight.permit.ended:
+            self._gates.end(flight.permit, Ending.IGNORED, now)
+        for ticket in flight.batch.items:
+            if ticket.state is TicketState.IN_FLIGHT:
+                self.fail_locked(ticket, error, now, aftermath)
+
+    def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+        """End a flight that never took off."""
+        self._gates.end(flight.permit, Ending.DROPPED, now)
+        aftermath.freed.append(flight.permit.lane.quota)
+        flight.permit.lane.landed(len(flight.batch), 0.0, now)
+        flight.batch.move(BatchState.FAILED)
+        for ticket in flight.batch.items:
+            self.fail_locked(ticket, error, now, aftermath)
+
+    def return_locked(self, flight: Flight, now: float, aftermath: Aftermath) -> None:
+        """Let a flight that never took off wait again: somebody else will carry it."""
+        self._gates.end(flight.permit, Ending.DROPPED, now)
+        aftermath.freed.append(flight.permit.lane.quota)
+        flight.permit.lane.landed(len(flight.batch), 0.0, now)
+        flight.batch.move(BatchState.FAILED)
+        for ticket in flight.batch.items:
+            self._queue.again_locked(ticket, now, now)
+
+    def fail_locked(self, ticket: Ticket, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+        """End ``ticket`` with ``error``."""
+        claims = self._queue.end_locked(ticket, ok=False)
+        aftermath.fail(ticket, claims, error, now)
+
+    def _again_or_fail(
+        self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, aftermath: Aftermath
+    ) -> None:
+        assert not isinstance(outcome, Answer)
+        outcome = MissingAnswer() if outcome is None else outcome
+        turn = turned_away(lane, outcome)
+        if turn is not None:
+            go_home(ticket)
+            if turn.uncounted and not ticket.final:
+                self._reschedule(ticket, outcome, 0.0, False, now, aftermath, kind="flex")
+                return
+        if isinstance(outcome, MissingAnswer) and not ticket.alone and not ticket.final:
+            ticket.alone = True
+            counted = lane.health is None  # what a pack did not say is not the provider's failure
+            self._reschedule(ticket, outcome, 0.0, counted, now, aftermath)
+            return
+        outage = self._is_outage(lane, outcome)
+        retry = decide(
+            self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
+        )
+        standing = lane.standing
+        too_long = outage and standing.open_since is not None and now - standing.open_since > self._patience
+        stream = ticket.stream
+        last = ticket.final or (stream is not None and stream.final)
+        standing.answered = standing.answered or (stream is not None and stream.begun)
+        if retry is None or too_long or last:
+            self.fail_locked(ticket, outcome, now, aftermath)
+            if outcome.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
+                # It never answered anybody: that is an address, not an outage. Do not make the others wait.
+                self._stop(lane, outcome, now, aftermath)
+            return
+        if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
+            ticket.alone = ticket.alone or (ticket.lane.shares and ticket.tally.counted > 1)
+        if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
+            # Behind the others, so that the next probe is another request: one that always fails
+            # must not keep the breaker open for everybody.
+            ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
+        self._reschedule(ticket, outcome, retry.delay, retry.counted, now, aftermath)
+
+    def _reschedule(
+        self,
+        ticket: Ticket,
+        error: ProviderError,
+        delay: float,
+        counted: bool,
+        now: float,
+        aftermath: Aftermath,
+        kind: str | None = None,
+    ) -> None:
+        ticket.last_error = error
+        ticket.charged = counted
+        self._queue.again_locked(ticket, now + delay, now)
+        aftermath.events.append(
+            RetryScheduled(
+                now,
+                ticket.request_id,
+                ticket.lane.label,
+                kind or error.kind.value,
+                ticket.attempts,
+                delay,
+                counted,
+                error.maybe_billed,
+            )
+        )
+
+    def _is_outage(self, lane: Lane, error: ProviderError) -> bool:
+        """Whether the failure is the provider's state, known to the breaker, and not the request's."""
+        if lane.breaker.state is BreakerState.CLOSED:
+            return False
+        if error.kind is ErrorKind.NETWORK_ERROR:
+            return lane.standing.answered and not error.maybe_billed
+        return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
+
+    def _end_permit(
+        self, flight: Flight, outcomes: Sequence[Outcome], now: float, aftermath: Aftermath
+    ) -> None:
+        lane = flight.permit.lane
+        ending, worst = _ending(outcomes)
+        if worst is not None and turned_away(lane, worst) is not None:
+            ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
+        if not isinstance(worst, ProviderError) or worst.status is not None:
+            lane.standing.answered = True
+        usage = sum_usage(outcomes)
+        costs = [cost_of(lane, outcome) for outcome in outcomes]
+        changes = self._gates.end(
+            flight.permit,
+            ending,
+            now,
+            tokens=usage.total_tokens if usage is not None else None,
+            output=usage.output_tokens if usage is not None else None,
+            cost=None if None in costs else sum(cost for cost in costs if cost is not None),
+            maybe_billed=worst is not None and worst.maybe_billed and usage is None,
+            retry_after=worst.retry_after if worst is not None else None,
+            limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
+        )
+        if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
+            self._stop(lane, worst, now, aftermath)
+        if usage is not None and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
+            for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+                if isinstance(outcome, Answer) and outcome.usage is not None:
+                    lane.calibration.observe(ticket.input_estimate, outcome.usage)
+        for change in changes:
+            self.note_change(lane, change, now, aftermath)
+        judge_flex(lane, worst, now, aftermath)
+
+    def _stop(self, lane: Lane, error: ProviderError, now: float, aftermath: Aftermath) -> None:
+        """Send nothing more for a while: the next request would only meet the same error."""
+        transition = lane.breaker.stop(error, now, now + STOP_SECONDS)
+        if transition is not None:
+            self.note_change(lane, transition, now, aftermath)
+
+    def note_change(self, lane: Lane, change: Change, now: float, aftermath: Aftermath) -> None:
+        """Book a change of the breaker or a new cooldown, and tell about it."""
+        if isinstance(change, Cooldown):
+            if change.fresh and change.seconds > 0:  # others are news of the same pause
+                aftermath.events.append(
+                    CooldownStarted(now, lane.provider.scope, lane.label, change.seconds, change.consecutive)
+                )
+            return
+        assert isinstance(change, Transition)
+        if change.after is BreakerState.CLOSED:
+            lane.standing.open_since = None
+        elif lane.standing.open_since is None:
+            lane.standing.open_since = now
+        aftermath.events.append(
+            BreakerChanged(
+                now,
+                lane.label,
+                change.before.value,
+                change.after.value,
+                change.reason,
+                max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
+            )
+        )
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
+    """Return how the call as a whole ended, and the error that says so."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
+    if len(errors) < len(outcomes):
+        return Ending.SUCCESS, None
+    first = errors[0]
+    if first.kind is ErrorKind.RATE_LIMIT:
+        return Ending.REFUSED, first
+    return (Ending.FAILURE if first.kind in HEALTH_FAILURES else Ending.IGNORED), first
+
+
+def _poison(outcomes: Sequence[Outcome]) -> ProviderError | None:
+    """Return the error of a shared call that failed as a whole for what was in it, or ``None``."""
+    first = outcomes[0]
+    whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
+    return first if whole and isinstance(first, ProviderError) and first.kind in SPOILED else None
+
+
+def _is_own_call(batch: Batch[Ticket]) -> bool:
+    return batch.items[0].request.call is not None

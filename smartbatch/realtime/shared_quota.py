@@ -1,0 +1,102 @@
+"""The quotas of this process: clients that share a provider's limits share the counters and the pauses.
+
+A script that makes a client for every list must not get a full burst each time, so the state lives here,
+by provider scope and model, and not in a client. Each quota has a leaf lock, held for arithmetic only.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from smartbatch.core.limits.flex_health import FlexHealth
+from smartbatch.core.limits.quota import Quota
+
+__all__ = ["SharedQuota", "forget_all", "shared_quota"]
+
+
+class SharedQuota:
+    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients to wake when room appears.
+
+    Attributes:
+        flex: whether the model's slower tier is worth asking, as all clients found it.
+        lock: guards both; taken after a client's monitor, never before it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.quota = Quota()
+        self.flex = FlexHealth()
+        self._limits: weakref.WeakKeyDictionary[object, tuple[float | None, float | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._wakers: weakref.WeakKeyDictionary[object, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+    def attach(
+        self,
+        owner: object,
+        max_rpm: float | None,
+        max_tpm: float | None,
+        *,
+        now: float,
+        wake: Callable[[], None],
+    ) -> None:
+        """Let ``owner`` use the quota; of several owners' limits the tightest holds.
+
+        Args:
+            owner: held weakly.
+            max_rpm: requests a minute, or ``None``.
+            max_tpm: tokens a minute, or ``None``.
+            now: monotonic seconds.
+            wake: called, without any lock, when a call of another owner ends, or another owner leaves.
+        """
+        with self.lock:
+            self._limits[owner] = (max_rpm, max_tpm)
+            self._wakers[owner] = wake
+            self._configure_locked(now)
+
+    def detach(self, owner: object, now: float) -> None:
+        """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
+        with self.lock:
+            self._wakers.pop(owner, None)
+            if self._limits.pop(owner, None) is not None and self._limits:
+                self._configure_locked(now)
+        self.wake_others(owner)
+
+    def wake_others(self, owner: object) -> None:
+        """Tell the other clients that a call has ended, also one of an owner that has left since.
+
+        No lock may be held.
+        """
+        if len(self._wakers) == 1 and owner in self._wakers:  # as mostly: there are no others
+            return
+        with self.lock:
+            wakers = [wake for other, wake in self._wakers.items() if other is not owner]
+        for wake in wakers:
+            wake()
+
+    def _configure_locked(self, now: float) -> None:
+        rpms = [rpm for rpm, _ in self._limits.values() if rpm is not None]
+        tpms = [tpm for _, tpm in self._limits.values() if tpm is not None]
+        self.quota.configure(min(rpms, default=None), min(tpms, default=None), now)
+
+
+_registry: dict[tuple[str, str], SharedQuota] = {}
+_registry_lock = threading.Lock()
+
+
+def shared_quota(scope: str, model: str) -> SharedQuota:
+    """Return this process's quota of ``model`` under the provider scope ``scope``."""
+    with _registry_lock:
+        quota = _registry.get((scope, model))
+        if quota is None:
+            quota = _registry[scope, model] = SharedQuota()
+        return quota
+
+
+def forget_all() -> None:
+    """Start anew in a forked child: the parent's locks may be held by threads that are not here."""
+    global _registry, _registry_lock
+    _registry = {}
+    _registry_lock = threading.Lock()

@@ -1,0 +1,302 @@
+"""An answer on its way from the worker that makes the call to whoever reads it, piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Self
+
+from smartbatch._clock import Clock
+from smartbatch.core.preparation.tokens import estimate
+from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
+from smartbatch.realtime import lifecycle
+from smartbatch.types import Result
+
+__all__ = ["ChunkBox", "TextStream"]
+
+MOST_CHUNKS = 1_000
+"""Chunks that wait for the reader at most; then the call waits."""
+MOST_CHARS = 1 << 20
+"""Characters of them at most."""
+
+
+class ChunkBox:
+    """A bounded box of chunks: a worker puts them in, the reader takes them out, anybody may cancel.
+
+    Attributes:
+        request_id: the request's id, once it is known.
+        drop: takes the request out of the queue if it waits there.
+        begun: whether a chunk was put in.
+        first_at: monotonic seconds of that moment.
+        held_up: whether the worker ever had to wait for the reader.
+        tokens: what was put in, about.
+        cancelled: whether the reader wants no more, before it had everything.
+        result: what came of the request, once it has ended.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.request_id = ""
+        self.drop: Callable[[], None] = lambda: None
+        self.begun = False
+        self.first_at = 0.0
+        self.held_up = False
+        self.tokens = 0
+        self.cancelled = False
+        self.result: Result | None = None
+        self._clock = clock
+        self._filled = clock.monitor()
+        self._emptied = clock.monitor(self._filled.lock)
+        self._chunks: deque[str] = deque()
+        self._chars = 0
+        self._close: Callable[[], None] | None = None
+        self._bounded = True
+
+    # the worker's side
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody takes chunks any more."""
+        return self.cancelled or self.result is not None
+
+    @property
+    def final(self) -> bool:
+        """Whether the request must not be tried again."""
+        return self.begun or self.over
+
+    def attach(self, close: Callable[[], None]) -> None:
+        """Have ``close`` called when the request is cancelled or its time is over.
+
+        Raises:
+            RequestCancelled: it was before.
+        """
+        with self._filled:
+            if self.over:
+                raise _cancelled()
+            self._close = close
+
+    def detach(self) -> None:
+        """The call is over: there is nothing to close any more."""
+        with self._filled:
+            self._close = None
+
+    def put(self, piece: str, deadline: float) -> None:
+        """Put a chunk in; waits while the box is full.
+
+        Raises:
+            RequestCancelled: nobody takes chunks any more, or nobody made room until ``deadline``.
+        """
+        with self._emptied:
+            while not self.over and not self._has_room_locked(piece):
+                left = deadline - self._clock.now()
+                if left <= 0:
+                    raise RequestCancelled(
+                        "the stream was not read until the time of its call was over; read it, or close it"
+                    )
+                self.held_up = True
+                self._emptied.wait(left)
+            if self.over:
+                raise _cancelled()
+            if not self.begun:
+                self.begun = True
+                self.first_at = self._clock.now()
+            self._chunks.append(piece)
+            self._chars += len(piece)
+            self.tokens += estimate(piece)
+            self._filled.notify()
+
+    def end(self, result: Result) -> None:
+        """Tell the reader what came of the request; what is in the box can still be read."""
+        with self._filled:
+            if self.result is not None:
+                return
+            self.result = result
+            self.request_id = result.request_id
+            close = self._hang_up_locked()
+        close()
+
+    def lift(self) -> None:
+        """Take all there is from now on: who stops the client may be who should have read."""
+        with self._emptied:
+            self._bounded = False
+            self._emptied.notify_all()
+
+    # the reader's side
+
+    def take(self) -> str | None:
+        """Return the next chunk, waiting for it; ``None`` when there is none any more."""
+        with self._filled:
+            while not self._chunks:
+                if self.over:
+                    return None
+                self._filled.wait()
+            piece = self._chunks.popleft()
+            self._chars -= len(piece)
+            self._emptied.notify()
+            return piece
+
+    def cancel(self) -> bool:
+        """Take nothing more, and close what is under way; False when everything was read before."""
+        with self._filled:
+            if self.result is not None and not self._chunks:
+                return False
+            self.cancelled = True
+            self._chunks.clear()
+            self._chars = 0
+            close = self._hang_up_locked()
+        close()
+        return True
+
+    def wait(self) -> Result:
+        """Return the result, waiting for it."""
+        with self._filled:
+            while self.result is None:
+                self._filled.wait()
+            return self.result
+
+    def _has_room_locked(self, piece: str) -> bool:
+        if not self._chunks or not self._bounded:
+            return True
+        return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
+
+    def _hang_up_locked(self) -> Callable[[], None]:
+        """Wake everybody; returns what to call once the lock is free."""
+        self._filled.notify_all()
+        self._emptied.notify_all()
+        close, self._close = self._close, None
+        return _quietly(close)
+
+
+class TextStream(Iterator[str]):
+    """The answer of one request, chunk by chunk, as it is made. One thread reads it; any may close it.
+
+    ``for chunk in stream`` closes it whichever way the loop is left, Ctrl-C included; so does the end of a
+    ``with`` block. Who calls ``next`` has to close it, or the answer is made to its end.
+
+    The loop ends with the request's error if it has one, also after chunks were read: the answer is whole
+    only if the loop ends by itself.
+    """
+
+    def __init__(self, box: ChunkBox) -> None:
+        self._box = box
+        self._process = os.getpid()
+        self._ended = self._left = False
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._box.request_id
+
+    @property
+    def result(self) -> Result:
+        """The whole: usage, cost, latency, ``time_to_first_chunk``; once the stream is read or closed.
+
+        Raises:
+            SmartbatchError: it is still being read.
+        """
+        self._check_process()
+        if not self._box.over:
+            raise SmartbatchError(
+                "the answer is still being made: read the stream to its end, or close it",
+                request_id=self.request_id,
+            )
+        return self._box.wait()
+
+    def close(self) -> None:
+        """Take no more. A request that waits is not sent; the connection of one under way is closed.
+
+        Tokens that were made until then are billed. Closing twice, or after the end, is fine.
+        """
+        if self._process != os.getpid():
+            return
+        if lifecycle.reentered():  # a signal handler; what it interrupted may hold our lock
+            self._close_elsewhere()
+        elif self._box.cancel():
+            self._box.drop()
+
+    cancel = close
+
+    def __iter__(self) -> Generator[str, None, None]:
+        try:
+            while True:
+                chunk = self._next()
+                if chunk is None:
+                    return
+                yield chunk
+        except GeneratorExit:
+            self._close_elsewhere()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def __next__(self) -> str:
+        chunk = self._next()
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._close_elsewhere()
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else ("closed" if self._box.cancelled else "open")
+        return f"<TextStream {self.request_id} {state}>"
+
+    def _next(self) -> str | None:
+        self._check_process()
+        if self._ended:
+            return None
+        box = self._box
+        try:
+            chunk = None if self._left else box.take()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if chunk is not None:
+            return chunk
+        self._ended = True
+        if box.cancelled or self._left:
+            raise _cancelled(self.request_id)
+        result = box.wait()
+        if result.error is not None:
+            raise result.error
+        return None if box.begun else result.text or None
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise WrongProcess(
+                "the stream belongs to the parent process; ask for a new one", request_id=self.request_id
+            )
+
+    def _close_elsewhere(self) -> None:
+        """Close it on another thread: the garbage collector may be at work where a lock is held."""
+        self._left = True
+        if self._box.over or self._process != os.getpid():
+            return
+        with contextlib.suppress(RuntimeError):  # no thread to be had: the interpreter is going
+            threading.Thread(target=self.close, name="smartbatch-close", daemon=True).start()
+
+
+def _cancelled(request_id: str | None = None) -> RequestCancelled:
+    return RequestCancelled("the stream was closed before its end", request_id=request_id, maybe_billed=True)
+
+
+def _quietly(close: Callable[[], None] | None) -> Callable[[], None]:
+    def call() -> None:
+        if close is not None:
+            with contextlib.suppress(Exception):  # it is closed one way or the other
+                close()
+
+    return call

@@ -1,0 +1,341 @@
+"""What a client knows when it chooses a route: prices, limits, what waits, what was seen. Scores its choices.
+
+The decision itself is :func:`smartbatch.core.routing.choice.choose`; this gathers its arguments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from attrs import evolve
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.routing.break_even import break_even
+from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
+from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.rescue import Speed
+from smartbatch.core.routing.throughput import Pace
+from smartbatch.core.routing.workload import Sketch
+from smartbatch.errors import ConfigError
+from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
+from smartbatch.jobs.records import JobRow
+from smartbatch.prices import PriceBook, Processing, RateCard
+from smartbatch.providers.base import Provider
+from smartbatch.providers.batch_api import BatchApi
+from smartbatch.realtime.shared_quota import shared_quota
+from smartbatch.routing.budget_rounds import Outline, Rounds, rounds_of
+from smartbatch.routing.history import Experience
+from smartbatch.types import Kind, Route, Strategy, Usage
+
+__all__ = ["Advisor"]
+
+
+class Advisor:
+    """Chooses routes for one provider and model.
+
+    Args:
+        provider, model: who answers.
+        config: checked settings.
+        clock: time.
+        prices: what it costs.
+        experience: what was seen of it.
+        batches: returns the Batch API for a kind of request; ``None`` where there is none.
+        waiting: counts the requests that are ahead of any new one.
+        tell: takes events.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        model: str,
+        config: BatchingConfig,
+        *,
+        clock: Clock,
+        prices: PriceBook,
+        experience: Experience,
+        batches: Callable[[Kind], BatchApi | None],
+        waiting: Callable[[], int],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._provider = provider
+        self._model = model
+        self._label = f"{provider.name}:{model}"
+        self._config = config
+        self._clock = clock
+        self._prices = prices
+        self._experience = experience
+        self._batches = batches
+        self._waiting = waiting
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._moved: ForecastMoved | None = None
+        self._threshold: tuple[int | None] | None = None
+
+    def sketch(
+        self, kind: Kind, requests: int, wishes: Wishes, *, batchable: bool, flexible: bool = False
+    ) -> Outline:
+        """Return an empty sketch, to which requests are added. What the store knows of their like counts,
+        where they may go in a batch and so may need the store anyway.
+
+        Args:
+            kind: of all of them.
+            requests: how many they are, at most.
+            wishes, batchable: as for :meth:`consider`.
+            flexible: whether they may go in the provider's slower tier.
+        """
+        if requests > wishes.at_once and self._api(kind, wishes, batchable) is not None:
+            self._experience.refresh()
+        rates = {
+            "standard": self._rates("standard"),
+            "batch": self._rates("batch"),
+            "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
+        }
+        return Outline(self._experience.calibration(self._label, kind), rates)
+
+    def consider(
+        self, sketch: Outline, wishes: Wishes, kind: Kind, *, batchable: bool, room: float | None = None
+    ) -> Decision:
+        """Return the decision for a list, and tell nobody.
+
+        Args:
+            sketch: of all its requests.
+            wishes: what it has to meet; a budget only where it can be kept.
+            kind: of all its requests.
+            batchable: whether its requests may go in a batch.
+            room: USD that the client's own budget leaves for it; ``None`` for any.
+
+        Raises:
+            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+        """
+        load = sketch.load
+        api = self._api(kind, wishes, batchable) if load.requests else None
+        if load.requests > wishes.at_once and wishes.strategy is Strategy.AUTO:
+            api = (
+                api if self._experience.stored else None
+            )  # a job could not be kept; real time needs no store
+        offers = self._offers(sketch, load, kind, wishes)
+        batch = None if api is None else self._batch(sketch, load, api)
+        if batch is not None and load.requests:
+            self._watch_threshold(load, offers, batch, wishes)
+        rounds = None if batch is None else self._rounds(sketch, wishes.budget, room)
+        if batch is not None and rounds is not None:
+            batch = rounds.cut(batch, load.requests)
+        try:
+            decision = choose(load, offers, batch, wishes)
+        except Infeasible as error:
+            raise ConfigError(str(error)) from None
+        if rounds is None or not decision.chosen.batches or not rounds.told():
+            return decision
+        return evolve(decision, reason=f"{decision.reason}; {rounds.told()}")
+
+    def tell(self, decision: Decision, purpose: str | None = None) -> str:
+        """Tell a decision, and return the id it was told under."""
+        chosen = decision.chosen
+        number = f"decision-{next(self._numbers)}"
+        self._tell(
+            RouteChosen(
+                at=self._clock.now(),
+                decision_id=number,
+                model=self._label,
+                purpose=purpose,
+                requests=decision.load.requests,
+                route=chosen.route,
+                first=chosen.first,
+                reason=decision.reason,
+                p50=chosen.p50,
+                p95=chosen.p95,
+                cost=_expected(chosen),
+                options=tuple(
+                    (each.route.value, each.p50, each.p95, _expected(each), each.feasible)
+                    for each in decision.options
+                ),
+            )
+        )
+        return number
+
+    def score(self, number: str, decision: Decision, seconds: float, cost: float | None) -> None:
+        """Tell what a decision really took.
+
+        Args:
+            number: as it was told under.
+            seconds: from the submission to the last answer.
+            cost: USD; ``None`` where the price is unknown.
+        """
+        chosen, wishes = decision.chosen, decision.wishes
+        alone, batch = decision.alone, decision.batch
+        self._tell(
+            RouteScored(
+                at=self._clock.now(),
+                decision_id=number,
+                model=self._label,
+                requests=decision.load.requests,
+                route=chosen.route,
+                seconds=seconds,
+                cost=cost,
+                forecast_p50=chosen.p50,
+                forecast_p95=chosen.p95,
+                forecast_cost=_expected(chosen),
+                individual_seconds=seconds if alone is chosen else alone.p50,
+                individual_cost=cost if alone is chosen else _expected(alone),
+                batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
+                batch_cost=None if batch is None else cost if batch is chosen else _expected(batch),
+                met=None if wishes.deadline is None else seconds <= wishes.deadline,
+            )
+        )
+
+    def speed(self, kind: Kind, row: JobRow) -> Speed:
+        """Return how fast requests of a job can be taken out of batches and answered in real time.
+
+        Args:
+            kind: of its requests.
+            row: the job.
+        """
+        texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
+        route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
+        used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
+        pace = self._pace(route, used, per_call=max(1, texts))
+        cancelling = self._experience.cancelling(self._provider.name)
+        return Speed(pace, cancelling, self._experience.turnaround(row.model))
+
+    def learned(self, event: Event) -> None:
+        """Note that a forecast moved, and perhaps the threshold with it."""
+        if isinstance(event, ForecastMoved):
+            self._moved = event
+
+    def _watch_threshold(
+        self, load: Load, offers: Sequence[Offer], batch: BatchOffer, wishes: Wishes
+    ) -> None:
+        """Tell when a batch pays from another number of requests on than before the forecasts moved."""
+        moved, self._moved = self._moved, None
+        known = self._threshold is not None
+        if known and moved is None:
+            return
+        before, self._threshold = self._threshold, (break_even(load, offers, batch, wishes),)
+        if before is None or moved is None or not _apart(before[0], self._threshold[0]):
+            return
+        reason = (
+            f"{moved.route.value} answers now take {moved.after:.3g} s in the middle, {moved.before:.3g} s "
+            f"before: {moved.reason}"
+        )
+        self._tell(ThresholdMoved(self._clock.now(), self._label, before[0], self._threshold[0], reason))
+
+    def _api(self, kind: Kind, wishes: Wishes, batchable: bool) -> BatchApi | None:
+        return self._batches(kind) if batchable and wishes.strategy is not Strategy.INDIVIDUAL else None
+
+    # -- offers ----------------------------------------------------------------------------------------------
+
+    def _offers(self, sketch: Sketch, load: Load, kind: Kind, wishes: Wishes) -> list[Offer]:
+        """Return the routes in real time; the first is what requests take that nobody chose a route for."""
+        config, abilities = self._config, self._provider.capabilities
+        tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
+        standard = sketch.cost("standard")
+        most = abilities.max_texts if kind is Kind.EMBED else min(abilities.max_shared, config.max_batch_size)
+        offers = []
+        if most > 1:
+            pace = self._pace(Route.SHARED, tokens, per_call=min(most, max(1, load.requests)))
+            offers.append(Offer(Route.SHARED, pace, standard))
+        individual = self._pace(Route.INDIVIDUAL, tokens)
+        if wishes.strategy is Strategy.THRESHOLD:
+            workers = min(individual.parallelism, config.max_parallel_individual)
+            individual = evolve(individual, parallelism=workers)
+        packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
+        if packs:  # whoever turned packing on wants it, whatever is forecast
+            pace = self._pace(Route.PACKED, tokens, per_call=config.max_batch_size)
+            offers.append(Offer(Route.PACKED, pace, standard))
+        offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
+        flex = sketch.cost("flex")
+        if flex is not None:
+            share = _share(flex, standard, unknown=1.0)
+            offers.append(Offer(Route.FLEX, self._pace(Route.FLEX, tokens), flex, share))
+        return offers
+
+    def _pace(self, route: Route, tokens: float, *, per_call: int = 1) -> Pace:
+        limits = self._limits()
+        return Pace(
+            call=self._experience.latency(route, self._label),
+            parallelism=self._config.parallelism,
+            per_call=per_call,
+            ahead=self._waiting(),
+            tokens=tokens,
+            rpm=limits.get("requests", math.inf),
+            tpm=limits.get("tokens", math.inf),
+        )
+
+    def _batch(self, sketch: Sketch, load: Load, api: BatchApi) -> BatchOffer:
+        config = self._config
+        most = min(config.batch_max_requests, api.abilities.max_requests)
+        batches = math.ceil(load.requests / most) if load.requests else 1
+        enqueued = config.batch_enqueued_tokens
+        at_a_time = math.inf
+        if enqueued is not None and load.tokens_in:
+            at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
+        standard, cost = sketch.cost("standard"), sketch.cost("batch")
+        times = self._experience.turnaround(self._label)
+        return BatchOffer(
+            times=times,
+            cost=cost,
+            cancelling=self._experience.cancelling(self._provider.name),
+            most=most,
+            at_a_time=at_a_time,
+            share=_share(cost, standard, unknown=0.5),
+            seen=times.observations > 0,
+        )
+
+    def _rounds(self, sketch: Outline, budget: float | None, room: float | None) -> Rounds | None:
+        """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
+        limits = [usd for usd in (budget, room) if usd is not None]
+        card, cost = self._rates("batch"), sketch.cost("batch")
+        if not limits or card is None or cost is None or not sketch.requests:
+            return None
+        n = sketch.requests
+        most = card.cost(Usage(math.ceil(sketch.tokens_in / n), math.ceil(sketch.tokens_most / n)))
+        return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
+
+    # -- what is known ---------------------------------------------------------------------------------------
+
+    def _limits(self) -> dict[str, float]:
+        """Return the limits a minute that were told or learned; the tighter one of each."""
+        shared = shared_quota(self._provider.scope, self._model)
+        with shared.lock:
+            known = dict(shared.quota.reported)
+            pace = shared.quota.pace
+        for name, told in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
+            if told is not None:
+                known[name] = min(told, known.get(name, math.inf))
+        if pace is not None:
+            known["requests"] = min(60 * pace, known.get("requests", math.inf))
+        return known
+
+    def _rates(self, processing: Processing) -> RateCard | None:
+        if not self._provider.capabilities.priced:
+            return None
+        return self._prices.rates(self._provider.name, self._model, self._clock.wall(), processing)
+
+    def _flex_rates(self) -> RateCard | None:
+        """Return the prices of the slower tier; ``None`` where there is none, or it is left alone now."""
+        if not self._config.flex or self._provider.flex(self._model) is None:
+            return None
+        is_open = shared_quota(self._provider.scope, self._model).flex.is_open(self._clock.now())
+        return self._rates("flex") if is_open else None
+
+
+def _apart(before: int | None, after: int | None) -> bool:
+    """Whether two thresholds differ by a quarter or more."""
+    if before is None or after is None:
+        return before is not after
+    return max(before, after) >= 1.25 * min(before, after)
+
+
+def _expected(option: Option) -> float | None:
+    return None if option.cost is None else option.cost.expected
+
+
+def _share(cost: Cost | None, standard: Cost | None, *, unknown: float) -> float:
+    """Return a price as a share of the standard one; ``unknown`` where one of them is."""
+    if cost is None or standard is None or not standard.expected:
+        return unknown
+    return cost.expected / standard.expected

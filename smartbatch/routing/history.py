@@ -1,0 +1,391 @@
+"""What a client has seen of calls, batches and tokens, kept in the store so that the next one knows it.
+
+A topic is one thing whose times are forecast: the calls of a route to a model, its batches, a provider's
+cancels. Each has a forecaster and its rows in the store. What this process sees goes into the forecaster at
+once and, a sample of it, into the store now and then; what other processes saw is read from there, once a
+minute at most. Nothing of this needs a store: without one, or when it fails, everything works in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from attrs import define, field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.core.forecast.forecaster import Forecaster, Moved, Seen
+from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.turnaround import PROMISE
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.errors import ErrorKind
+from smartbatch.events import CallFinished, Event, ForecastMoved
+from smartbatch.jobs import turnaround_log
+from smartbatch.jobs.store.base import Store
+from smartbatch.observe import logs
+from smartbatch.types import Kind, Route
+
+__all__ = ["Experience"]
+
+CALL = Prior.of(2.0, 10.0, growth=0.3)
+"""A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
+up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a second, which
+is an assumption, as is that eight requests in a call take twice as long."""
+VECTORS = Prior.of(0.3, 1.0, growth=0.3)
+"""A call that returns vectors; an assumption, too. Nothing is generated, so it is a round trip and little
+more."""
+PACKED = Prior.of(2.0, 10.0, growth=0.9)
+"""A call whose prompts are packed into one: their answers are generated one after the other."""
+FLEX = Prior.of(6.0, 30.0)
+"""The half-price tier: OpenAI documents slower answers and no figure; three times as slow is assumed."""
+BATCH = Prior(PROMISE, fade=86_400.0, together=0.03)
+"""A batch; the same as the time remaining of a job rests on."""
+CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
+"""From a cancel to the end of its batch: OpenAI documents at most ten minutes, which 99 of 100 stay within
+here; the other providers document nothing."""
+
+EVERY = 60.0
+"""Seconds between two looks into the store, and between two samples that are written."""
+SAMPLE = 64
+"""Calls of a topic that are written at a time, spread evenly over those since the last time."""
+LOADED = 300
+"""Rows of a topic that are read; the store keeps 500."""
+A_SECOND = 100
+"""Calls of a topic a second that are learned from; more would tell little more, and cost time."""
+
+_TOPICS = {
+    Route.INDIVIDUAL: (CALL, "latency individual"),
+    Route.SHARED: (CALL, "latency individual"),  # the same call, with more in it
+    Route.PACKED: (PACKED, "latency packed"),
+    Route.FLEX: (FLEX, "latency flex"),
+}
+
+
+@define(eq=False)
+class _Topic:
+    """One thing whose times are forecast.
+
+    Attributes:
+        name: of its rows in the store.
+        late: of its rows for those that were given up.
+        route, model: as events name it; ``None`` where nobody is told.
+        loaded: the number of the look into the store at which it was read.
+        known: rows of the store that were learned from.
+        own: what was written by this process.
+        pending: what is to be written, each ``stride``-th of what was seen.
+    """
+
+    name: str
+    prior: Prior
+    route: Route | None
+    model: str
+    forecaster: Forecaster
+    late: str = ""
+    loaded: int = 0
+    known: frozenset[Seen] = frozenset()
+    own: deque[Seen] = field(factory=lambda: deque(maxlen=4 * SAMPLE))
+    pending: list[Seen] = field(factory=list)
+    stride: int = 1
+    passed: int = 0
+    second: int = 0
+    learned: int = 0
+
+    def busy(self, at: float) -> bool:
+        """Whether enough was learned in this second."""
+        if int(at) != self.second:
+            self.second, self.learned = int(at), 0
+        self.learned += 1
+        return self.learned > A_SECOND
+
+    def keep(self, seen: Seen) -> None:
+        """Note a time for the store."""
+        self.passed += 1
+        if self.passed % self.stride == 0:
+            self.pending.append(seen)
+            if len(self.pending) >= 2 * SAMPLE:
+                self.pending = self.pending[1::2]
+                self.stride *= 2
+
+    def sample(self) -> list[Seen]:
+        """Return what is to be written now, and begin anew."""
+        taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
+        self.pending, self.stride, self.passed = [], 1, 0
+        self.own.extend(taken)
+        return taken
+
+
+@define(eq=False)
+class _Tokens:
+    """What was learned of a model's tokens, and how far it is in the store."""
+
+    name: str
+    calibration: Calibration
+    loaded: int = 0
+    saved: int = 0
+
+
+class Experience:
+    """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
+
+    Args:
+        clock: time; what is kept is dated by its wall clock.
+        tell: takes events: :class:`~smartbatch.events.ForecastMoved`. Called without a lock held.
+        store: opens the store, or returns the one that is open; asked when :meth:`refresh` is. ``None``:
+            there is none.
+    """
+
+    def __init__(
+        self, clock: Clock, tell: Callable[[Event], None], *, store: Callable[[], Store] | None = None
+    ) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._opener = store
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew, with no lock and no store of another process: what is in the store is read again."""
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._looked = -math.inf
+        self._look = 0
+        self._topics: dict[str, _Topic] = {}
+        self._tokens: dict[tuple[str, Kind], _Tokens] = {}
+
+    # -- learning --------------------------------------------------------------------------------------------
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event: from calls that were answered, and from those that took too long."""
+        if not isinstance(event, CallFinished) or event.route is None:
+            return
+        late = event.error == ErrorKind.TIMEOUT.value
+        if event.error is not None and not late:
+            return  # a refusal comes fast, and says nothing of answers
+        topic = self._latency(event.route, event.model)
+        if topic is None:
+            return
+        at = self._clock.wall()
+        with self._lock:
+            if topic.busy(at):
+                return
+            seen = Seen(event.size, event.seconds, at, not late)
+            moved = topic.forecaster.observe(seen)
+            topic.keep(seen)
+        self._told(topic, moved)
+
+    def _told(self, topic: _Topic, moved: Moved | None) -> None:
+        if moved is None or topic.route is None:
+            return
+        self._tell(
+            ForecastMoved(
+                at=self._clock.now(),
+                model=topic.model,
+                route=topic.route,
+                before=moved.before,
+                after=moved.after,
+                observations=moved.seen,
+                reason=moved.why,
+            )
+        )
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def latency(self, route: Route, model: str) -> _View:
+        """Return how long a call takes, by its number of requests.
+
+        Args:
+            route: ``INDIVIDUAL``, ``SHARED`` (which is the same, with more requests), ``PACKED`` or ``FLEX``.
+            model: with its provider, such as ``openai:gpt-5-mini``.
+
+        Raises:
+            ValueError: the route is not one of calls.
+        """
+        topic = self._latency(route, model)
+        if topic is None:
+            raise ValueError(f"{route.value} is no route of calls")
+        return self._view(topic)
+
+    def turnaround(self, model: str) -> _View:
+        """Return how long a batch takes from its creation to its end, by its number of requests.
+
+        Args:
+            model: with its provider.
+        """
+        return self._view(self._topic(model, BATCH, Route.BATCH, model))
+
+    def cancelling(self, provider: str) -> _View:
+        """Return how long a batch still takes to end once its cancel was asked for.
+
+        Args:
+            provider: such as ``openai``.
+        """
+        return self._view(self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider))
+
+    def calibration(self, model: str, kind: Kind) -> Calibration:
+        """Return what was learned of a model's tokens; the one object that lanes teach, too.
+
+        Args:
+            model: with its provider.
+            kind: texts and vectors are counted apart.
+        """
+        with self._lock:
+            known = self._tokens.get((model, kind))
+            if known is None:
+                known = _Tokens(f"tokens {kind.value} {model}", Calibration())
+                self._tokens[model, kind] = known
+            store, look = self._store, self._look
+            stale = store is not None and known.loaded < look
+            known.loaded = look
+        if store is not None and stale:
+            self._safely(lambda: self._recall(store, known))
+        return known.calibration
+
+    def _latency(self, route: Route, model: str) -> _Topic | None:
+        if route not in _TOPICS:
+            return None
+        prior, name = _TOPICS[route]
+        if prior is CALL and "embed" in model:  # as all models for vectors are called
+            prior = VECTORS
+        told = Route.INDIVIDUAL if route is Route.SHARED else route
+        return self._topic(f"{name} {model}", prior, told, model)
+
+    def _topic(self, name: str, prior: Prior, route: Route | None, model: str) -> _Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            with self._lock:
+                fresh = _Topic(name, prior, route, model, Forecaster(prior), turnaround_log.late(name))
+                topic = self._topics.setdefault(name, fresh)
+        return topic
+
+    def _view(self, topic: _Topic) -> _View:
+        with self._lock:
+            store, look = self._store, self._look
+            stale = store is not None and topic.loaded < look
+            first, topic.loaded = topic.loaded == 0, look
+        if store is not None and stale:
+            self._safely(lambda: self._load(store, topic, first=first))
+        return _View(self, topic, self._clock.wall())
+
+    # -- the store -------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Write what was seen here, and have what others saw read when it is next asked for.
+
+        Does nothing if it did within the last minute. Opens the store, so only those should ask who would
+        use it anyway.
+        """
+        now = self._clock.now()
+        with self._lock:
+            opener = self._opener
+            if opener is None or now - self._looked < EVERY:
+                return
+            self._looked = now
+        self._safely(lambda: self._open(opener))
+        self.save()
+
+    @property
+    def stored(self) -> bool:
+        """Whether a store is in use."""
+        return self._store is not None
+
+    def save(self) -> None:
+        """Write a sample of what was seen since the last time, where a store is in use. Never raises."""
+        with self._lock:
+            store = self._store
+        if store is not None:
+            self._safely(lambda: self._write(store))
+
+    def _open(self, opener: Callable[[], Store]) -> None:
+        store = opener()
+        with self._lock:
+            self._store = store
+            self._look += 1
+
+    def _load(self, store: Store, topic: _Topic, *, first: bool) -> None:
+        """Learn from the rows of a topic that are new here."""
+        rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
+        told: list[Moved | None] = []
+        with self._lock:
+            mine = {*topic.own, *topic.pending}
+            new = [seen for seen in rows if seen not in topic.known and seen not in mine]
+            topic.known = frozenset(rows)
+            if first:  # what was seen here comes after what was seen before
+                new += topic.forecaster.seen
+                topic.forecaster = Forecaster(topic.prior)
+            for seen in sorted(new, key=lambda each: each.at):
+                moved = topic.forecaster.observe(seen)
+                if not first:
+                    told.append(moved)
+        for moved in told:
+            self._told(topic, moved)
+
+    def _recall(self, store: Store, known: _Tokens) -> bool:
+        """Take over what the store has of a model's tokens, where it rests on more answers."""
+        taken = known.calibration.restore(store.recall(known.name))
+        if taken:
+            known.saved = known.calibration.observed
+        return taken
+
+    def _write(self, store: Store) -> None:
+        with self._lock:
+            written = [(topic, topic.sample()) for topic in self._topics.values()]
+            tokens = list(self._tokens.values())
+        for topic, sample in written:
+            for name, ended in ((topic.name, True), (topic.late, False)):
+                rows = [(seen.size, seen.seconds, seen.at) for seen in sample if seen.ended is ended]
+                if rows:
+                    store.observe_turnarounds(name, rows)
+        for known in tokens:
+            if known.calibration.observed > known.saved and not self._recall(store, known):
+                state = known.calibration.state()
+                store.remember(known.name, state)
+                known.saved = state["seen"]
+
+    def _safely(self, act: Callable[[], object]) -> None:
+        """Do something with the store; if it fails, go on in memory, and try again at the next look."""
+        try:
+            act()
+        except Exception as error:
+            logs.warn("forecasts_not_stored", error=type(error).__name__)
+
+
+@frozen(eq=False)
+class _View:
+    """The forecasts of a topic as of one moment; see :class:`smartbatch.core.routing.throughput.Times`."""
+
+    experience: Experience
+    topic: _Topic
+    now: float
+
+    def quantile(self, q: float, size: int) -> float:
+        """Return the seconds that a share ``q`` of those of ``size`` requests stays within."""
+        with self.experience._lock:
+            return self.topic.forecaster.quantile(q, size, self.now)
+
+    def expected(self, size: int) -> float:
+        """Return the mean, seconds."""
+        with self.experience._lock:
+            return self.topic.forecaster.expected(size, self.now)
+
+    def chance(self, seconds: float, size: int) -> float:
+        """Return the share that ends within ``seconds``."""
+        with self.experience._lock:
+            return self.topic.forecaster.chance(seconds, size, self.now)
+
+    def doubt(self) -> float:
+        """Return how little is known of the mean: the standard deviation of its logarithm."""
+        with self.experience._lock:
+            return self.topic.forecaster.doubt(self.now)
+
+    @property
+    def observations(self) -> int:
+        """How many the forecasts rest on."""
+        return self.topic.forecaster.observations
+
+
+def _rows(store: Store, name: str, *, ended: bool) -> Iterable[Seen]:
+    """Return the rows of a name that make sense."""
+    for size, seconds, at in store.turnarounds(name, limit=LOADED):
+        if 0 <= seconds < math.inf and math.isfinite(at):
+            yield Seen(size, seconds, at, ended)

@@ -1,0 +1,217 @@
+"""A list that goes by batch: stored as a job, and read back as if it had been asked in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+
+from attrs import evolve, frozen
+
+from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.structured import Check, Parsed
+from smartbatch.errors import SmartbatchError
+from smartbatch.jobs.acceptance import row_named
+from smartbatch.jobs.job import Job
+from smartbatch.realtime.admission import Intake
+from smartbatch.types import Answer, Request, Result, Route, Usage
+
+__all__ = ["JobResults", "Sorted", "sort"]
+
+
+@frozen
+class Sorted:
+    """A list, by what has to be sent.
+
+    Attributes:
+        requests: as they were asked.
+        sent: positions of those that go into the job, in order.
+        known: results of those that need no call, by position.
+        twins: for a position in ``sent``, the positions of identical requests, which get its answer.
+        keys: fingerprints of ``sent``, for the cache; ``None`` where an answer is not kept.
+    """
+
+    requests: Sequence[Request]
+    sent: tuple[int, ...]
+    known: dict[int, Result]
+    twins: dict[int, list[int]]
+    keys: dict[int, bytes | None]
+
+
+def sort(
+    requests: Sequence[Request], intake: Intake, *, deduplicate: bool, hurried: Collection[str] = ()
+) -> Sorted:
+    """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
+
+    Args:
+        hurried: purposes of requests that wait for no batch; nor do identical ones.
+
+    Raises:
+        InvalidRequest: a hook refuses one, or the provider cannot take it; names the row.
+    """
+    prepared: list[Request] = []
+    sent: list[int] = []
+    known: dict[int, Result] = {}
+    twins: dict[int, list[int]] = {}
+    keys: dict[int, bytes | None] = {}
+    leaders: dict[bytes, int] = {}
+    for position, asked in enumerate(requests):
+        request = row_named(position, partial(intake.preprocessed, asked))
+        if isinstance(request, Answer):
+            known[position] = intake.settled(asked, request, Route.LOCAL)
+            prepared.append(asked)
+            continue
+        row_named(position, partial(intake.check, request))
+        prepared.append(request)
+        key = intake.fingerprint(request)
+        if (cached := intake.recalled(request, key)) is not None:
+            known[position] = cached
+        elif key is not None and deduplicate and key in leaders:
+            leader = leaders[key]
+            twins.setdefault(leader, []).append(position)
+            if request.purpose in hurried:
+                prepared[leader] = evolve(prepared[leader], purpose=request.purpose)
+        else:
+            sent.append(position)
+            keys[position] = key
+            if key is not None:
+                leaders[key] = position
+    return Sorted(prepared, tuple(sent), known, twins, keys)
+
+
+class JobResults(Iterator[Result]):
+    """The results of a list whose requests are in a job; one thread reads it.
+
+    Args:
+        job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
+        rows: the whole list.
+        ordered: in the order of the list; else as they come, what needed no call first.
+        raising: whether a failed request raises instead of being yielded.
+        keep: keeps an answer for the cache, if it is one to be kept; ``None`` where there is none.
+        process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
+    """
+
+    def __init__(
+        self,
+        job: Job | None,
+        rows: Sorted,
+        *,
+        ordered: bool,
+        raising: bool,
+        keep: Callable[[bytes, Answer], object] | None,
+        process: Callable[[Result], Result],
+    ) -> None:
+        self._job = job
+        self._rows = rows
+        self._raising = raising
+        self._keep = keep
+        self._process = process
+        self._ended = job is None
+        self._results = self._in_order() if ordered else self._as_stored()
+
+    def __next__(self) -> Result:
+        try:
+            result = next(self._results)
+        except StopIteration:
+            self._ended = True
+            raise
+        except BaseException as error:
+            self._broke(error)
+            raise
+        if self._raising and result.error is not None:
+            self.close()
+            raise result.error
+        return result
+
+    def close(self) -> None:
+        """Cancel what has not been sent; what comes is kept. Called by itself when the loop breaks off."""
+        if not self._ended and self._job is not None:
+            self._ended = True
+            self._job.cancel()
+
+    def _broke(self, error: BaseException) -> None:
+        if self._ended or self._job is None:
+            return
+        try:
+            self.close()
+        except SmartbatchError:
+            error.add_note(
+                f"job {self._job.id} goes on: smartbatch.job({self._job.id!r}).cancel() cancels it"
+            )
+        else:
+            error.add_note(
+                f"job {self._job.id} was cancelled; what was done by then is kept: "
+                f"smartbatch.job({self._job.id!r}).results(wait=False) has it"
+            )
+
+    def _in_order(self) -> Iterator[Result]:
+        rows, waiting = self._rows, iter(self._rows.sent)
+        stored = iter(()) if self._job is None else self._job._unprocessed(ordered=True)
+        copies: dict[int, Result] = {}
+        following = next(waiting, None)
+        for position in range(len(rows.requests)):
+            if position == following:
+                result = self._own(position, next(stored))
+                for twin in rows.twins.get(position, ()):
+                    copies[twin] = self._copy(twin, result)
+                following = next(waiting, None)
+                yield result
+            else:
+                yield copies.pop(position) if position in copies else self._known(position)
+
+    def _as_stored(self) -> Iterator[Result]:
+        yield from (self._known(position) for position in self._rows.known)
+        for result in () if self._job is None else self._job._unprocessed(ordered=False):
+            assert isinstance(result.context, int)
+            position = result.context
+            own = self._own(position, result)
+            yield own
+            yield from (self._copy(twin, own) for twin in self._rows.twins.get(position, ()))
+
+    def _known(self, position: int) -> Result:
+        """Return the result of a request that needs no call. What a hook answered is nobody's answer."""
+        known = self._rows.known[position]
+        return self._process(known) if known.route is Route.CACHED else known
+
+    def _own(self, position: int, result: Result) -> Result:
+        """Return a stored result as the list's own: with its context, and its object."""
+        request = self._rows.requests[position]
+        key = self._rows.keys.get(position)
+        if not result.ok:
+            return evolve(result, context=request.context)
+        if key is not None and self._keep is not None:
+            self._keep(key, _answer(request, result))
+        return self._process(evolve(result, context=request.context, parsed=_parsed(request, result)))
+
+    def _copy(self, position: int, result: Result) -> Result:
+        """Return the same answer for an identical request; it was paid once."""
+        request = self._rows.requests[position]
+        return evolve(
+            result,
+            request_id=request.id or result.request_id,
+            context=request.context,
+            usage=Usage(),
+            cost=0.0,
+            deduplicated=True,
+        )
+
+
+def _answer(request: Request, result: Result) -> Answer:
+    """Return the provider's answer behind a stored result; an object nobody asked for is its own."""
+    params = request.params
+    own = params.schema is None and params.response_format is None
+    return Answer(
+        text=result.text,
+        usage=result.usage,
+        finish_reason=result.finish_reason or "unknown",
+        model=result.model,
+        embedding=result.embedding,
+        value=result.parsed if own else None,
+    )
+
+
+def _parsed(request: Request, result: Result) -> object:
+    """A store keeps plain data; who asked with a class gets its object."""
+    if request.params.schema is None or result.text is None:
+        return result.parsed
+    verdict = Check(*schema_of(request.params.schema)).verdict(result.text, result.finish_reason or "stop")
+    return verdict.value if isinstance(verdict, Parsed) else result.parsed

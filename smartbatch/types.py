@@ -1,0 +1,336 @@
+"""The nouns of the library: frozen classes that travel from the caller to a provider and back."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import evolve, field, frozen
+
+from smartbatch.errors import SmartbatchError
+
+__all__ = [
+    "Answer",
+    "Embedding",
+    "Generation",
+    "Kind",
+    "LimitReport",
+    "Message",
+    "Priority",
+    "Prompt",
+    "Request",
+    "Result",
+    "Route",
+    "Strategy",
+    "Usage",
+    "evolve",
+]
+
+
+class Priority(enum.IntEnum):
+    """How urgent a request is. Names and numbers are accepted wherever a priority is asked for."""
+
+    URGENT = 100
+    HIGH = 75
+    NORMAL = 50
+    LOW = 25
+    DEFERRABLE = 10
+
+    @classmethod
+    def parse(cls, value: Priority | str | int) -> Priority:
+        """Return the priority named by ``value`` (``"high"``, ``75`` or a member).
+
+        Raises:
+            ValueError: for anything else; the text lists the names.
+        """
+        try:
+            return cls[value.upper()] if isinstance(value, str) else cls(value)
+        except (KeyError, ValueError):
+            names = ", ".join(f"{p.name.lower()} ({p.value})" for p in cls)
+            raise ValueError(f"unknown priority {value!r}; use one of {names}") from None
+
+
+class Route(enum.Enum):
+    """The way a request took."""
+
+    INDIVIDUAL = "individual"
+    SHARED = "shared"
+    LOCAL = "local"
+    """Answered by a preprocessing hook, without a call."""
+    CACHED = "cached"
+    """Answered from the cache, without a call."""
+    PACKED = "packed"
+    """Of a list: several prompts a call, packed into one. Each result says :attr:`SHARED`."""
+    FLEX = "flex"
+    """Answered in the provider's cheaper, slower tier."""
+    BATCH = "batch"
+    """Answered through the provider's Batch API."""
+    HYBRID = "hybrid"
+    """Of a list: the first few individually, the rest in a batch. Each result says its own."""
+
+
+class Strategy(enum.Enum):
+    """How the way is chosen."""
+
+    AUTO = "auto"
+    """The cheapest route that meets the wishes."""
+    INDIVIDUAL = "individual"
+    BATCH = "batch"
+    HYBRID = "hybrid"
+    THRESHOLD = "threshold"
+    """By the number of requests alone."""
+
+
+class Kind(enum.Enum):
+    """What is asked for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    """A vector for a text."""
+    CALL = "call"
+    """A work item: the request's own callable makes the call."""
+
+
+@frozen
+class Message:
+    """One turn of a conversation.
+
+    Args:
+        role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
+        content: text, or the provider's list of content parts.
+    """
+
+    role: str
+    content: str | tuple[Mapping[str, Any], ...]
+
+
+Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
+"""What callers may pass as a prompt: a string, a list of chat messages, or a :class:`Request`."""
+
+
+@frozen
+class Usage:
+    """Tokens of one request, over all its attempts.
+
+    Attributes:
+        input_tokens: prompt tokens, cached ones included.
+        output_tokens: answer tokens, reasoning included.
+        cached_tokens: the part of ``input_tokens`` read from the provider's cache.
+        reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
+        estimated: True when the provider said nothing and the numbers are our own estimate.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.estimated or other.estimated,
+        )
+
+
+def _schema(value: Any) -> Mapping[str, Any] | None:
+    """Take classes as well; admission turns them into schemas."""
+    schema: Mapping[str, Any] | None = value
+    return schema
+
+
+@frozen
+class Generation:
+    """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
+
+    Args:
+        system: instruction placed before the conversation.
+        max_tokens: most tokens of output, 1 or more.
+        temperature: 0 to 2.
+        top_p: above 0, up to 1.
+        stop: up to 4 texts that end the output.
+        seed: integer that asks for repeatable sampling, where the provider knows it.
+        response_format: the provider's own ``response_format`` value.
+        schema: a JSON schema the answer must follow, or a class to make objects of (see
+            :func:`smartbatch.core.preparation.schemas.schema_of`), which becomes one when the request is taken; excludes
+            ``response_format``.
+        extra: further fields of the request body, passed through untouched.
+    """
+
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] | None = None
+    seed: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | None = field(default=None, converter=_schema)
+    extra: Mapping[str, Any] | None = None
+
+
+def _priority(value: Priority | str | int) -> Priority:
+    return value if value.__class__ is Priority else Priority.parse(value)
+
+
+@frozen
+class Embedding:
+    """What kind of vector is asked for.
+
+    Args:
+        task_type: what it will be used for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
+        dimensions: length of the vector; the model's own when ``None``.
+    """
+
+    task_type: str | None = None
+    dimensions: int | None = None
+
+
+@frozen(eq=False)
+class Request:
+    """One request as the caller means it.
+
+    Args:
+        prompt: a string, or chat messages; normalised when the client takes it.
+        params: generation parameters; ``None`` fields are filled from the client's.
+        priority: see :class:`Priority`.
+        max_wait: most seconds in the window for company; the client's setting when ``None``.
+        timeout: seconds from submission after which the request fails with ``RequestTimeout``.
+        id: own id, returned as ``Result.request_id``; made up when ``None``.
+        context: any object, passed through to ``Result.context`` untouched.
+        purpose: free label for reporting and routing rules.
+        isolation_key: requests with different keys never share a call.
+        embedding: set for a vector instead of a text; the prompt is then the text to embed.
+        deduplicate: False keeps this request from joining an identical one in flight.
+        call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
+            same queue, gates and retries. Returns an ``Answer``, a text, or any object
+            (found as ``Result.parsed``).
+    """
+
+    prompt: str | tuple[Message, ...] = ""
+    params: Generation = Generation()
+    priority: Priority = field(default=Priority.NORMAL, converter=_priority)
+    max_wait: float | None = None
+    timeout: float | None = None
+    id: str | None = None
+    context: Any = None
+    purpose: str | None = None
+    isolation_key: str | None = None
+    embedding: Embedding | None = None
+    deduplicate: bool = True
+    call: Callable[[Request, int], Any] | None = None
+
+
+@frozen
+class LimitReport:
+    """What a provider's answer said about its limits; ``None`` where it said nothing.
+
+    ``tokens`` are input and output together; who limits them apart fills ``input`` and ``output``.
+
+    Attributes:
+        requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.
+        requests_remaining, tokens_remaining, input_remaining, output_remaining: left now.
+        requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
+    """
+
+    requests_limit: int | None = None
+    requests_remaining: int | None = None
+    requests_reset: float | None = None
+    tokens_limit: int | None = None
+    tokens_remaining: int | None = None
+    tokens_reset: float | None = None
+    input_limit: int | None = None
+    input_remaining: int | None = None
+    input_reset: float | None = None
+    output_limit: int | None = None
+    output_remaining: int | None = None
+    output_reset: float | None = None
+
+
+@frozen
+class Answer:
+    """What a provider returns for one request.
+
+    Attributes:
+        text: the answer's text.
+        usage: tokens billed for the call; ``None`` when the provider did not say.
+        finish_reason: ``stop``, ``length``, ``content_filter``, ``refusal``, ``tool_calls`` or the
+            provider's own word.
+        model: the model that answered.
+        provider_request_id: the provider's id of the call.
+        value: an object instead of a text, for own callables.
+        cost: USD, where the provider knows it better than a price table.
+        limits: what the answer said about limits.
+        embedding: the vector, for embeddings; an ``array('f')``, exact to the wire.
+        dropped: parameters the provider does not take and that were left out, each with the reason.
+        tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
+    """
+
+    text: str | None = None
+    usage: Usage | None = None
+    finish_reason: str = "stop"
+    model: str | None = None
+    provider_request_id: str | None = None
+    value: Any = None
+    cost: float | None = None
+    limits: LimitReport | None = None
+    embedding: Any = None
+    dropped: tuple[tuple[str, str], ...] = ()
+    tier: str | None = None
+
+
+@frozen(eq=False)
+class Result:
+    """What came of one request.
+
+    Attributes:
+        request_id: the request's id.
+        text: the answer's text; ``None`` on failure.
+        parsed: the decoded object when a schema or JSON format was asked for, or an own callable's value.
+        embedding: the vector, for embeddings.
+        usage: tokens over all attempts, failed ones included where the provider reported them.
+        cost: USD over all attempts; ``None`` when the model's price is unknown.
+        latency: seconds of the call that answered.
+        queued: seconds between submission and that call's start.
+        time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
+        attempts: calls made.
+        route: the way it took; ``None`` when it never left.
+        finish_reason: why the output ended; see :class:`Answer`.
+        model: the model that answered, as ``provider:model``.
+        provider_request_id: the provider's id of the call that answered.
+        error: what went wrong; ``None`` on success.
+        context: the request's context, untouched.
+        dropped: parameters that were left out because the provider does not take them, with the reasons.
+        deduplicated: True when the answer came from an identical request in flight (then ``cost`` is 0).
+    """
+
+    request_id: str
+    text: str | None = None
+    parsed: Any = None
+    embedding: Any = None
+    usage: Usage = Usage()
+    cost: float | None = None
+    latency: float = 0.0
+    queued: float = 0.0
+    time_to_first_chunk: float | None = None
+    attempts: int = 0
+    route: Route | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    provider_request_id: str | None = None
+    error: SmartbatchError | None = None
+    context: Any = None
+    dropped: tuple[tuple[str, str], ...] = ()
+    deduplicated: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True when the request was answered."""
+        return self.error is None

@@ -1,0 +1,366 @@
+"""Forecasts: cold, with few, with many observations; that quantiles hold and changes are noticed."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import NormalDist, mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
+from smartbatch.core.forecast.change_detection import Levels, Moment, score
+from smartbatch.core.forecast.distribution import Curve
+from smartbatch.core.forecast.forecaster import Forecaster, Moved, Seen
+from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.turnaround import PROMISE
+
+NOW = 1.8e9
+DAY = 86_400.0
+PRIOR = Prior.of(2.0, 10.0)
+
+
+def after(*seconds: float, size: int = 1, apart: float = 1.0, prior: Prior = PRIOR) -> Forecaster:
+    """A forecaster that saw these, the last one now."""
+    forecaster = Forecaster(prior)
+    for place, each in enumerate(seconds):
+        forecaster.observe(Seen(size, each, NOW - (len(seconds) - 1 - place) * apart))
+    return forecaster
+
+
+class TestBeforeAnythingWasSeen:
+    def test_it_says_what_the_prior_says(self) -> None:
+        cold = Forecaster(PRIOR)
+        assert cold.observations == 0
+        assert cold.quantile(0.5, 1, NOW) == pytest.approx(2.0)
+        assert cold.quantile(0.95, 1, NOW) == pytest.approx(10.0)
+        assert cold.quantile(0.05, 1, NOW) == pytest.approx(0.4)
+        assert cold.chance(10.0, 1, NOW) == pytest.approx(0.95)
+
+    def test_the_mean_is_that_of_the_lognormal_but_for_its_last_hundredth(self) -> None:
+        sigma = math.log(5) / 1.645
+        assert Forecaster(PRIOR).expected(1, NOW) == pytest.approx(2 * math.exp(sigma**2 / 2), rel=0.05)
+
+    def test_points_stand_in_the_middle_of_their_weight(self) -> None:
+        """Two equal points: one at 25 %, one at 75 %, and straight between them in logarithms."""
+        cold = Forecaster(Prior(((10.0, 1.0), (1000.0, 1.0))))
+        assert cold.quantile(0.25, 1, NOW) == pytest.approx(10.0)
+        assert cold.quantile(0.5, 1, NOW) == pytest.approx(100.0)
+        assert cold.quantile(0.75, 1, NOW) == pytest.approx(1000.0)
+
+    def test_a_prior_may_grow_with_size(self) -> None:
+        cold = Forecaster(Prior.of(2.0, 10.0, growth=0.5))
+        assert cold.quantile(0.5, 100, NOW) == pytest.approx(20.0)
+        assert cold.chance(20.0, 100, NOW) == pytest.approx(0.5)
+
+    def test_batches_begin_with_what_providers_promise(self) -> None:
+        cold = Forecaster(Prior(PROMISE, fade=DAY))
+        assert 900 < cold.quantile(0.5, 1000, NOW) < 3600
+        assert 6 * 3600 < cold.quantile(0.95, 1000, NOW) < DAY
+        assert math.isfinite(cold.expected(1000, NOW))
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="q must be"):
+            Forecaster(PRIOR).quantile(1.0, 1, NOW)
+        with pytest.raises(ValueError, match="seconds must be"):
+            Forecaster(PRIOR).observe(Seen(1, math.nan, NOW))
+        with pytest.raises(ValueError, match="weight must be"):
+            Prior.of(2.0, 10.0, weight=0.0)
+
+
+class TestFewObservations:
+    def test_a_dozen_outweigh_the_prior(self) -> None:
+        seen = after(*[40.0, 50.0, 60.0] * 4)
+        assert seen.quantile(0.5, 1, NOW) == pytest.approx(50.0, rel=0.1)
+        assert seen.quantile(0.95, 1, NOW) < 250.0
+
+    def test_one_already_counts_more_than_the_prior(self) -> None:
+        assert after(100.0).quantile(0.5, 1, NOW) > 20.0
+
+    def test_few_leave_room_for_longer_ones_than_the_longest(self) -> None:
+        assert after(4.0, 5.0, 6.0).quantile(0.95, 1, NOW) > 8.0
+
+    def test_from_a_dozen_on_19_of_20_stay_within_the_95_percent_quantile(self) -> None:
+        """And 8 of 10 after the first few, of times fifteen times as long as was believed."""
+        within: dict[int, list[bool]] = {3: [], 12: [], 30: []}
+        for seed in range(150):
+            dice = random.Random(seed)
+            forecaster = Forecaster(PRIOR)
+            for count in range(31):
+                seconds = 30 * math.exp(dice.gauss(0, 0.7))
+                if count in within:
+                    within[count].append(seconds <= forecaster.quantile(0.95, 1, NOW))
+                forecaster.observe(Seen(1, seconds, NOW))
+        assert mean(within[3]) > 0.8
+        assert mean(within[12]) > 0.9
+        assert mean(within[30]) > 0.92
+
+    def test_old_ones_fade_until_only_the_prior_is_left(self) -> None:
+        seen = after(100.0, 100.0, 100.0)
+        medians = [seen.quantile(0.5, 1, NOW + days * DAY) for days in (0, 1, 2, 4, 8, 20)]
+        assert medians == sorted(medians, reverse=True)
+        assert medians[0] == pytest.approx(100.0, rel=0.05)
+        assert medians[-1] == pytest.approx(2.0, rel=0.01)
+
+    def test_those_of_late_count_most(self) -> None:
+        seen = after(*[10.0] * 10, *[20.0] * 10, apart=DAY / 4)
+        assert seen.quantile(0.5, 1, NOW) == pytest.approx(20.0, rel=0.1)
+
+    def test_times_that_are_all_the_same_are_forecast_as_the_same(self) -> None:
+        seen = after(*[0.5] * 100)
+        assert seen.quantile(0.5, 1, NOW) == pytest.approx(0.5)
+        assert seen.quantile(0.95, 1, NOW) == pytest.approx(0.5, rel=0.05)
+        assert seen.expected(1, NOW) == pytest.approx(0.5, rel=0.05)
+
+    def test_no_time_at_all_is_a_time(self) -> None:
+        seen = after(*[0.0] * 50)
+        assert 0 < seen.quantile(0.5, 1, NOW) < 0.001
+        assert seen.chance(0.0, 1, NOW) == 0.0
+        assert seen.chance(math.inf, 1, NOW) == 1.0
+
+
+class TestSizes:
+    def test_growth_is_learned(self) -> None:
+        dice = random.Random(5)
+        forecaster = Forecaster(PRIOR)
+        for n in range(150):
+            size = dice.choice((1, 10, 100))
+            forecaster.observe(Seen(size, 2 * size**0.8 * math.exp(dice.gauss(0, 0.3)), NOW + n))
+        assert forecaster.quantile(0.5, 1, NOW + 150) == pytest.approx(2.0, rel=0.15)
+        assert forecaster.quantile(0.5, 100, NOW + 150) == pytest.approx(2 * 100**0.8, rel=0.15)
+        assert forecaster.quantile(0.5, 1000, NOW + 150) == pytest.approx(2 * 1000**0.8, rel=0.3)
+
+    def test_larger_things_never_take_less(self) -> None:
+        seen = Forecaster(PRIOR)
+        for n in range(50):
+            seen.observe(Seen(1 + n, 100.0 / (1 + n), NOW + n))
+        assert seen.quantile(0.5, 1, NOW) == pytest.approx(seen.quantile(0.5, 1000, NOW))
+
+    def test_one_size_teaches_nothing_of_others_but_what_was_believed(self) -> None:
+        seen = after(*[8.0] * 50, size=16, prior=Prior.of(2.0, 10.0, growth=0.5))
+        assert seen.quantile(0.5, 64, NOW) == pytest.approx(16.0, rel=0.02)
+
+
+class TestHowWellItHolds:
+    @pytest.mark.parametrize("name", [*WORLDS, *DRIFTING])
+    def test_the_95_percent_quantile_covers_93_to_97_percent_after_200(self, name: str) -> None:
+        """Whatever the distribution, with sizes mixed, and while everything slows down or speeds up."""
+        runs = held({**WORLDS, **DRIFTING}[name], 2, 600, sized=name not in DRIFTING)
+        assert 0.93 <= mean(run.covered[0.95] for run in runs) <= 0.97
+        assert 0.86 <= mean(run.covered[0.9] for run in runs) <= 0.94
+        assert 0.45 <= mean(run.covered[0.5] for run in runs) <= 0.55
+
+    def test_a_world_that_does_not_change_hardly_ever_seems_to(self) -> None:
+        """Less than once in 500."""
+        names = ("lognormal 0.3", "lognormal 1.0", "Pareto 1.2", "one in 20 takes 10 x")
+        assert sum(run.alarms for name in names for run in held(WORLDS[name], 2, 750)) <= 12
+
+    @pytest.mark.parametrize(
+        ("name", "factor"),
+        [
+            ("lognormal 0.3", 2.0),
+            ("lognormal 0.5", 2.0),
+            ("lognormal 0.5", 0.5),
+            ("lognormal 1.0", 4.0),
+            ("Pareto 3", 2.0),
+            ("Pareto 1.2", 0.5),
+            ("one in 5 takes 10 x", 2.0),
+            ("one in 20 takes 10 x", 0.5),
+        ],
+    )
+    def test_a_change_is_noticed_within_20(self, name: str, factor: float) -> None:
+        """In 9 of 10 runs; where times differ much among themselves, it takes a larger change."""
+        counts = noticed(WORLDS[name], factor, 20)
+        assert counts[17] <= 20
+
+    def test_the_levels_follow_where_the_forecast_is_off_for_long(self) -> None:
+        """A 95 % quantile that one in ten exceeds is taken higher, and comes back."""
+        levels, dice = Levels(), random.Random(2)
+        for _ in range(3000):
+            levels.saw(1 - dice.random() / 2)
+        assert levels.corrected(0.95) > 0.97
+        assert levels.corrected(0.5) > 0.7
+        for _ in range(6000):
+            levels.saw(dice.random())
+        assert levels.corrected(0.95) == pytest.approx(0.95, abs=0.02)
+        assert levels.corrected(0.5) == pytest.approx(0.5, abs=0.1)
+
+
+class TestAChange:
+    @pytest.fixture
+    def told(self) -> Moved:
+        """What is told when a call that took 3 seconds takes 9."""
+        run = Run(WORLDS["lognormal 0.3"], 4)
+        run.learn(200)
+        for _ in range(20):
+            moved = run.forecaster.observe(run.draw(3.0))
+            if moved is not None:
+                self.run = run
+                return moved
+        raise AssertionError("not noticed")
+
+    def test_it_says_what_moved_and_why(self, told: Moved) -> None:
+        assert told.sudden
+        assert told.before == pytest.approx(3.0, rel=0.2)
+        assert told.after == pytest.approx(9.0, rel=0.3)
+        assert 3 <= told.seen <= 20
+        assert "times as long as those before" in told.why
+
+    def test_what_was_before_counts_no_more(self, told: Moved) -> None:
+        self.run.learn(0)
+        now = NOW + 300
+        assert self.run.forecaster.quantile(0.5, 1, now) > 6.0
+        assert self.run.forecaster.chance(4.0, 1, now) < 0.2
+
+    def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
+        forecaster, dice, told = Forecaster(PRIOR), random.Random(3), []
+        for n in range(1500):
+            moved = forecaster.observe(Seen(1, 2 * math.exp(dice.gauss(0, 0.5) + n / 1500), NOW + n))
+            told += [moved] if moved is not None and not moved.sudden else []
+        assert 1 <= len(told) <= 8
+        assert all(abs(math.log(one.after / one.before)) > math.log(1.25) for one in told)
+
+    def test_the_first_observations_are_told_against_what_was_assumed(self) -> None:
+        forecaster = Forecaster(PRIOR)
+        told = [forecaster.observe(Seen(1, 30.0 + n, NOW + n)) for n in range(12)]
+        (moved,) = [one for one in told if one is not None]
+        assert moved.before == pytest.approx(2.0)
+        assert "assumed before anything was seen" in moved.why
+
+    def test_what_grows_little_by_little_all_the_time_is_followed(self) -> None:
+        """Each is longer than all before, so each is a surprise, but no change is sudden."""
+        forecaster = Forecaster(PRIOR)
+        for n in range(1200):
+            forecaster.observe(Seen(1, 1 + n / 1000, NOW + n))
+        assert 1.9 < forecaster.quantile(0.5, 1, NOW + 1200) < 2.25
+        assert 2.15 < forecaster.quantile(0.95, 1, NOW + 1200) < 2.4
+
+    def test_twice_a_little_is_no_change(self) -> None:
+        """A call of exactly a second that then takes 1.1 is noticed by nobody."""
+        forecaster = Forecaster(Prior.of(1.0, 1.2))
+        told = [forecaster.observe(Seen(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
+        assert told == [None] * 200
+
+
+class TestOneMoment:
+    """The batches of one list begin together and take about the same time, so they tell as much as one."""
+
+    batches = Prior(PROMISE, fade=DAY, together=0.03)
+
+    def usual(self, count: int) -> Forecaster:
+        """A forecaster that saw batches of some ten minutes, one an hour."""
+        forecaster, dice = Forecaster(self.batches), random.Random(5)
+        for n in range(count):
+            forecaster.observe(Seen(100, 600 * math.exp(dice.gauss(0, 0.4)), NOW + 3600 * n))
+        return forecaster
+
+    def test_twelve_of_one_moment_weigh_as_much_as_one(self) -> None:
+        one, twelve, apart, now = self.usual(20), self.usual(20), self.usual(20), NOW + 20 * 3600 + 3000
+        one.observe(Seen(100, 3000.0, now))
+        for n in range(12):
+            twelve.observe(Seen(100, 3000.0, now + n))
+            apart.observe(Seen(100, 3000.0, now + 3600 * n))
+        usual = one.quantile(0.5, 100, now)
+        assert twelve.quantile(0.5, 100, now) == pytest.approx(usual, rel=0.1)
+        assert apart.quantile(0.5, 100, now + 12 * 3600) > 2 * usual
+
+    def test_one_slow_list_is_no_change_however_many_batches_it_has(self) -> None:
+        forecaster, now = self.usual(60), NOW + 60 * 3600 + 3000
+        told = [forecaster.observe(Seen(100, 3000.0 + n, now + n)) for n in range(40)]
+        assert not any(moved is not None and moved.sudden for moved in told)
+        later = [forecaster.observe(Seen(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
+        assert any(moved is not None and moved.sudden for moved in later)
+
+    def test_one_that_ends_later_than_its_twins_counts_as_little_as_they(self) -> None:
+        """What was before a change stays forgotten, whatever of it is still to come."""
+        forecaster, now = self.usual(60), NOW + 60 * 3600
+        for n in range(15):
+            forecaster.observe(Seen(100, 6000.0, now + 7200 * (n + 1)))
+        before = forecaster.quantile(0.5, 100, now + 16 * 7200)
+        first = forecaster.seen[0]
+        for _ in range(30):
+            forecaster.observe(Seen(100, first.seconds, first.at))
+        assert forecaster.quantile(0.5, 100, now + 16 * 7200) == pytest.approx(before, rel=0.05)
+
+
+class TestWhatWasGivenUp:
+    def test_batches_that_were_cancelled_make_forecasts_longer(self) -> None:
+        """Else nobody would learn that batches became slow: only the fast ones ever end."""
+        forecaster, dice = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
+        for n in range(30):
+            forecaster.observe(Seen(100, 600 * math.exp(dice.gauss(0, 0.5)), NOW + 600 * n))
+        before = forecaster.chance(1800.0, 100, NOW + 18_000)
+        told = [forecaster.observe(Seen(100, 1800.0, NOW + 18_000 + 600 * n, ended=False)) for n in range(15)]
+        after = forecaster.chance(1800.0, 100, NOW + 27_000)
+        assert before > 0.9
+        assert after < 0.3
+        assert any(moved is not None and moved.sudden for moved in told)
+
+    def test_batches_taken_back_at_any_moment_make_forecasts_neither_shorter_nor_longer(self) -> None:
+        """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""
+        off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
+        for seed in range(12):
+            forecaster, dice = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
+            for n in range(400):
+                takes, patience = (math.exp(dice.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
+                now = NOW + 3600.0 * n
+                forecaster.observe(Seen(100, min(takes, patience), now, ended=takes <= patience))
+            for level, errors in off.items():
+                right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
+                errors.append(math.log(forecaster.quantile(level, 100, now)) - right)
+        for errors in off.values():
+            assert abs(mean(errors)) < 0.15
+            assert max(map(abs, errors)) < 0.8
+
+    def test_one_that_was_given_up_early_says_little(self) -> None:
+        seen = after(*[60.0, 70.0, 80.0] * 10)
+        before = seen.quantile(0.5, 1, NOW)
+        seen.observe(Seen(1, 1.0, NOW, ended=False))
+        assert seen.quantile(0.5, 1, NOW) == pytest.approx(before, rel=0.05)
+
+
+class TestBatchesOfOneMoment:
+    def test_all_of_them_correct_the_levels_as_one(self) -> None:
+        """Twelve of which a third are long move them by a third of what one long one does."""
+        one, third, none = Levels(), Levels(), Levels()
+        moment = Moment()
+        for place in range(12):
+            third.saw(0.99 if place % 3 == 0 else 0.01, moment)
+        one.saw(0.99)
+        none.saw(0.01)
+        expected = none.original(0.6) + (one.original(0.6) - none.original(0.6)) / 3
+        assert third.original(0.6) == pytest.approx(expected, abs=1e-3)
+
+
+class TestCurves:
+    @given(
+        st.lists(st.tuples(st.floats(-12, 12), st.floats(0.001, 100)), min_size=1, max_size=40),
+        st.floats(0.001, 0.999),
+        st.floats(0.001, 0.999),
+    )
+    def test_levels_and_logs_are_each_others_inverse(
+        self, points: list[tuple[float, float]], one: float, other: float
+    ) -> None:
+        """But for ties, where many levels have the same time: there the highest comes back."""
+        curve = Curve(points)
+        low, high = sorted((one, other))
+        assert curve.log(low) <= curve.log(high) + 1e-9
+        assert curve.level(curve.log(low)) >= low - 1e-6
+        assert curve.log(min(0.9999, max(0.0001, curve.level(curve.log(low))))) == pytest.approx(
+            curve.log(low), abs=1e-4
+        )
+
+    def test_the_mean_is_finite_however_heavy_the_tail(self) -> None:
+        dice = random.Random(1)
+        curve = Curve([(math.log(dice.paretovariate(0.5)), 1.0) for _ in range(500)])
+        assert curve.mean() < math.exp(curve.log(0.99))
+
+    def test_the_mean_is_that_of_the_points_where_none_is_extreme(self) -> None:
+        logs = [math.log(second) for second in range(100, 200)]
+        assert Curve([(log, 1.0) for log in logs]).mean() == pytest.approx(149.5, rel=0.01)
+
+    def test_scores_are_those_of_a_normal_distribution(self) -> None:
+        for level, z in ((0.5, 0.0), (0.95, 1.645), (0.99, 2.326), (0.05, -1.645)):
+            assert score(level) == pytest.approx(z, abs=0.02)

@@ -1,0 +1,289 @@
+"""The rate limit: what it holds back, what it gives back, and what a refusal does to everybody."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.limits.bucket import Bucket
+from smartbatch.core.limits.quota import Quota, Reservation
+
+
+class Top:
+    """Dice that always show the most, so that pauses are whole."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+def quota(max_rpm: float | None = None, max_tpm: float | None = None) -> Quota:
+    limit = Quota()
+    limit.configure(max_rpm, max_tpm, 0.0)
+    return limit
+
+
+costs = st.floats(0.0, 30.0)
+gaps = st.floats(0.0, 5.0)
+
+
+@given(st.floats(1.0, 50.0), st.floats(0.1, 50.0), st.lists(st.tuples(gaps, costs), max_size=60))
+def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
+    capacity: float, rate: float, asks: list[tuple[float, float]]
+) -> None:
+    """For every pair of moments: what was taken between them <= capacity + rate × seconds."""
+    bucket, now, taken = Bucket(capacity, rate, 0.0), 0.0, list[tuple[float, float]]()
+    for gap, cost in asks:
+        now += gap
+        cost = min(cost, capacity)
+        now = max(now, bucket.look(now, cost)) if gap < 1.0 else now
+        if bucket.look(now, cost) <= now:
+            bucket.take(now, cost)
+            taken.append((now, cost))
+    for first, (start, _) in enumerate(taken):
+        total = 0.0
+        for end, cost in taken[first:]:
+            total += cost
+            assert total <= capacity + rate * (end - start) + 0.01
+
+
+@given(st.floats(1e-3, 1e7), st.floats(1e-3, 1e6), costs, st.floats(0.0, 1e7))
+def test_a_waiter_may_go_at_the_time_it_was_told(
+    capacity: float, rate: float, cost: float, start: float
+) -> None:
+    """Rounding never turns it away, so nobody spins."""
+    bucket = Bucket(capacity, rate, start)
+    bucket.take(start, capacity)
+    at = bucket.look(start, cost)
+    assert bucket.look(at, cost) <= at
+
+
+@given(st.lists(st.tuples(gaps, costs, st.floats(-30.0, 30.0)), max_size=60))
+def test_refunds_never_mint(steps: list[tuple[float, float, float]]) -> None:
+    """The level never exceeds the capacity, nor what refill and refunds explain."""
+    bucket, now, explained = Bucket(20.0, 2.0, 0.0), 0.0, 20.0
+    for gap, cost, surplus in steps:
+        bucket.take(now, cost)
+        now += gap
+        bucket.settle(now, min(surplus, cost))
+        explained += gap * 2.0 - cost + min(surplus, cost)
+        assert bucket.level <= min(20.0, explained + 1e-6)
+        explained = min(explained, 20.0)
+
+
+def test_without_a_limit_and_without_a_refusal_nothing_is_held_back() -> None:
+    """Not even a window: 10,000 calls may be in flight at once."""
+    limit = quota()
+    for _ in range(10_000):
+        assert limit.look(1.0, 1e9) == 1.0
+        limit.take(1.0, 1e9)
+    assert limit.in_flight == 10_000
+
+
+def test_tokens_are_reserved_and_settled() -> None:
+    """An estimate that was too high comes back, one that was too low becomes a debt."""
+    limit = quota(max_tpm=6000)  # 5,940 at once, 99.5 a second
+    limit.succeeded(limit.take(0.0, 5940), 0.0, 940)
+    assert limit.look(0.0, 5000) == 0.0
+    limit.succeeded(limit.take(0.0, 5000), 0.0, 5995)
+    assert limit.look(0.0, 0.0) == pytest.approx(10.0)
+    assert limit.look(0.0, 995) == pytest.approx(20.0)
+
+
+def test_a_call_above_the_whole_limit_waits_for_a_full_bucket_and_goes() -> None:
+    """It is late, it leaves a debt, and it is not stuck for ever."""
+    limit = quota(max_tpm=6000)
+    limit.failed(limit.take(0.0, 995), 0.0)
+    at = limit.look(0.0, 50_000)
+    assert at == pytest.approx(10.0)
+    limit.take(at, 50_000)
+    assert limit.look(at, 1) > at + 400
+
+
+def test_a_failed_call_keeps_its_request_and_settles_its_tokens() -> None:
+    """Servers count failed requests, so they are not returned."""
+    limit = quota(max_rpm=60, max_tpm=6000)
+    for _ in range(59):
+        limit.failed(limit.take(0.0, 100), 0.0, 0.0)
+    assert limit.look(0.0, 5940) == pytest.approx(0.6 / 0.995, abs=0.01)
+
+
+@given(st.floats(0.0, 5000.0), st.floats(0.0, 1e6))
+def test_a_dropped_call_restores_exactly_what_it_took(tokens: float, now: float) -> None:
+    """It was never sent, so nobody counted it."""
+    limit = quota(max_rpm=60, max_tpm=6000)
+    limit.take(now, 3000)
+    before = [limit.look(now, cost) for cost in (0, 1000, 3000, 6000)]
+    limit.dropped(limit.take(now, tokens), now)
+    assert [limit.look(now, cost) for cost in (0, 1000, 3000, 6000)] == pytest.approx(before, abs=1e-6)
+
+
+def test_limits_told_again_do_not_refill() -> None:
+    """Clients made in a loop share what the quota has left."""
+    limit = quota(max_rpm=60)
+    for _ in range(59):
+        limit.take(0.0, 0.0)
+    limit.configure(None, None, 0.0)
+    limit.configure(60, None, 0.0)
+    assert limit.look(0.0, 0.0) > 0.0
+
+
+def test_one_refusal_pauses_all_and_retry_after_wins() -> None:
+    """The server's wait is a minimum for everybody who shares the quota."""
+    limit = quota()
+    pause = limit.refused(limit.take(0.0, 0), 1.0, 7.0, Top())
+    assert (pause.seconds, pause.consecutive, pause.fresh) == (pytest.approx(7.7), 1, True)
+    assert limit.look(1.0, 0.0) == pytest.approx(8.7)
+
+
+def test_the_later_of_two_deadlines_holds() -> None:
+    """A second, shorter Retry-After does not shorten the first; a longer one lengthens it."""
+    limit = quota()
+    calls = [limit.take(0.0, 0) for _ in range(3)]
+    limit.refused(calls[0], 1.0, 10.0, Top())
+    limit.refused(calls[1], 1.5, 2.0, Top())
+    assert limit.look(2.0, 0.0) == 12.0
+    late = limit.refused(calls[2], 2.0, 20.0, Top())
+    assert not late.fresh
+    assert limit.look(2.0, 0.0) == 23.0
+
+
+def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
+    """64 calls refused together are one event: 1 s. Refused again after the pause, 2 s, 4 s, … 60 s."""
+    limit = quota()
+    together = [limit.take(0.0, 0) for _ in range(64)]
+    pauses = [limit.refused(call, 0.5, None, Top()) for call in together]
+    assert [pause.fresh for pause in pauses] == [True] + [False] * 63
+    now, seconds = 0.5, []
+    for _ in range(8):
+        now = limit.look(now, 0)
+        pause = limit.refused(limit.take(now, 0), now, None, Top())
+        seconds.append(pause.seconds)
+    assert seconds == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_a_success_between_two_limits_starts_the_count_anew() -> None:
+    """Only limits in a row lengthen the pause, and answers to older calls do not break the row."""
+    limit = quota()
+    old = limit.take(0.0, 0)
+    limit.refused(limit.take(0.0, 0), 0.1, None, Top())
+    limit.succeeded(old, 0.5, None)
+    assert limit.refused(limit.take(1.2, 0), 1.2, None, Top()).consecutive == 2
+    limit.succeeded(limit.take(3.0, 0), 3.0, None)
+    assert limit.refused(limit.take(3.0, 0), 3.0, None, Top()).consecutive == 1
+
+
+def test_the_pause_ends_in_a_slow_start() -> None:
+    """1,000 waiting calls do not start together: two, and then twice as many each round."""
+    limit = quota()
+    limit.refused(limit.take(0.0, 0), 0.0, None, Top())
+    now, rounds = 1.0, []
+    for _ in range(5):
+        calls = []
+        while limit.look(now, 0) <= now:
+            calls.append(limit.take(now, 0))
+        rounds.append(len(calls))
+        now += 0.01
+        for call in calls:
+            limit.succeeded(call, now, None)
+    assert rounds == [2, 4, 8, 16, 32]
+
+
+def test_the_slow_start_does_not_wait_for_slow_answers() -> None:
+    """When an answer takes minutes the window opens by the clock: 64 calls within some six seconds."""
+    limit = quota()
+    limit.refused(limit.take(0.0, 0), 0.0, None, Top())
+    now = 1.0
+    for _ in range(64):
+        now = limit.look(now, 0)
+        limit.take(now, 0)
+    assert 4.0 < now < 7.0
+
+
+def test_a_lone_refusal_does_not_space_the_calls() -> None:
+    """Shared services refuse at random; a burst of refusals is needed to prove a limit."""
+    limit = quota(max_rpm=6000)
+    calls = [limit.take(0.0, 0) for _ in range(4)]
+    limit.refused(calls[0], 0.0, None, Top())
+    assert limit.pace is None
+    limit.refused(calls[1], 0.0, None, Top())
+    limit.refused(calls[2], 0.0, None, Top())
+    assert limit.pace == pytest.approx(98.8)
+
+
+def test_the_burst_of_a_told_limit_is_tried_again_after_a_long_peace() -> None:
+    """Ten minutes of spaced calls without a refusal, and bursts get a new chance."""
+    limit, now = quota(max_rpm=600), 0.0
+    for call in [limit.take(0.0, 0) for _ in range(4)]:
+        limit.refused(call, 0.0, None, Top())
+    while limit.pace is not None:
+        now = limit.look(now, 0)
+        limit.succeeded(limit.take(now, 0), now, None)
+        assert now < 700
+    assert now > 590
+
+
+def test_a_full_window_asks_for_an_end() -> None:
+    """Infinity: nothing changes by itself before a call in flight ends."""
+    limit = quota(max_tpm=1e9)
+    calls = [limit.take(0.0, 0) for _ in range(4)]
+    assert limit.look(0.0, 0) == math.inf
+    limit.succeeded(calls[0], 0.1, None)
+    assert limit.look(0.1, 0) == 0.1
+
+
+def test_a_reservation_ends_once() -> None:
+    """A second ending is a mistake of the caller and loud."""
+    limit = quota()
+    call = limit.take(0.0, 0)
+    limit.succeeded(call, 0.0, None)
+    with pytest.raises(RuntimeError):
+        limit.dropped(call, 0.0)
+    assert limit.in_flight == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["take", "ok", "refused", "failed", "dropped"]), st.floats(0.0, 3.0)),
+        max_size=120,
+    ),
+    st.sampled_from([(None, None), (60, None), (None, 600), (60, 600)]),
+    st.integers(),
+)
+def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
+    steps: list[tuple[str, float]], told: tuple[float | None, float | None], seed: int
+) -> None:
+    """Permits out = calls in flight, told limits hold in every window, and a quota always opens again."""
+    limit, rng, now = quota(*told), random.Random(seed), 0.0
+    flying, starts = list[Reservation](), list[float]()
+    for step, passed in steps:
+        now += passed
+        if step == "take":
+            if limit.look(now, 20.0) <= now:
+                flying.append(limit.take(now, 20.0))
+                starts.append(now)
+            continue
+        if not flying:
+            continue
+        call = flying.pop(rng.randrange(len(flying)))
+        if step == "ok":
+            limit.succeeded(call, now, rng.uniform(0.0, 40.0))
+        elif step == "refused":
+            limit.refused(call, now, rng.choice([None, 0.0, 2.0]), rng)
+        elif step == "failed":
+            limit.failed(call, now, rng.choice([None, 0.0]))
+        else:
+            limit.dropped(call, now)
+            starts.remove(call.started)
+        assert limit.in_flight == len(flying)
+    for index, start in enumerate(starts):
+        if told[0] is not None:
+            assert all(n + 1 <= 60 + (end - start) + 0.01 for n, end in enumerate(starts[index:]))
+    for call in flying:
+        limit.failed(call, now)
+    at = limit.look(now, 20.0)
+    assert at < math.inf
+    assert limit.look(at, 20.0) <= at

@@ -1,0 +1,307 @@
+"""What a provider reports of its limits is adopted, followed up and down, and never trusted blindly."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.limits.header_limits import Reservation, Traffic
+from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.reported_bucket import Learned, Said, Trace
+from smartbatch.types import LimitReport
+
+
+def answered(quota: Quota, call: Reservation, now: float, report: LimitReport, tokens: float = 0.0) -> None:
+    """End a call with success and let the quota hear what its answer said."""
+    quota.succeeded(call, now, tokens)
+    quota.learn(report, call, now)
+
+
+def may_go(quota: Quota, now: float, tokens: float = 0.0, output: float = 0.0) -> int:
+    """Take as many calls as may go at once; returns how many (1,000 at most)."""
+    for count in range(1000):
+        if quota.look(now, tokens, output) > now:
+            return count
+        quota.take(now, tokens, output)
+    return 1000
+
+
+def requests(limit: int | None, remaining: int | None, reset: float | None = None) -> LimitReport:
+    return LimitReport(requests_limit=limit, requests_remaining=remaining, requests_reset=reset)
+
+
+def test_an_untold_limit_is_adopted_with_what_is_left_of_it() -> None:
+    """600 a minute, 100 left: 100 may go at once, then ten a second."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 100))
+    assert quota.reported == {"requests": 600}
+    assert may_go(quota, 0.0) == 100
+    assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
+
+
+def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
+    """The figure is from when the server admitted that call; nine more are under way."""
+    quota = Quota()
+    calls = [quota.take(0.0, 0.0) for _ in range(10)]
+    answered(quota, calls[0], 0.5, requests(60, 59))
+    assert may_go(quota, 0.5) == 50
+
+
+def test_what_others_use_is_followed_down() -> None:
+    """Own level 500, the server says 20: somebody else was there."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
+    answered(quota, quota.take(0.0, 0.0), 0.1, requests(600, 20))
+    assert may_go(quota, 0.1) <= 21
+
+
+def test_more_than_the_server_says_is_never_assumed() -> None:
+    """A level is raised to what certainly remains, and not to what might have been refilled."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 0))
+    answered(quota, quota.take(0.1, 0.0), 0.1, requests(600, 300))
+    assert may_go(quota, 0.1) == pytest.approx(299, abs=1)
+
+
+def test_older_news_does_not_overrule_newer() -> None:
+    """The answer to the first call comes last and speaks of a time when all was there."""
+    quota = Quota()
+    first, second = quota.take(0.0, 0.0), quota.take(1.0, 0.0)
+    answered(quota, second, 1.1, requests(60, 5))
+    answered(quota, first, 9.0, requests(600, 599))
+    assert quota.reported == {"requests": 60}
+    assert may_go(quota, 9.0) < 15
+
+
+def test_a_limit_that_changes_is_followed() -> None:
+    """Down and up, as tiers and gateways change it."""
+    quota = Quota()
+    for limit in (600, 60, 6000):
+        answered(quota, quota.take(0.0, 0.0), 0.0, requests(limit, limit - 1))
+        assert quota.reported == {"requests": limit}
+
+
+def test_a_told_limit_stays_an_upper_bound() -> None:
+    """Of told and reported the tighter holds, whichever it is."""
+    for told, reported in ((60, 600), (600, 60)):
+        quota = Quota()
+        quota.configure(told, None, 0.0)
+        answered(quota, quota.take(0.0, 0.0), 0.0, requests(reported, reported - 1))
+        assert may_go(quota, 0.0) == pytest.approx(59, abs=1)
+
+
+def test_a_burst_that_is_announced_needs_no_slow_start() -> None:
+    """Told 600 a minute, four may fly until the server says that 599 are left."""
+    quota = Quota()
+    quota.configure(600, None, 0.0)
+    call = quota.take(0.0, 0.0)
+    assert may_go(quota, 0.0) == 3
+    answered(quota, call, 0.1, requests(600, 599))
+    assert may_go(quota, 0.1) > 500
+
+
+def test_input_and_output_are_limited_apart() -> None:
+    """A limit of output stops calls that write much, and lets those go that read much."""
+    quota = Quota()
+    report = LimitReport(input_limit=100_000, input_remaining=99_990, output_limit=1000, output_remaining=500)
+    answered(quota, quota.take(0.0, 0.0), 0.0, report)
+    assert quota.look(0.0, 10_000, 0.0) == 0.0
+    assert quota.look(0.0, 1000, 900) > 0.0
+
+
+def test_beside_input_and_output_a_common_figure_counts_for_nothing() -> None:
+    """It repeats the tightest of the others; taken for their sum it would halve it."""
+    quota = Quota()
+    report = LimitReport(input_limit=50_000, input_remaining=49_000, tokens_limit=8000, tokens_remaining=10)
+    answered(quota, quota.take(0.0, 0.0), 0.0, report)
+    assert quota.reported == {"input": 50_000}
+
+
+def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
+    """Nothing is left may mean 499; the level neither falls nor rises for that."""
+    quota = Quota()
+    for now, left in ((0.0, 40_000), (0.1, 40_000), (0.2, 40_000)):
+        report = LimitReport(output_limit=80_000, output_remaining=left)
+        answered(quota, quota.take(now, 100, 100), now, report, tokens=100)
+    assert quota.look(0.2, 39_000, 39_000) == 0.2
+    assert quota.look(0.2, 39_900, 39_900) > 0.2
+
+
+def test_a_bucket_smaller_than_its_limit_is_known_by_its_reset() -> None:
+    """6,000 a minute, but full again 10 ms after the first call: it holds 100. Idle time saves up no more."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(6000, 99, 0.01))
+    assert may_go(quota, 60.0) == 99
+
+
+def test_a_limit_counted_over_a_day_refills_over_a_day() -> None:
+    """10,000 and 100 used, full in 864 s: that is a request each 8.64 s."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(10_000, 9_900, 864.0))
+    assert may_go(quota, 0.0) == 1000
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(10_000, 0, 86_400.0))
+    assert quota.look(0.0, 0.0) == pytest.approx(8.64, rel=0.01)
+
+
+def test_a_reset_gives_the_limit_where_it_is_missing() -> None:
+    """Half is left and full in 30 s: a minute's limit is twice what is left."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(None, 300, 30.0))
+    assert quota.reported == {"requests": 600}
+
+
+def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
+    """64 calls are refused together: from nothing, ten a second. The rest of the storm is no news."""
+    quota, rng = Quota(), random.Random(1)
+    calls = [quota.take(0.0, 0.0) for _ in range(64)]
+    for call in calls:
+        quota.refused(call, 0.1, 2.0, rng, requests(600, None))
+    at = quota.look(0.1, 0.0)
+    assert 2.1 <= at <= 2.4
+    assert may_go(quota, at) == pytest.approx(9.95 * (at - 0.1), abs=1)
+    assert quota.pace is None
+
+
+def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
+    """It was kept to and still refused, so what is saved up in a pause is not there."""
+    quota, rng = Quota(), random.Random(1)
+    quota.refused(quota.take(0.0, 0.0), 0.0, 1.0, rng, requests(600, None))
+    at = quota.look(0.0, 0.0)
+    quota.refused(quota.take(at, 0.0), at, 1.0, rng, requests(600, None))
+    assert may_go(quota, at + 30.0) <= 2
+
+
+def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
+    """No pace and no slow start: the level says when to go on."""
+    quota, rng = Quota(), random.Random(1)
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
+    for call in [quota.take(0.0, 0.0) for _ in range(64)]:
+        quota.refused(call, 0.1, 0.1, rng, requests(600, 0))
+    assert quota.pace is None
+    assert may_go(quota, 10.0) > 60
+
+
+def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
+    """Half of the limit is left and yet it refuses: something else is limited."""
+    quota, rng = Quota(), random.Random(1)
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
+    for call in [quota.take(0.0, 0.0) for _ in range(64)]:
+        quota.refused(call, 0.1, 0.1, rng, requests(600, 300))
+    assert quota.pace is not None
+
+
+def test_who_was_refused_claims_less_and_claims_it_back() -> None:
+    """Others use the limit, too: 0.7 of its refill at first, and all of it again half a minute later."""
+    limit = Learned(600, 0.0)
+    limit.give_way(0.0)
+    assert limit.bucket.rate == pytest.approx(0.7 * 9.95)
+    for second in range(1, 32):
+        trace = Trace(second, second, 10.0 * second, 0.0, 0.0, 0.0, 0, 0, blurred=False)
+        limit.learn(Said(600, 300, None), trace, second)
+    assert limit.bucket.rate == pytest.approx(9.95)
+
+
+def test_calls_refused_meanwhile_are_not_taken_off() -> None:
+    """Of 30 calls after the reported one 20 were refused at once and used nothing: ten are still out."""
+    traffic, calls = Traffic(), [Reservation(0.0, 100.0, 20.0) for _ in range(31)]
+    for call in calls:
+        traffic.leave(call)
+    for call in [calls[0], *calls[11:]]:
+        traffic.end(call)
+    assert traffic.trace(0, calls[0]).since == 30
+    traffic.refused_at = 0.001
+    trace = traffic.trace(0, calls[0])
+    assert (trace.since, trace.blurred) == (10, True)
+
+
+def test_a_debt_is_never_longer_than_two_minutes() -> None:
+    """Large estimates of calls that are out may exceed all that a server can be owed."""
+    quota = Quota()
+    first = quota.take(0.0, 8000, 8000)
+    for _ in range(63):
+        quota.take(0.0, 8000, 8000)
+    answered(quota, first, 0.0, LimitReport(tokens_limit=10_000, tokens_remaining=2000), tokens=8000)
+    assert quota.look(0.0, 1000, 0.0) <= 121.0
+
+
+def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
+    """An output cap of 1,000 is charged where 100 are expected: of 5,000 five calls go and not fifty."""
+    quota, left, now = Quota(), 100_000, 0.0
+    while left > 6000:
+        now += 1e-6
+        left -= 1000
+        call = quota.take(now, 100.0, 90.0)
+        answered(quota, call, now, LimitReport(tokens_limit=100_000, tokens_remaining=left), tokens=80)
+    assert may_go(quota, now, 100.0, 90.0) in (5, 6)
+
+
+def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits() -> None:
+    """Nobody counted it."""
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 1))
+    call = quota.take(0.0, 0.0)
+    assert quota.look(0.0, 0.0) > 0.0
+    quota.dropped(call, 0.0)
+    assert quota.look(0.0, 0.0) == 0.0
+
+
+counts = st.none() | st.integers(0, 10_000)
+seconds = st.none() | st.floats(0.0, 1e6)
+reports = st.builds(
+    LimitReport,
+    requests_limit=counts,
+    requests_remaining=counts,
+    requests_reset=seconds,
+    tokens_limit=counts,
+    tokens_remaining=counts,
+    tokens_reset=seconds,
+    input_limit=counts,
+    output_remaining=counts,
+    output_reset=seconds,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "ok", "refused", "failed", "dropped"]), st.floats(0.0, 3.0), reports
+        ),
+        max_size=80,
+    ),
+    st.integers(),
+)
+def test_no_report_whatever_blocks_a_quota_for_good(
+    steps: list[tuple[str, float, LimitReport]], seed: int
+) -> None:
+    """Absurd and contradicting figures in any order: permits balance, and there is always a time to go on."""
+    quota, rng, now = Quota(), random.Random(seed), 0.0
+    flying: list[Reservation] = []
+    for step, passed, report in steps:
+        now += passed
+        if step == "take":
+            if quota.look(now, 120.0, 20.0) <= now:
+                flying.append(quota.take(now, 120.0, 20.0))
+            continue
+        if not flying:
+            continue
+        call = flying.pop(rng.randrange(len(flying)))
+        if step == "refused":
+            quota.refused(call, now, rng.choice([None, 0.0, 2.0]), rng, report)
+        elif step == "dropped":
+            quota.dropped(call, now)
+        else:
+            end = quota.succeeded if step == "ok" else quota.failed
+            end(call, now, rng.choice([None, 0.0, 300.0]))
+            quota.learn(report, call, now)
+        assert quota.in_flight == len(flying)
+    for call in flying:
+        quota.failed(call, now, 0.0, 0.0)
+    for _ in range(3):  # a look may be told to come back, but not for ever
+        at = quota.look(now, 120.0, 20.0)
+        assert at < now + 1e9
+        now = at
+    assert quota.look(now, 120.0, 20.0) <= now

@@ -1,0 +1,122 @@
+"""Without any configuration the limits a provider reports are filled and kept: against simulated servers.
+
+64 workers that never run out of calls, five virtual minutes, the bucket full at the start. What counts is the
+share of the tighter limit that is used after the first minute, and the share of calls that are refused.
+"""
+
+from __future__ import annotations
+
+import pytest
+from limit_server import Latency, constant, lognormal
+from metered_server import Client, Server, capped_high, capped_low, fill, steady
+
+from smartbatch.core.limits.quota import Quota
+
+LATENCIES = {
+    "5 ms": constant(0.005),
+    "50 ms": constant(0.05),
+    "500 ms": constant(0.5),
+    "around 400 ms": lognormal(0.4),
+    "around 2 s": lognormal(2.0),
+}
+LIMITS = {
+    "openai, requests": ("openai", {"requests": 1200, "tokens": 1_000_000}),
+    "openai, tokens": ("openai", {"requests": 6000, "tokens": 250_000}),
+    "anthropic, requests": ("anthropic", {"requests": 1200, "input": 1_000_000, "output": 1_000_000}),
+    "anthropic, input": ("anthropic", {"requests": 4000, "input": 250_000, "output": 1_000_000}),
+    "anthropic, output": ("anthropic", {"requests": 4000, "input": 1_000_000, "output": 80_000}),
+    "gemini, requests": ("gemini", {"requests": 1300, "input": 1_000_000}),
+    "gemini, input": ("gemini", {"requests": 4000, "input": 260_000}),
+}
+
+
+def run(server: Server, latency: Latency, *, seconds: float = 300.0, seed: int = 0, **how: object) -> Client:
+    client = Client(Quota(), latency, work=how.pop("work", steady))  # type: ignore[arg-type]
+    fill(server, client, seconds=seconds, seed=seed, **how)  # type: ignore[arg-type]
+    return client
+
+
+def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
+    """The share of the tighter limit."""
+    return max(meter.used(begin, end) for meter in server.meters.values())
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
+    """99 % of the tighter one used after the first minute; at most 1 % refused, with headers 0.1 %."""
+    style, minute = LIMITS[limits]
+    server = Server(style, minute)
+    client = run(server, LATENCIES[latency], jitter=0.005)
+    assert used(server) >= 0.99
+    assert client.tally.answered > 5000
+    assert client.tally.share <= (0.01 if style == "gemini" else 0.001)
+
+
+@pytest.mark.parametrize("limits", ["gemini, requests", "gemini, input"])
+def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) -> None:
+    """At most one refusal for each worker, all of them when the first burst ends."""
+    style, minute = LIMITS[limits]
+    for seed in range(3):
+        server = Server(style, minute, hints=seed != 1)
+        tally = run(server, constant(0.05), seed=seed).tally
+        assert tally.refused <= 64, f"seed={seed}"
+        assert max(tally.refusals) - min(tally.refusals) < 5.0, f"seed={seed}"
+
+
+@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+@pytest.mark.parametrize("work", [capped_high, capped_low])
+def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
+    """Three times as much for a high output cap, or the prompt alone: used to 99 % and 0.1 % refused."""
+    server = Server("openai", {"requests": 6000, "tokens": 600_000 if work is capped_high else 250_000})
+    client = run(server, LATENCIES[latency], work=work, jitter=0.005)
+    assert used(server) >= 0.99
+    assert client.tally.share <= 0.001
+
+
+@pytest.mark.parametrize("latency", ["50 ms", "around 2 s"])
+@pytest.mark.parametrize("style", ["openai", "anthropic"])
+def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, latency: str) -> None:
+    """What remains may be counted when the answer is sent instead of when the call is admitted."""
+    tokens = {"tokens": 250_000.0} if style == "openai" else {"input": 1e6, "output": 80_000.0}
+    server = Server(style, {"requests": 6000, **tokens}, late=True, hints=False, resets=False)
+    client = run(server, LATENCIES[latency], jitter=0.005)
+    assert used(server) >= 0.99
+    assert client.tally.share <= 0.001
+
+
+@pytest.mark.parametrize("latency", ["5 ms", "500 ms"])
+def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
+    """6,000 a minute and never more than 100 at once."""
+    server = Server("openai", {"requests": 6000}, sizes={"requests": 100})
+    client = run(server, LATENCIES[latency], seconds=120.0, jitter=0.005)
+    assert used(server, 1.0, 120.0) >= 0.99
+    assert client.tally.share <= 0.001
+
+
+@pytest.mark.parametrize(("to", "refusals"), [(2400, 0), (300, 5)])
+@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
+    """Doubled or quartered after two minutes."""
+    server = Server("openai", {"requests": 1200, "tokens": 1e6})
+    client = run(server, LATENCIES[latency], change=(120.0, {"requests": to}))
+    assert server.meters["requests"].used(150.0, 300.0) >= 0.98
+    assert client.tally.refused <= refusals
+
+
+@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+@pytest.mark.parametrize("limits", ["openai, requests", "openai, tokens", "anthropic, output"])
+def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
+    """The second comes into an empty bucket and leaves again; what it leaves is used by the first."""
+    style, minute = LIMITS[limits]
+    server = Server(style, minute)
+    stays = Client(Quota(), LATENCIES[latency])
+    visits = Client(Quota(), LATENCIES[latency], begin=90.0, end=180.0)
+    fill(server, stays, visits, seconds=300.0, jitter=0.005)
+    assert used(server, 60.0, 90.0) >= 0.98
+    assert used(server, 90.0, 180.0) >= 0.97
+    assert used(server, 180.0, 300.0) >= 0.97
+    assert visits.tally.answered > 100
+    assert stays.tally.share <= 0.01
+    # its first 64 calls leave before it knows anything, and meet an empty bucket
+    assert visits.tally.refused <= 64 + 0.02 * visits.tally.calls

@@ -1,0 +1,130 @@
+"""How much of a limit is used and how many calls are refused: the quota against simulated servers.
+
+64 workers, 900 calls, virtual time. "Quick" refusals come back in 2 ms, as from a gateway; others take as
+long as an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from limit_server import Admit, Latency, Run, bucket, constant, fixed_windows, lognormal, noisy, run, spaced
+
+from smartbatch.core.limits.quota import Quota
+
+LATENCIES = {
+    "5 ms": constant(0.005),
+    "50 ms": constant(0.05),
+    "500 ms": constant(0.5),
+    "around 400 ms": lognormal(0.4),
+}
+PER_SECOND: dict[str, Callable[[int], Admit]] = {
+    "windows of a second": lambda seed: fixed_windows(10, 1.0, random.Random(seed).random()),
+    "a bucket of ten": lambda seed: bucket(10, 10.0),
+    "a call each 100 ms": lambda seed: spaced(0.1),
+    "windows of 100 ms": lambda seed: fixed_windows(1, 0.1, random.Random(seed).random() * 0.1),
+}
+
+
+def told(admit: Admit, latency: Latency, **how: object) -> Run:
+    quota = Quota()
+    quota.configure(600, None, 0.0)
+    return run(quota, admit, 900, latency=latency, **how)  # type: ignore[arg-type]
+
+
+def untold(admit: Admit, latency: Latency, **how: object) -> Run:
+    return run(Quota(), admit, 900, latency=latency, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_told_limit_is_used_to_97_percent_burst_included(latency: str, seed: int) -> None:
+    """600 a minute with a full bucket: 900 calls in 31 to 32 s, none of them refused."""
+    outcome = told(bucket(600, 10.0), LATENCIES[latency], seed=seed)
+    assert 900 / (600 + 10 * outcome.seconds) >= 0.97
+    assert outcome.refused == 0
+
+
+@pytest.mark.parametrize("server", PER_SECOND)
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("retry_after", [None, 1.0])
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
+    server: str, latency: str, retry_after: float | None, quick: bool
+) -> None:
+    """The same 600 a minute without bursts: at least 95 % of it used, at most 2 % of calls refused."""
+    # a refusal that takes a second to come and then asks for another second costs 1 % by itself
+    needed = 0.94 if latency == "around 400 ms" and retry_after and not quick else 0.95
+    for seed in range(5):
+        outcome = told(
+            PER_SECOND[server](seed),
+            LATENCIES[latency],
+            seed=seed,
+            quick_refusals=quick,
+            retry_after=None if retry_after is None else lambda now: retry_after,
+        )
+        assert 900 / (10 * outcome.seconds) >= needed, f"seed={seed}"
+        assert outcome.refused <= 18, f"seed={seed}"
+        assert outcome.early == 0
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("server", PER_SECOND)
+def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -> None:
+    """The first 64 calls are in flight before anyone can know; of the rest at most 4 % are refused."""
+    for seed in range(5):
+        outcome = untold(PER_SECOND[server](seed), LATENCIES[latency], seed=seed, quick_refusals=True)
+        assert outcome.answered == 900
+        assert outcome.refused <= 64 + 36, f"seed={seed}"
+        assert outcome.seconds <= 180, f"seed={seed}"
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize(("quick", "storm"), [(True, 64 + 18), (False, 64 + 54)])
+def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, storm: int) -> None:
+    """600 at once and then 10 a second, not told: within 12 % of the ideal 30 s, refused once a worker."""
+    for seed in range(5):
+        outcome = untold(bucket(600, 10.0), LATENCIES[latency], seed=seed, quick_refusals=quick)
+        assert outcome.seconds <= 33.5, f"seed={seed}"
+        assert outcome.refused <= storm, f"seed={seed}"
+
+
+def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
+    """6,000 a minute told, 600 enforced: nothing is lost and the real rate is found."""
+    for seed in range(5):
+        quota = Quota()
+        quota.configure(6000, None, 0.0)
+        outcome = run(quota, bucket(600, 10.0), 1500, latency=constant(0.05), seed=seed)
+        assert outcome.seconds <= 110, f"seed={seed}"
+        assert outcome.refused <= 110, f"seed={seed}"
+
+
+@pytest.mark.parametrize("asked", [None, 2.0])
+@pytest.mark.parametrize("max_rpm", [None, 60_000])
+def test_random_refusals_do_not_slow_a_healthy_service_for_long(
+    asked: float | None, max_rpm: float | None
+) -> None:
+    """0.3 % random refusals at some 500 calls a second: full speed again within 1.5 s of each pause."""
+    for seed in range(3):
+        quota = Quota()
+        quota.configure(max_rpm, None, 0.0)
+        outcome = run(
+            quota,
+            noisy(0.003, random.Random(seed)),
+            10_000,
+            latency=lognormal(0.11, 0.3),
+            seed=seed,
+            retry_after=None if asked is None else lambda now: asked,
+        )
+        assert quota.pace is None, f"seed={seed}"
+        calm = 10_000 / 500
+        pauses = outcome.refused * (1.0 if asked is None else 1.1 * asked)
+        assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"
+
+
+def test_a_calm_service_without_limits_runs_at_full_speed() -> None:
+    """6,400 calls of 100 ms on 64 workers take ten seconds to the millisecond."""
+    outcome = run(Quota(), bucket(1e9, 1e9), 6400, latency=constant(0.1))
+    assert outcome.seconds == pytest.approx(10.0, abs=1e-3)

@@ -1,0 +1,205 @@
+"""How the items of a job are cut into shards."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.batching.sharding import Cut, cut
+
+
+@frozen
+class Item:
+    ix: int
+    size: int = 100
+    tokens: int = 30
+
+
+def items(count: int) -> list[Item]:
+    return [Item(ix) for ix in range(count)]
+
+
+def sizes(found: Cut) -> list[int]:
+    return [len(shard) for shard in found.shards]
+
+
+def by_count(count: int, most: int, *, distinct: bool = False, taken: tuple[int, ...] = ()) -> Cut:
+    """A cut where only the number of requests matters."""
+    return cut(
+        items(count),
+        max_requests=most,
+        max_bytes=math.inf,
+        max_tokens=math.inf,
+        distinct=distinct,
+        taken_sizes=taken,
+    )
+
+
+some_items = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60).map(
+    lambda sizes: [Item(ix * 7, size, tokens) for ix, (size, tokens) in enumerate(sizes)]
+)
+limits = st.fixed_dictionaries(
+    {
+        "max_requests": st.integers(1, 20),
+        "max_bytes": st.integers(1, 200) | st.just(math.inf),
+        "max_tokens": st.integers(0, 200) | st.just(math.inf),
+        "overhead_per_line": st.integers(0, 3),
+        "distinct": st.booleans(),
+        "taken_sizes": st.sets(st.integers(1, 20)),
+    }
+)
+
+
+@given(some_items, limits)
+def test_nothing_is_lost_or_doubled_the_order_stays_and_every_limit_is_kept(
+    row: list[Item], limits: dict[str, float]
+) -> None:
+    found = cut(row, **limits)  # type: ignore[arg-type]
+    sent = [ix for shard in found.shards for ix in shard]
+    assert sorted([*sent, *found.too_big]) == [item.ix for item in row]
+    assert sent == sorted(sent)
+    assert list(found.too_big) == sorted(found.too_big)
+    by_ix = {item.ix: item for item in row}
+    for shard in found.shards:
+        assert 1 <= len(shard) <= limits["max_requests"]
+        assert sum(by_ix[ix].size + limits["overhead_per_line"] for ix in shard) <= limits["max_bytes"]
+        assert sum(by_ix[ix].tokens for ix in shard) <= limits["max_tokens"]
+    for ix in found.too_big:
+        item = by_ix[ix]
+        over = item.size + limits["overhead_per_line"] > limits["max_bytes"]
+        assert over or item.tokens > limits["max_tokens"]
+
+
+@given(some_items, limits)
+def test_there_are_as_few_shards_as_the_greediest_cut_has(row: list[Item], limits: dict[str, float]) -> None:
+    """Filling each shard to the brim is the best that keeps the order."""
+    found = cut(row, **{**limits, "distinct": False})  # type: ignore[arg-type]
+    fewest = count = size = tokens = 0
+    for item in row:
+        if item.ix in found.too_big:
+            continue
+        line = item.size + limits["overhead_per_line"]
+        full = count == limits["max_requests"] or size + line > limits["max_bytes"]
+        if not fewest or full or tokens + item.tokens > limits["max_tokens"]:
+            fewest, count, size, tokens = fewest + 1, 0, 0, 0
+        count, size, tokens = count + 1, size + line, tokens + item.tokens
+    assert len(found.shards) == fewest
+    assert found.clashing == ()
+
+
+@given(st.integers(0, 3000), st.integers(1, 400))
+def test_equal_items_make_shards_that_differ_by_one_at_most(count: int, most: int) -> None:
+    found = sizes(by_count(count, most))
+    assert sum(found) == count
+    assert len(found) == math.ceil(count / most)
+    assert max(found, default=0) - min(found, default=0) <= 1
+
+
+def test_one_item_more_than_fits_does_not_make_a_shard_of_one() -> None:
+    assert sizes(by_count(5001, 5000)) == [2501, 2500]
+
+
+def test_a_large_item_in_between_leaves_the_others_as_even_as_it_can() -> None:
+    row = [Item(ix, 90 if ix == 3 else 10) for ix in range(8)]
+    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf, overhead_per_line=0)
+    assert sizes(found) == [3, 2, 3]
+
+
+def test_large_items_at_the_end_get_shards_of_their_own() -> None:
+    row = [Item(ix, 10 if ix < 6 else 100) for ix in range(8)]
+    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf, overhead_per_line=0)
+    assert sizes(found) == [6, 1, 1]
+
+
+def test_an_item_that_fits_nowhere_is_named_and_the_rest_goes() -> None:
+    row = [Item(0), Item(1, size=1000), Item(2, tokens=1000), Item(3)]
+    found = cut(row, max_requests=10, max_bytes=999, max_tokens=999)
+    assert found == Cut(((0, 3),), (1, 2))
+
+
+def test_the_line_end_counts() -> None:
+    assert cut([Item(0, 10)], max_requests=1, max_bytes=10, max_tokens=99).too_big == (0,)
+    assert cut([Item(0, 10)], max_requests=1, max_bytes=11, max_tokens=99).shards == ((0,),)
+
+
+def test_nothing_makes_no_shard() -> None:
+    assert by_count(0, 10) == by_count(0, 10, distinct=True) == Cut(())
+
+
+def test_a_shard_of_no_requests_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_requests"):
+        by_count(1, 0)
+
+
+class TestSizesThatTellShardsApart:
+    def test_they_go_down_from_the_largest_one_by_one(self) -> None:
+        found = sizes(by_count(100_000, 10_000, distinct=True))
+        assert found[:8] == list(range(10_000, 9_992, -1))
+        assert len(set(found)) == len(found) == 11
+
+    def test_those_taken_elsewhere_are_left_out(self) -> None:
+        found = by_count(300, 100, distinct=True, taken=(100, 98))
+        assert not {100, 98} & set(sizes(found))
+        assert len(set(sizes(found))) == len(found.shards)
+        assert found.clashing == ()
+
+    def test_a_whole_that_would_clash_is_divided(self) -> None:
+        assert sizes(by_count(7, 10, distinct=True, taken=(7,))) == [4, 3]
+
+    def test_where_it_cannot_be_the_shard_is_named_and_goes_all_the_same(self) -> None:
+        assert by_count(1, 10, distinct=True, taken=(1,)) == Cut(((0,),), (), (0,))
+
+    def test_sizes_that_are_used_up_come_again_as_far_apart_as_can_be(self) -> None:
+        found = by_count(1000, 10, distinct=True)
+        assert sum(sizes(found)) == 1000
+        assert all(one != other for one, other in pairwise(sizes(found)))
+        assert len(found.shards) < 140  # none is less than half full
+        assert found.clashing
+
+    @given(st.integers(1, 40), st.integers(1, 12), st.sets(st.integers(1, 12), max_size=6))
+    def test_a_cut_that_claims_no_clash_has_none_and_one_that_can_be_found_by_trying_all_is_found(
+        self, count: int, most: int, taken: set[int]
+    ) -> None:
+        found = by_count(count, most, distinct=True, taken=tuple(taken))
+        if not found.clashing:
+            assert len(set(sizes(found)) | taken) == len(found.shards) + len(taken)
+        if count <= 2 * most:
+            assert bool(found.clashing) == (not divisible(count, most, frozenset(taken)))
+
+    def test_an_end_with_hardly_a_way_out_is_given_up_in_time(self) -> None:
+        taken = tuple(size for size in range(1, 20_000) if size % 97)
+        started = time.perf_counter()
+        found = by_count(30_001, 20_000, distinct=True, taken=taken)
+        assert sum(sizes(found)) == 30_001
+        assert time.perf_counter() - started < 5
+
+
+@cache
+def divisible(count: int, most: int, taken: frozenset[int]) -> bool:
+    """Whether up to four different free sizes make up ``count``; by trying all."""
+
+    def of(left: int, below: int, parts: int) -> bool:
+        if not left:
+            return True
+        free = (size for size in range(min(below - 1, left), 0, -1) if size not in taken)
+        return parts > 0 and any(of(left - size, size, parts - 1) for size in free)
+
+    return of(count, most + 1, 4)
+
+
+def test_three_hundred_thousand_items_are_cut_in_a_few_seconds() -> None:
+    """Some 0.4 s here; the bound leaves room for a busy machine."""
+    dice = random.Random(1)
+    row = [Item(ix, dice.randrange(200, 900), dice.randrange(50, 200)) for ix in range(300_000)]
+    started = time.perf_counter()
+    found = cut(row, max_requests=5000, max_bytes=2_000_000, max_tokens=400_000)
+    assert len(found.shards) >= 80
+    assert time.perf_counter() - started < 10

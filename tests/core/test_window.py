@@ -1,0 +1,184 @@
+"""When a window closes, and what a batch may become (A1, A2, A3, A11, A12)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.batching.window import (
+    TRANSITIONS,
+    Batch,
+    BatchAccumulator,
+    BatchState,
+    IllegalTransition,
+    Waiting,
+    Window,
+)
+
+WINDOW = Window(seconds=0.1, max_size=10, min_size=2, max_wait=5.0)
+
+
+def waiting(count: int = 1, **changes: object) -> Waiting:
+    """Requests whose oldest came at 100 s, while a call of nine is under way and none has ended."""
+    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "flying": 9}
+    return Waiting(count=count, **(view | changes))  # type: ignore[arg-type]
+
+
+def ready(view: Waiting, now: float = 100.0, window: Window = WINDOW) -> float:
+    """The accumulator's answer."""
+    return BatchAccumulator(window).ready(now, view)
+
+
+def test_an_empty_lane_never_sends() -> None:
+    """Nothing waits, so there is no time at which a batch goes."""
+    assert ready(waiting(0)) == math.inf
+
+
+def test_an_idle_lane_sends_at_once() -> None:
+    """While no call is under way, waiting for company would only add latency."""
+    assert ready(waiting(1, flying=0)) == 100.0
+
+
+def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
+    """Two requests are company enough to go when the window is over."""
+    assert ready(waiting(2)) == pytest.approx(100.1)
+
+
+def test_fewer_than_min_batch_size_wait_for_the_whole_window() -> None:
+    """One request alone is not enough for an early send, however long calls take."""
+    assert ready(waiting(1, latency=0.05)) == pytest.approx(100.1)
+
+
+def test_min_batch_size_triggers_an_early_send() -> None:
+    """Enough requests go when two fifths of a call's time are over, if that is before the window's end."""
+    assert ready(waiting(2, latency=0.05)) == pytest.approx(100.02)
+    assert ready(waiting(2, latency=60.0)) == pytest.approx(100.1)
+
+
+def test_a_returning_majority_does_not_wait_for_the_others() -> None:
+    """Nine who are back go while nine are under way; eight wait for one more, and so do nine newcomers."""
+    assert ready(waiting(9, expected=9)) == 100.0
+    assert ready(waiting(8, expected=8)) > 100.0
+    assert ready(waiting(9, expected=0)) > 100.0
+
+
+def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
+    """After a call of eight, who is back first waits until nobody came for 4 ms, or until all are back."""
+    back = {"flying": 0, "expected": 8, "landed": 100.0, "latest": 100.0}
+    assert ready(waiting(1, **back)) == pytest.approx(100.004)
+    assert ready(waiting(1, **back | {"latest": 100.003})) == pytest.approx(100.007)
+    assert ready(waiting(7, **back | {"latest": 100.019})) == pytest.approx(100.02)
+    assert ready(waiting(8, **back)) == 100.0
+
+
+def test_a_request_long_after_a_crowd_goes_at_once() -> None:
+    """The crowd of a second ago is not waited for."""
+    assert ready(waiting(1, flying=0, expected=8, landed=99.0, latest=100.0, opened=100.0)) <= 100.0
+
+
+def test_nobody_waits_longer_than_max_wait() -> None:
+    """The oldest request's max wait holds whatever the window says."""
+    slow = Window(seconds=5.0, max_size=10, min_size=2, max_wait=2.0)
+    assert ready(waiting(5), window=slow) == 102.0
+
+
+def test_a_requests_own_max_wait_closes_the_window() -> None:
+    """The earliest of the own limits counts, also below min_batch_size."""
+    assert ready(waiting(1, must_start=100.02)) == 100.02
+
+
+@pytest.mark.parametrize("reason", [{"urgent": True}, {"flushed": True}, {"count": 10}, {"count": 11}])
+def test_an_urgent_request_a_flush_or_a_full_batch_closes_the_window(reason: dict[str, object]) -> None:
+    """Each of them sends what waits at once."""
+    count = int(reason.pop("count", 1))  # type: ignore[call-overload]
+    assert ready(waiting(count, **reason)) == 100.0
+
+
+def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
+    """With a size of one there is nobody to wait for."""
+    assert ready(waiting(1), window=Window(max_size=1)) == 100.0
+
+
+@given(
+    count=st.integers(1, 60),
+    age=st.floats(0, 100),
+    own=st.floats(-10, 100),
+    flying=st.integers(0, 90),
+    expected=st.integers(0, 90),
+    latency=st.floats(0, 100),
+    seconds=st.floats(0.01, 5),
+    max_wait=st.floats(0.5, 30),
+)
+def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
+    count: int,
+    age: float,
+    own: float,
+    flying: int,
+    expected: int,
+    latency: float,
+    seconds: float,
+    max_wait: float,
+) -> None:
+    """Whatever waits, the time returned is at most the oldest one's max wait, and never in doubt."""
+    window = Window(seconds=seconds, max_size=10, min_size=2, max_wait=max_wait)
+    opened, now = 1000.0, 1000.0 + age
+    view = Waiting(
+        count, opened, opened + own, urgent=False, flying=flying, expected=expected, latency=latency
+    )
+    at = ready(view, now, window)
+    assert at <= now or at <= min(opened + max_wait, opened + own)
+    assert not math.isnan(at)
+
+
+LEGAL = [(before, after) for before, afters in TRANSITIONS.items() for after in afters]
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(BatchState, BatchState)))
+def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: BatchState) -> None:
+    """Every pair of states is tried: the legal ones move, the others raise and change nothing."""
+    batch: Batch[int] = Batch("batch-1", 0.0, state=before)
+    if (before, after) in LEGAL:
+        batch.move(after)
+        assert batch.state is after
+        return
+    with pytest.raises(IllegalTransition) as caught:
+        batch.move(after)
+    assert batch.state is before
+    assert caught.value.batch_id == "batch-1"
+    assert before.value in str(caught.value)
+    assert after.value in str(caught.value)
+
+
+def test_the_table_is_the_life_of_a_batch() -> None:
+    """One way leads from gathering to its end; each state but the ends can fail; an end is for ever."""
+    life = [
+        BatchState.ACCUMULATING,
+        BatchState.READY,
+        BatchState.SENDING,
+        BatchState.AWAITING_RESPONSE,
+        BatchState.PROCESSING_RESPONSE,
+        BatchState.COMPLETED,
+    ]
+    steps = set(itertools.pairwise(life)) | {(state, BatchState.FAILED) for state in life[:-1]}
+    assert set(LEGAL) == steps
+
+
+def test_a_batch_knows_its_size_age_and_tokens() -> None:
+    """What it carries is counted when it is filled."""
+    batch: Batch[str] = Batch("batch-1", opened=10.0)
+    batch.fill(["a", "b"], tokens=7)
+    batch.fill(["c"], tokens=3)
+    assert (len(batch), batch.tokens, batch.age(12.5)) == (3, 10, 2.5)
+
+
+@pytest.mark.parametrize("state", [state for state in BatchState if state is not BatchState.ACCUMULATING])
+def test_a_batch_on_its_way_takes_nobody_along(state: BatchState) -> None:
+    """Only an accumulating batch is filled."""
+    batch: Batch[int] = Batch("batch-1", 0.0, state=state)
+    with pytest.raises(IllegalTransition, match="takes no more requests"):
+        batch.fill([1], tokens=1)
+    assert len(batch) == 0

@@ -1,0 +1,57 @@
+"""A house of files and batches, its ledger, and what tests put into it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from smartbatch.emulator import Ledger, Settings
+from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch
+from smartbatch.emulator.provider_api import Done
+
+ME = ("openai", "k")
+
+
+def entry(number: int, charge: int = 5) -> Entry:
+    body = json.dumps({"answer": number, "usage": {"total_tokens": 7}}).encode()
+    return Entry(f"id-{number}", f"prompt-{number}", charge, lambda identity: Done(body, 2, 7))
+
+
+def entries(count: int) -> list[Entry]:
+    return [entry(number) for number in range(count)]
+
+
+class World:
+    """A house, its ledger, and the account of one client."""
+
+    def __init__(self, api: str = "openai", **options: Any) -> None:
+        self.ledger = Ledger()
+        self.house = House(Settings(**options), self.ledger)
+        self.api = api
+
+    def create(self, now: float = 0.0, count: int = 10, **options: Any) -> RemoteBatch:
+        return self.house.create(self.api, "k", entries(count), now=now, model="m", **options)
+
+    def batch(self, name: str, now: float) -> RemoteBatch | None:
+        return self.house.batch(self.api, "k", name, now)
+
+    def ended(self, now: float = 1000.0, **options: Any) -> RemoteBatch:
+        """Create a batch and return it at a late time."""
+        found = self.batch(self.create(**options).id, now)
+        assert found is not None
+        assert found.ended
+        return found
+
+    def lines(self, name: str, now: float = 1000.0) -> list[Line]:
+        return self.house.outputs(self.api, "k", name, now)
+
+    def figures(self) -> dict[str, Any]:
+        return self.ledger.summary()["batches"]
+
+
+def by_position(lines: list[Line]) -> dict[int | None, list[Line]]:
+    found: dict[int | None, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.position, []).append(line)
+    return found

@@ -1,0 +1,314 @@
+"""The loop: start a worker, kill it at a random moment, start it again, until its job is done; then the next.
+
+Everything happens in processes of their own: the emulator, the zygote that forks workers, the workers. The
+loop only sends signals, so that what it does to them is what a crash, a power cut of the process or a
+suspended container does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import signal
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+
+from attrs import define, field, frozen
+
+from tests.faults.durability.judge import Verdict, judge, notes_of
+from tests.faults.durability.orders import Orders
+from tests.faults.durability.servers import LATEST, LIST_LAG
+from tests.faults.durability.zygote import Zygote
+
+__all__ = ["RESTARTS", "Loop", "Plan", "settle_of"]
+
+SHORTEST, LONGEST = 0.08, 0.53
+"""Seconds a worker lives where a client comes up within :data:`COMES_UP`; on a busy machine it lives longer
+in proportion, else it would do nothing but begin."""
+COMES_UP = 0.08
+"""Seconds from the fork to an open store, on two idle cores."""
+A_STEP = 0.1
+"""CPU seconds with which a life gets from its fork through a step of any kind, as a rule."""
+SLOWEST = 8.0
+"""The longest lives are so many times longer."""
+RESTARTS = 5
+"""Lives in a row that may come and go without any progress."""
+PATIENCE = 40.0
+"""Seconds the last job has to end once nobody is killed any more."""
+
+
+@frozen(kw_only=True)
+class Plan:
+    """What a loop does.
+
+    Attributes:
+        provider: whose API.
+        cycles: workers killed.
+        jobs: least number of jobs; those that begin after the last kill run undisturbed.
+        seed: of everything but the moments threads run.
+        settle, visibility: seconds, see :class:`~tests.durability.orders.Orders`.
+        freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
+        workers: processes on the store at a time; all but the first carry on only.
+        lease: of a job; ``None`` leaves the keeper's own.
+        mutant: a safety rule to break.
+    """
+
+    provider: str
+    cycles: int
+    jobs: int = 1
+    seed: int = 1
+    settle: float
+    visibility: float
+    freeze: float = 0.0
+    workers: int = 1
+    lease: float | None = None
+    mutant: str | None = None
+
+
+@define(eq=False)
+class _Slot:
+    """A place for a worker, and the signals it is going to get: at what time, which."""
+
+    number: int
+    pid: int = 0
+    fd: int = -1
+    since: float = 0.0
+    cpu: float = 0.0
+    script: list[tuple[float, int]] = field(factory=list)
+
+
+class Loop:
+    """One loop.
+
+    Args:
+        plan: what to do.
+        url: the emulator's address.
+        folder: for the store and the users' notes.
+        zygote: where workers come from.
+
+    Attributes:
+        jobs: the orders of every job.
+        kills: workers killed.
+        freezes: workers that were stopped for a while.
+        seconds: the loop took.
+    """
+
+    def __init__(self, plan: Plan, *, url: str, folder: Path, zygote: Zygote) -> None:
+        self._plan = plan
+        self._url = url
+        self._folder = folder
+        self._zygote = zygote
+        self._rng = Random(f"{plan.provider} {plan.seed}")
+        self._store = folder / f"{plan.provider}-{plan.seed}.db"
+        self._numbers = itertools.count(1)
+        self.jobs: list[Orders] = []
+        self.kills = self.freezes = 0
+        self.seconds = 0.0
+        self._idle_lives: list[str] = []
+        self._worst_lives: list[str] = []
+        self._seen: tuple[object, ...] = ()
+        self._opened_before = 0
+        self._slowness = 1.0
+
+    @property
+    def worst_stuck(self) -> int:
+        """Most lives in a row without any progress."""
+        return len(self._worst_lives)
+
+    def run(self) -> Verdict:
+        """Run it to its end and judge."""
+        began = time.monotonic()
+        slots = [_Slot(number) for number in range(self._plan.workers)]
+        self._next_job()
+        try:
+            while self._pass(slots):
+                """The signals that were due are sent, the workers that ended have been replaced."""
+        finally:
+            for slot in slots:
+                self._end(slot)
+        self.seconds = time.monotonic() - began
+        verdict = judge(self._url, self._store, self.jobs)
+        if self.worst_stuck > RESTARTS:
+            verdict.stuck += self._worst_lives
+        return verdict
+
+    def _pass(self, slots: list[_Slot]) -> bool:
+        """Wait for the next thing that happens and deal with it; False at the end of the last job."""
+        for slot in slots:
+            if not slot.pid:
+                self._start(slot)
+        ended = self._await(slots)
+        for slot in ended:
+            code = self._reap(slot)
+            if code == -signal.SIGKILL:
+                self._count(slot)
+            elif code != 0:
+                raise AssertionError(f"a worker failed: {self._zygote.log.read_text()[-4000:]}")
+            elif slot.number == 0:  # it has all its answers
+                for other in slots:
+                    self._end(other)
+                if self.kills >= self._plan.cycles and len(self.jobs) >= self._plan.jobs:
+                    return False
+                self._next_job()
+                break
+        return True
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def _next_job(self) -> None:
+        rng, plan = self._rng, self._plan
+        size = rng.randint(4, 12)
+        key = f"{plan.provider} {plan.seed}/{next(self._numbers)}"
+        self.jobs.append(
+            Orders(
+                provider=plan.provider,
+                url=self._url,
+                store=str(self._store),
+                out=str(self._folder / f"{key.replace('/', '-').replace(' ', '-')}.notes"),
+                key=key,
+                size=size,
+                max_requests=rng.choice([4, 6, 12]),
+                settle=plan.settle,
+                visibility=plan.visibility,
+                reading=rng.choice(["ordered", "stored", "futures"]),
+                lease=plan.lease,
+                mutant=plan.mutant,
+                seed=plan.seed,
+            )
+        )
+        self._idle_lives, self._opened_before = [], 0
+
+    # -- workers ---------------------------------------------------------------------------------------------
+
+    def _start(self, slot: _Slot) -> None:
+        orders = self.jobs[-1]
+        if slot.number:
+            orders = _helper(orders)
+        slot.pid = self._zygote.run(orders)
+        slot.fd = os.pidfd_open(slot.pid)
+        slot.since = time.monotonic()
+        slot.script = self._script(slot.since)
+
+    def _script(self, now: float) -> list[tuple[float, int]]:
+        """Return when the worker gets which signal."""
+        rng = self._rng
+        if self.kills >= self._plan.cycles:
+            return [(now + PATIENCE, signal.SIGABRT)]
+        at = now + self._slowness * rng.uniform(SHORTEST, LONGEST)
+        if not self._plan.freeze or rng.random() < 0.5:
+            return [(at, signal.SIGKILL)]
+        thaw = at + rng.uniform(0.1, self._plan.freeze)
+        return [
+            (at, signal.SIGSTOP),
+            (thaw, signal.SIGCONT),
+            (thaw + self._slowness * rng.uniform(SHORTEST, LONGEST), signal.SIGKILL),
+        ]
+
+    def _await(self, slots: list[_Slot]) -> list[_Slot]:
+        """Send the next signal, unless a worker ends before; return the slots whose worker has ended."""
+        script = [(at, slot.number, which) for slot in slots for at, which in slot.script]
+        heapq.heapify(script)
+        poll = select.poll()
+        for slot in slots:
+            poll.register(slot.fd, select.POLLIN)
+        at, number, which = script[0]
+        ready = {fd for fd, _ in poll.poll(max(0.0, at - time.monotonic()) * 1000)}
+        if not ready:
+            slot = slots[number]
+            slot.script.pop(0)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(slot.fd, which)
+            if which == signal.SIGSTOP:
+                self.freezes += 1
+            return [slot] if which == signal.SIGKILL else []
+        return [slot for slot in slots if slot.fd in ready]
+
+    def _reap(self, slot: _Slot) -> int:
+        code, slot.cpu = self._zygote.reap(slot.pid)
+        os.close(slot.fd)
+        slot.pid, slot.fd, slot.script = 0, -1, []
+        return code
+
+    def _end(self, slot: _Slot) -> None:
+        if slot.pid:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(slot.fd, signal.SIGKILL)
+            self._reap(slot)
+
+    # -- progress --------------------------------------------------------------------------------------------
+
+    def _count(self, slot: _Slot) -> None:
+        """Count a kill, and for how many lives in a row nothing moved although something was to be done.
+
+        A life that ended before its client had opened the store, or with too little of a busy machine's
+        time, had no chance; the next one is longer.
+        """
+        self.kills += 1
+        if slot.number:
+            return
+        ups = self._ups()
+        opened, self._opened_before = len(ups) > self._opened_before, len(ups)
+        try:
+            seen, waits = self._looks(), self._only_waits()
+        except sqlite3.OperationalError:  # locked by another worker, which waits for our signal to wake
+            return
+        moved, self._seen = seen != self._seen, seen
+        idle = not moved and not waits
+        if moved:
+            self._idle_lives = []
+        if not opened or (idle and slot.cpu < A_STEP and self._slowness < SLOWEST):
+            self._slowness = min(SLOWEST, 1.2 * self._slowness)
+            return
+        if idle:
+            lived = time.monotonic() - slot.since
+            self._idle_lives.append(f"{lived:.2f} s, {slot.cpu:.3f} s of CPU: {seen}")
+            self._worst_lives = max(self._worst_lives, self._idle_lives, key=len)
+        self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
+
+    def _ups(self) -> list[float]:
+        """Return how long each client took to come up."""
+        return [row["up"] for row in notes_of(self.jobs[-1]) if "up" in row]
+
+    def _looks(self) -> tuple[object, ...]:
+        """Return how the store and the user's notes look; no two states of a job look alike."""
+        with closing(_opened(self._store)) as store:
+            shards = store.execute("SELECT id, state, tries, due_at, remote FROM shard").fetchall()
+            rest = store.execute(
+                "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM job), sum(state) FROM item"
+            ).fetchone()
+        taken = sum("id" in row for row in notes_of(self.jobs[-1]))
+        return taken, tuple(shards), rest
+
+    def _only_waits(self) -> bool:
+        """Whether nothing is due: a protocol that waits is not stuck."""
+        with closing(_opened(self._store)) as store:
+            found = store.execute(
+                "SELECT min(due_at) FROM shard WHERE state NOT IN ('settled', 'dead')"
+            ).fetchone()
+        return found[0] is not None and found[0] > time.time()
+
+
+def _helper(orders: Orders) -> Orders:
+    from attrs import evolve
+
+    return evolve(orders, reading="none", out=f"{orders.out}.helper")
+
+
+def _opened(store: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=0.3)
+
+
+def settle_of(provider: str, *, freeze: float = 0.0) -> float:
+    """Return how long an unknown create has to be looked for in this world, in seconds.
+
+    A fence alone is enough where there is one: its settle time is shorter than late creates take. Without
+    one the bound of the protocol's assumption must hold, frozen senders included.
+    """
+    if provider != "anthropic":
+        return 0.5
+    return LATEST + LIST_LAG + 0.5 + freeze

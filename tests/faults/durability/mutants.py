@@ -1,0 +1,60 @@
+"""Safety rules broken on purpose: a judge that does not see what then happens would be no judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smartbatch.jobs.steps import recover
+from smartbatch.jobs.store import statements
+from smartbatch.providers.anthropic.batches import AnthropicBatches
+from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
+from smartbatch.providers.gemini.batches import GeminiBatches
+from smartbatch.providers.openai.batches import OpenAIBatches
+
+__all__ = ["MUTANTS", "OWNERLESS", "break_rule"]
+
+MUTANTS = {
+    "no fence, settle 0": "what is not found at the first look goes again, and its input file stays",
+    "create repeated": "a create whose answer is lost is sent again, as by an SDK with its retries on",
+}
+"""The rules that can be broken, in words."""
+OWNERLESS = "no epochs"
+"""A rule for those who share a store: whoever once owned a job goes on writing to it."""
+
+
+def break_rule(name: str | None) -> None:
+    """Break a rule in this process, for good."""
+    match name:
+        case "no fence, settle 0":
+            recover._can_fence = lambda work, shard: False
+            recover._until = lambda work, shard: 0.0
+        case "create repeated":
+            apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
+            for api in apis:
+                api.create = _repeating(api.create)
+        case "no epochs":
+            statements.GRASP = _for_anybody(statements.GRASP)
+            statements.RENEW = _for_anybody(statements.RENEW)
+        case None:
+            pass
+        case _:
+            raise ValueError(f"there is no mutant {name!r}")
+
+
+def _for_anybody(statement: str) -> str:
+    return statement.replace("epoch = ? AND owner = ?", "(epoch = ? OR owner = ? OR TRUE)")
+
+
+def _repeating(
+    create: Callable[[BatchApi, Creation, float], RemoteBatch],
+) -> Callable[[BatchApi, Creation, float], RemoteBatch]:
+    def repeated(api: BatchApi, creation: Creation, timeout: float) -> RemoteBatch:
+        try:
+            return create(api, creation, timeout)
+        except Exception as error:
+            if not api.classify(error).maybe_billed:
+                raise
+            return create(api, creation, timeout)
+
+    return repeated

@@ -1,0 +1,76 @@
+"""What a worker process is told to do, and how its times are scaled down from hours to seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from attrs import asdict, frozen
+
+from smartbatch.emulator import answer_for
+
+__all__ = ["MODELS", "Orders", "answer_to", "digest_of", "prompt_of"]
+
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+"""The model a worker uses, by provider."""
+
+
+@frozen(kw_only=True)
+class Orders:
+    """A job, and how to carry it on. All times are seconds.
+
+    Attributes:
+        provider: ``openai``, ``anthropic`` or ``gemini``.
+        url: the emulator's address.
+        store: the store's path or DSN.
+        out: the file that gets a line for every answer the user has taken note of.
+        key: the job's key; its prompts follow from it.
+        size: its requests.
+        max_requests: most requests of a batch.
+        settle, visibility: see :class:`smartbatch.jobs.steps.context.EngineLimits`.
+        poll: between two looks at a batch.
+        reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
+            not at all; ``carry`` submits jobs and carries on whatever is in the store.
+        jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
+        until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
+        lease: of a job, where it is not the keeper's own 15; renewals and looks follow in proportion.
+        mutant: a safety rule to break, see :mod:`tests.durability.mutants`.
+        seed: the emulator's, on which its answers depend.
+    """
+
+    provider: str
+    url: str
+    store: str
+    out: str
+    key: str
+    size: int
+    max_requests: int
+    settle: float
+    visibility: float
+    poll: float = 0.03
+    reading: Literal["ordered", "stored", "futures", "none", "carry"] = "ordered"
+    jobs: int = 1
+    until: int = 1
+    lease: float | None = None
+    mutant: str | None = None
+    seed: int = 0
+
+    def line(self) -> str:
+        """Return the orders as a line."""
+        return json.dumps(asdict(self))
+
+
+def prompt_of(key: str, number: int) -> str:
+    """Return the prompt of a row of the job with ``key``; no two jobs have one in common."""
+    return f"{key}: what is the answer to question {number}?"
+
+
+def answer_to(orders: Orders, number: int) -> str:
+    """Return what the emulator answers to a row of a job."""
+    return answer_for(prompt_of(orders.key, number), MODELS[orders.provider], orders.seed)
+
+
+def digest_of(prompt: str) -> str:
+    """Return the prompt's name in the emulator's ledger."""
+    return hashlib.sha256(prompt.encode()).hexdigest()

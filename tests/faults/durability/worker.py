@@ -1,0 +1,167 @@
+"""One life of a user's process: submit a job by its key, wait, take note of every answer, end.
+
+Nothing here knows that the process will be killed. The note of an answer is one line in a file, written
+after the library handed the answer out, as a user's own insert would be.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from smartbatch import BatchingClient, Job, Request, Result
+from smartbatch.jobs import supervisor
+from smartbatch.jobs.steps.context import EngineLimits
+from smartbatch.prices import PriceBook
+from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers.base import Provider
+from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
+from tests.faults.durability.mutants import break_rule
+from tests.faults.durability.orders import MODELS, Orders, prompt_of
+
+__all__ = ["client_of", "live", "scale", "warm_up"]
+
+KEY = "durability"
+
+
+def warm_up() -> None:
+    """Load what a first client would load, so that forked workers begin at once."""
+    for module in ("smartbatch.jobs.store.sqlite", "smartbatch.jobs.store.postgres"):
+        importlib.import_module(module)
+    for name in MODELS:
+        provider = provider_of(name, "http://127.0.0.1:9")
+        provider.open(1)
+        provider.batches()
+        PriceBook({}).rates(name, MODELS[name], wall=time.time(), processing="batch")
+        provider.close()
+
+
+def live(orders: Orders) -> None:
+    """Do what a user's script does."""
+    began = time.monotonic()
+    scale(orders)
+    break_rule(orders.mutant)
+    _set_environment(orders.url)
+    client = client_of(orders)
+    client.start()
+    notes = _Notes(Path(orders.out))
+    notes.write({"up": time.monotonic() - began})
+    if orders.reading == "carry":
+        _carry(client, orders)
+        client.stop()
+        return
+    requests = (Request(prompt_of(orders.key, n), id=f"q{n}") for n in range(orders.size))
+    job = client.submit_batch(requests, key=orders.key, max_tokens=50)
+    if orders.reading == "none":
+        job.wait()
+    else:
+        for result in _answers(job, orders.reading):
+            notes.take(result)
+    client.stop()
+
+
+def _carry(client: BatchingClient, orders: Orders) -> None:
+    """Submit jobs, then carry on those of everybody until all have ended."""
+    for number in range(orders.jobs):
+        key = f"{orders.key}.{number}"
+        client.submit_batch([prompt_of(key, n) for n in range(orders.size)], key=key, max_tokens=50)
+    while True:
+        jobs = client.jobs()
+        if len(jobs) >= orders.until and all(job.status().state == "done" for job in jobs):
+            return
+        time.sleep(0.1)
+
+
+def scale(orders: Orders) -> None:
+    """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
+    desk: Any = importlib.import_module("smartbatch.jobs.service")
+    send_within = EngineLimits().send_within
+    if orders.lease is not None:
+        share = orders.lease / supervisor.LEASE
+        send_within *= share
+        supervisor.LEASE *= share
+        supervisor.RENEW_EVERY *= share
+        supervisor.LOOK_EVERY *= share
+    desk.EngineLimits = partial(
+        EngineLimits,
+        visibility=orders.visibility,
+        reread_pause=0.2,
+        longest_pause=1.0,
+        # else the ghosts of all earlier jobs, watched every second, take the time of the present one
+        ghost_watch=max(10.0, 3 * orders.settle),
+        send_within=send_within,
+    )
+
+
+def client_of(orders: Orders) -> BatchingClient:
+    """Return a client for the emulator."""
+    return BatchingClient(
+        MODELS[orders.provider],
+        provider=provider_of(orders.provider, orders.url),
+        store=orders.store,
+        batch_poll_interval=orders.poll,
+        batch_settle=orders.settle,
+        batch_max_requests=orders.max_requests,
+    )
+
+
+def provider_of(name: str, url: str) -> Provider:
+    """Return the adapter that speaks a provider's API to the emulator."""
+    if name == "anthropic":
+        return AnthropicProvider(KEY, url)
+    if name == "gemini":
+        return GeminiProvider(KEY, url)
+    return OpenAIProvider(KEY, f"{url}/v1")
+
+
+def _set_environment(url: str) -> None:
+    """Let a worker serve jobs of the other providers' models as well, of the very same accounts."""
+    os.environ.update(
+        OPENAI_API_KEY=KEY,
+        OPENAI_BASE_URL=f"{url}/v1",
+        ANTHROPIC_API_KEY=KEY,
+        ANTHROPIC_BASE_URL=url,
+        GEMINI_API_KEY=KEY,
+        GOOGLE_GEMINI_BASE_URL=url,
+    )
+
+
+def _answers(job: Job, reading: str) -> Iterator[Result]:
+    if reading == "futures":
+        return (future.result() for future in job.futures())
+    return job.results(ordered=reading == "ordered")
+
+
+class _Notes:
+    """The user's own book of answers: a line each, in one write."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._known: dict[str, str] = {}
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            row = json.loads(line)
+            if "id" in row:
+                self._known[row["id"]] = row["text"]
+        self._handed_out: set[str] = set()
+
+    def take(self, result: Result) -> None:
+        """Take note of an answer, unless that was done in an earlier life."""
+        name = str(result.request_id)
+        if name in self._handed_out:
+            self.write({"twice": name})
+        self._handed_out.add(name)
+        text = result.text if result.ok else f"{result.error}"
+        if name not in self._known:
+            self.write({"id": name, "text": text})
+        elif self._known[name] != text:
+            self.write({"changed": name, "from": self._known[name], "to": text})
+
+    def write(self, row: dict[str, object]) -> None:
+        os.write(self._file, json.dumps(row).encode() + b"\n")

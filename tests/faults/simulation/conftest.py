@@ -1,0 +1,18 @@
+"""What the tests of the simulation share: processes that run plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.faults.simulation.programme import runner
+from tests.faults.simulation.scenario import Plan
+from tests.faults.simulation.world import Outcome
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Iterable[Plan]], Iterator[Outcome]]]:
+    """Run plans, several at a time."""
+    with runner() as running:
+        yield running

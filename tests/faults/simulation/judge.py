@@ -1,0 +1,205 @@
+"""The judge: the provider's ledger is the truth, the store is the accused.
+
+The invariants of the protocol, by their names:
+
+I1 every accepted item has a result, or waits for something, or is in exactly one shard that is alive
+I2 whatever was paid for and is not the result of its item is named by an incident, and incidents are true
+I3 each result is the answer to its item's own prompt
+I4 nobody hears of a result before it is committed, and nobody hears of one twice
+I7 no item is sent more often than the policy says; no shard is created twice
+I10 a second recovery changes nothing
+I12 once nothing fails any more, everything ends in time
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from attrs import define, field
+
+from smartbatch.emulator.batches.batch_ledger import BatchLine
+from smartbatch.emulator.ledger import Call, Ledger
+from smartbatch.jobs.payload import decode_result
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState
+from smartbatch.jobs.store.base import Store
+from tests.faults.simulation.process import LIMITS
+from tests.faults.simulation.remote import digest_of
+from tests.faults.simulation.violation import Violation
+
+__all__ = ["Deliveries", "Judge"]
+
+_SHARDED, _FINAL = 3, 4
+_MASK = (1 << 32) - 1
+_ENDED = ("settled", "dead")
+_COSTLY = frozenset({"maybe_billed", "missing_items", "token_mismatch", "double_submission"})
+"""Incidents that say: of what this shard was paid for, not everything is of use."""
+
+
+class Deliveries:
+    """A reader who takes each result once, as a user's process does, and remembers how far it has come."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, bytes] = {}
+        self._after = 0
+
+    def read(self, store: Store, job_id: str) -> None:
+        """Take what is new."""
+        while rows := store.fresh(job_id, after=self._after, limit=100):
+            for row in rows:
+                if row.ix in self.seen:
+                    raise Violation(f"I4 item {row.ix} was delivered twice")
+                if row.seq <= self._after:
+                    raise Violation(f"I4 result {row.seq} came after {self._after}")
+                self.seen[row.ix], self._after = row.body, row.seq
+
+
+@define
+class Judge:
+    """Judges one run.
+
+    Args:
+        disk: the store's database, read beside the store.
+        ledger: the provider's.
+        prompts: of the job's items.
+        identity: what the provider calls the work on a line, which its answer repeats.
+        state: the job's, as it was at the last look.
+        unnamed: answers that were paid for in vain, and no incident says so.
+    """
+
+    disk: sqlite3.Connection
+    ledger: Ledger
+    prompts: Sequence[str]
+    identity: Callable[..., str]
+    state: JobState = JobState.ACTIVE
+    unnamed: int = 0
+    delivered: Deliveries = field(factory=Deliveries)
+    _changes: int = -1
+
+    # -- after every step ------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Check what is on disk, if it has changed: I1; return whether it has.
+
+        Raises:
+            Violation: with the name of what is broken.
+        """
+        if self.disk.total_changes == self._changes:
+            return False
+        self._changes = self.disk.total_changes
+        items = self.disk.execute("SELECT no, state, shard FROM item").fetchall()
+        results = {no for (no,) in self.disk.execute("SELECT no FROM result")}
+        alive = dict(self.disk.execute("SELECT no, state FROM shard"))
+        states = self.disk.execute("SELECT state FROM job").fetchall()
+        if not states:
+            return True
+        self.state = JobState(states[0][0])
+        if len(items) != len(self.prompts):
+            raise Violation(f"I1 {len(items)} items are left of {len(self.prompts)}")
+        for no, state, shard in items:
+            if (state == _FINAL) != (no in results):
+                raise Violation(f"I1 item {no & _MASK} is {state} and {'has' * (no in results)} a result")
+            if state == _SHARDED and alive.get(shard, "dead") in _ENDED:
+                raise Violation(f"I1 item {no & _MASK} is in shard {shard}, which is over")
+        return True
+
+    # -- at the end ------------------------------------------------------------------------------------------
+
+    def sentence(self, store: Store, job: JobRow, creates: Counter[str], *, repeats: bool) -> Counter[str]:
+        """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind.
+
+        Args:
+            creates: how often a create with each nonce arrived.
+            repeats: True when something below the library repeats creates.
+
+        Raises:
+            Violation: with the name of what is broken.
+        """
+        self.delivered.read(store, job.id)
+        rows = store.results(job.id)
+        if [row.ix for row in rows] != list(range(len(self.prompts))):
+            raise Violation(f"I1 of {len(self.prompts)} items {len(rows)} have results")
+        if {row.ix: row.body for row in rows} != self.delivered.seen:
+            raise Violation("I4 the results are not those that were delivered")
+        if (doubled := [mark for mark, times in creates.items() if times > 1]) and not repeats:
+            raise Violation(f"I7 {len(doubled)} shards were created twice")
+        texts: dict[int, str | None] = {}
+        for row in rows:
+            result = decode_result(row.body, request_id="")
+            texts[row.ix] = result.text
+            if result.text is not None and result.text.split()[0] != digest_of(self.prompts[row.ix])[:16]:
+                raise Violation(f"I3 item {row.ix} has the answer to another prompt")
+        incidents = store.incidents(job.id)
+        if not repeats and any(incident.kind == "double_submission" for incident in incidents):
+            raise Violation("I2 a shard was run twice, although all the assumptions held")
+        self._paid(texts, incidents, repeats=repeats)
+        self._true(incidents)
+        return Counter(incident.kind for incident in incidents)
+
+    def _paid(self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool) -> None:
+        """I2 and I7: everything that was paid for is a result, or an incident says why it is not.
+
+        Where something repeats creates, which is outside of what is promised, what nobody says is counted.
+        """
+        blamed: dict[str | None, set[str]] = defaultdict(set)
+        for incident in incidents:
+            blamed[incident.shard_id].add(incident.kind)
+        retaken = sum(incident.kind == "maybe_billed" for incident in incidents)
+        # tries nobody could count: of batches that were not known, or that nobody could read
+        uncounted = sum(
+            incident.kind in ("double_submission", "maybe_billed") and incident.shard_id is not None
+            for incident in incidents
+        )
+        billed = self.ledger.billed_by_prompt
+        shards = self._shards()
+        for ix, prompt in enumerate(self.prompts):
+            paid = billed.get(digest_of(prompt), [])
+            taken = (texts[ix] or " ").split()[-1] if texts[ix] else ""
+            used = 0
+            for each in paid:
+                if isinstance(each, BatchLine):
+                    shard = shards[each.batch]
+                    named = bool(blamed[shard] & _COSTLY)
+                    mine = taken == self.identity("line", each.batch, each.position)
+                else:
+                    named = bool(retaken)
+                    mine = taken == f"call-{each.index}"
+                used += mine
+                if mine or named:
+                    continue
+                self.unnamed += 1
+                if not repeats:
+                    raise Violation(f"I2 item {ix} was paid for ({_what(each)}) and nobody says so")
+            if texts[ix] is not None and used != 1:
+                raise Violation(f"I2 the answer of item {ix} was never paid for")
+            runs = sum(isinstance(each, BatchLine) for each in paid)
+            asked = len(paid) - runs
+            if (runs > LIMITS.max_tries + uncounted and not repeats) or asked > LIMITS.max_tries + retaken:
+                raise Violation(f"I7 item {ix} was run {runs} times and asked {asked} times")
+
+    def _true(self, incidents: Sequence[IncidentRow]) -> None:
+        """I2: an incident that says something was lost or repeated is believed only if it was."""
+        shards = self._shards()
+        for incident in incidents:
+            records = [batch for batch in self.ledger.batches if shards[batch.id] == incident.shard_id]
+            if incident.kind == "missing_items" and not any(
+                line.lost for record in records for line in record.lines.values()
+            ):
+                raise Violation("I2 results are said to be missing that were all there")
+            if (
+                incident.kind == "double_submission"
+                and not any(line.billed for record in records for line in record.lines.values())
+                and len(records) < 2
+            ):
+                raise Violation("I2 a shard is said to be run twice that was not")
+            if incident.kind == "batch_vanished":
+                raise Violation("I2 a batch is said to have vanished that is there")
+
+    def _shards(self) -> dict[str, str]:
+        """Return the id of the shard each batch was created for."""
+        return {batch.id: f"shard-{batch.label.get('sb')}" for batch in self.ledger.batches}
+
+
+def _what(each: Call | BatchLine) -> str:
+    return f"line {each.position} of {each.batch}" if isinstance(each, BatchLine) else f"call {each.index}"

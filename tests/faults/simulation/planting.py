@@ -1,0 +1,303 @@
+"""Bugs on purpose: one line of the real code is changed, as a mistake would, and the checks must see it.
+
+As a plug-in of pytest (``-p tests.simulation.planting``) it plants the bug that the environment variable
+``PLANTED`` names, in the tests' process and in the interpreters that their scripts run in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any, cast
+
+import pytest
+from attrs import frozen
+
+from smartbatch.jobs import wire_ids
+from smartbatch.jobs.accounts import Serving
+from smartbatch.jobs.steps import collect, create, listing, recover, shard
+from smartbatch.jobs.store.result_table import Results
+from smartbatch.providers.http.transport import Transport
+from smartbatch.realtime import lifecycle
+from smartbatch.realtime.ticket import ResultFuture
+from tests.faults.simulation.programme import told
+from tests.faults.simulation.scenario import Plan
+from tests.faults.simulation.simulate import simulate
+from tests.faults.simulation.world import Outcome
+
+__all__ = ["BUGS", "Bug", "caught", "planted", "start"]
+
+VARIABLE = "PLANTED"
+_INTEND = "    intended = work.store.intend("
+_LATE = "    store_intent = lambda: work.store.intend("
+"""The intent is not stored where it should be, but when this is called."""
+_SENT = "batch = work.api.create(creation, work.limits.transfer_timeout)"
+_FAILED = "        return _create_failed("
+_ADOPTED = "return adopt(work, intended, batch)"
+_REPEATED = f"""try:
+            {_SENT}
+        except Exception as error:
+            if not work.api.classify(error).maybe_billed:
+                raise
+            {_SENT}"""
+
+Change = tuple[Callable[..., Any], tuple[tuple[str, str], ...]]
+
+
+@frozen
+class Bug:
+    """A mistake, and where it shows.
+
+    Attributes:
+        number: in the list of planted bugs.
+        name: what is wrong.
+        changes: for each function, what is replaced by what.
+        flavour: of the provider with which it is looked for.
+        rate: of crashes meanwhile.
+        story: what is to happen, instead of everything by the dice.
+        test: a test of the suite that sees it, where it is none of the simulation's.
+    """
+
+    number: int
+    name: str
+    changes: tuple[Change, ...]
+    flavour: str = "openai"
+    rate: float = 0.0
+    story: str | None = None
+    test: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
+
+
+def _submit(*changes: tuple[str, str]) -> Change:
+    return create.submit, changes
+
+
+def _without_intent() -> tuple[tuple[str, str], ...]:
+    """Take out what comes between the intent and the create."""
+    source = inspect.getsource(create.submit)
+    begin, end = source.index("    if intended is None:"), source.index("    creation = Creation(")
+    return ((source[begin:end], ""), (_INTEND, _LATE))
+
+
+BUGS = (
+    Bug(1, "the SDK's retries are on", (_submit((_SENT, _REPEATED)),)),
+    Bug(
+        2,
+        "the batch's id is stored, the intent not before it",
+        (
+            _submit(
+                *_without_intent(),
+                (_FAILED, f"        return work.stumbled(shard, work.api.classify(error))\n{_FAILED}"),
+                (_ADOPTED, "return adopt(work, store_intent(), batch)"),
+            ),
+        ),
+    ),
+    Bug(
+        3,
+        "the intent is committed after the send",
+        (
+            _submit(
+                *_without_intent(),
+                (_FAILED, f"        intended = store_intent()\n{_FAILED}"),
+                (_ADOPTED, _ADOPTED.replace("intended", "store_intent()")),
+            ),
+        ),
+        rate=0.12,
+    ),
+    Bug(
+        4,
+        "no fence",
+        ((recover._can_fence, (("work.api.abilities.fence and shard.file_id is not None", "False"),)),),
+        story="late",
+    ),
+    Bug(
+        5,
+        "no time to settle",
+        ((recover._until, (('work.policy("settle", work.limits.settle)', "0.0"),)),),
+        flavour="anthropic",
+    ),
+    Bug(
+        6,
+        "one nonce for the whole job",
+        ((shard.plan, (("new_nonce(work.rng)", "new_nonce(type(work.rng)(work.job.id))"),)),),
+    ),
+    Bug(
+        7,
+        "the name of the input file is used again",
+        ((wire_ids.file_name, (('f"sb-{nonce}"', '"sb-input"'),)),),
+        flavour="gemini",
+    ),
+    Bug(
+        8,
+        "absence is concluded from the first page of the list",
+        ((listing.newer_than_intent, (("after = page.next", "after = None"),)),),
+        flavour="anthropic-shared",
+    ),
+    Bug(
+        9,
+        "absence is concluded under another key",
+        ((Serving.provider_of, ((" and provider.scope == row.scope", ""),)),),
+        rate=0.12,
+    ),
+    Bug(
+        10,
+        "Anthropic's batches are adopted by their size",
+        (
+            (
+                recover._look_unlabelled,
+                (('len(candidates) == 1 and work.policy("exclusive", False)', "candidates"),),
+            ),
+        ),
+        flavour="anthropic-shared",
+    ),
+    Bug(
+        11,
+        "results are taken by their position",
+        (
+            (
+                collect._lines,
+                (("parse_wire_id(line.wire_id)", "(shard.nonce, raw.number - 1)"),),
+            ),
+        ),
+    ),
+    Bug(
+        12,
+        "the file of errors is not read",
+        (
+            (
+                collect.fetch,
+                (
+                    ("enumerate(batch.outputs)", "enumerate(batch.outputs[:1])"),
+                    ("list(batch.outputs)", "list(batch.outputs[:1])"),
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        13,
+        "futures end before the commit",
+        (
+            (
+                Results.ingest,
+                (
+                    (
+                        "return Ingested(",
+                        "__import__('tests.simulation.futures').simulation.futures.tell_all()\n"
+                        "            return Ingested(",
+                    ),
+                ),
+            ),
+        ),
+    ),
+    Bug(
+        14,
+        "a forked child keeps the queue",
+        ((lifecycle._after_fork_in_child, (("living.after_fork()", "pass"),)),),
+        test="tests/lifecycle/test_fork.py::"
+        "test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
+    ),
+    Bug(
+        15,
+        "a forked child keeps the HTTP client",
+        ((Transport.abandon, (("pool, self._pool = self._pool, None", "pool = None"),)),),
+        test="tests/providers/test_transport.py::test_a_forked_child_uses_nothing_of_its_parent",
+    ),
+    Bug(
+        16,
+        "results are set without a look whether the future is over",
+        ((ResultFuture.settle, (("        pass", "        raise"),)),),
+        test="tests/runtime/test_unsound_answers.py::"
+        "test_an_interrupt_while_futures_are_ended_ends_the_others_too",
+    ),
+)
+
+
+def caught(bug: Bug, *, within: int) -> Outcome | None:
+    """Return the first of some runs in which a bug is seen; ``None`` when it is not."""
+    for seed in range(within):
+        name = bug.story
+        plan = Plan(seed=seed, flavour=bug.flavour, crash_rate=bug.rate)
+        outcome = simulate(plan if name is None else told(name, bug.flavour, seed))
+        if outcome.problem is not None:
+            return outcome
+    return None
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Have a bug for a while.
+
+    Raises:
+        LookupError: the code has changed, and the bug must be planted anew.
+    """
+    functions = [cast(FunctionType, function) for function, _ in bug.changes]
+    before = [function.__code__ for function in functions]
+    try:
+        for function, (_, changes) in zip(functions, bug.changes, strict=True):
+            function.__code__ = _changed(function, changes)
+        yield
+    finally:
+        for function, code in zip(functions, before, strict=True):
+            function.__code__ = code
+
+
+def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> Any:
+    """Return the code of a function with changes; whoever holds the function has it."""
+    source = inspect.getsource(function)
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise LookupError(f"{function.__qualname__} has {source.count(old)} times: {old}")
+        source = source.replace(old, new)
+    code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec")
+    made: dict[str, Any] = {}
+    exec(code, {**function.__globals__}, made)
+    changed = made[function.__name__].__code__
+    assert changed.co_freevars == function.__code__.co_freevars
+    return changed
+
+
+def start(bug: Bug) -> subprocess.Popen[str]:
+    """Run the test that is to see a bug, with the bug planted."""
+    assert bug.test is not None
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", __name__, bug.test],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {VARIABLE: str(bug.number)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+# -- as a plug-in of pytest ----------------------------------------------------------------------------------
+
+
+def _named() -> Bug:
+    return next(bug for bug in BUGS if bug.number == int(os.environ[VARIABLE]))
+
+
+def plant() -> None:
+    """Plant the bug the environment names, for good."""
+    for function, changes in _named().changes:
+        cast(FunctionType, function).__code__ = _changed(cast(FunctionType, function), changes)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Plant it here, and in the scripts that tests run elsewhere."""
+    plant()
+    scripts = sys.modules.get("run_script")
+    if scripts is not None:
+        root = str(session.config.rootpath)
+        vars(scripts)["PRELUDE"] += (
+            f"sys.path[:0] = [{root!r}]\nos.environ[{VARIABLE!r}] = {os.environ[VARIABLE]!r}\n"
+            "import tests.simulation.planting\ntests.simulation.planting.plant()\n"
+        )

@@ -1,0 +1,194 @@
+"""A process of a simulation: a store object, an engine, the job it owns. It dies whole and comes back new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.events import Event
+from smartbatch.jobs.accounts import Serving
+from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
+from smartbatch.jobs.records import Grip, JobState, NewResult
+from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
+from smartbatch.jobs.store.base import Direct, LostGrip, Store
+from smartbatch.prices import Price, PriceBook
+from smartbatch.providers.base import Provider
+from smartbatch.types import Result, Route, Usage
+from tests.faults.simulation.clock import SimClock
+from tests.faults.simulation.disk import Disk, SimStore
+from tests.faults.simulation.futures import Reader
+from tests.faults.simulation.points import Points, Watched
+from tests.faults.simulation.remote import SimApi, Wire, tokens_of
+from tests.faults.simulation.scenario import HOUR, MINUTE
+
+__all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
+
+PROVIDER = "simulated"
+"""The prefix of the job's model: of no provider that could be made from the environment."""
+LEASE = 15.0
+"""As the keeper's."""
+PRICES = PriceBook({"m": Price(1.0, 2.0)})
+LIMITS = EngineLimits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, ghost_watch=HOUR)
+"""As by default, but for fewer polls, and a watch that is over soon after the last late create."""
+RENEW_EVERY = 5.0
+PORTION = 3
+TRIES = 3
+
+
+class Process:
+    """One process.
+
+    Args:
+        disk: where the store is.
+        ask: asks a prompt in real time; returns an answer, or ``None`` for an error that may pass.
+        tell: takes events.
+        name: for the trace.
+        key: of the account; only one job's own key reaches it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        wire: Wire,
+        clock: SimClock,
+        points: Points,
+        rng: Random,
+        ask: Callable[[str], str | None],
+        tell: Callable[[Event], None],
+        name: str,
+        key: str,
+    ) -> None:
+        self.name = name
+        self.due = -math.inf
+        self.grips: list[Grip] = []
+        self.frozen = False
+        self.woken = False
+        self.leaves_at: float | None = None
+        self.reader: Reader | None = None
+        self._renewed = -math.inf
+        self.stumbles = 0
+        self._clock = clock
+        self._points = points
+        self._ask = ask
+        self.plain = SimStore(disk, wall=clock.wall, rng=rng)
+        self.store = cast(Store, Watched(self.plain, points))
+        self.api = SimApi(wire, key)
+        self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
+        self.engine = JobEngine(
+            self.store,
+            api_of=self.serving.api_of,
+            clock=clock,
+            rng=rng,
+            tell=tell,
+            prices=PRICES,
+            limits=LIMITS,
+        )
+
+    def die(self) -> None:
+        """End without a word: the kernel closes files and frees locks, nobody says goodbye."""
+        self.plain.abandon()
+        if self.reader is not None:
+            self.reader.close()
+
+    def keep(self) -> None:
+        """Renew what is held, as the keeper does every five seconds beside everything else."""
+        if self.grips and self._clock.now() >= self._renewed + RENEW_EVERY:
+            self.renew()
+
+    def renew(self) -> None:
+        """Renew what is held, and find out what is not held any more."""
+        self._renewed = self._clock.now()
+        if self.grips:
+            self.grips = self.plain.renew(self.grips, LEASE)
+
+    def step(self) -> None:
+        """Do what is due, once, and say when to come again.
+
+        Raises:
+            Crash: the process is dead.
+        """
+        try:
+            if not self.grips and not self._claim():
+                self.due = math.inf
+                return
+            self._tend(self.grips[0])
+            self.stumbles = 0
+        except LostGrip:
+            self.grips = []
+            self.due = self._clock.now()
+        except StoreError as error:
+            self._points.told(f"{self.name} {error.message}")
+            raise
+
+    def _claim(self) -> bool:
+        for job in self.plain.claimable():
+            if self.serving.api_of(job) is None:
+                continue  # as the keeper does: this process has another key
+            unknown = None
+            if job.policy.get("on_unknown") == "hold":
+                error = ProviderError("nobody knows whether it was asked", kind=ErrorKind.UNKNOWN)
+                unknown = encode_error(error)
+            grip = self.store.claim(job.id, LEASE, unknown=unknown)
+            if grip is not None:
+                self._points.told(f"{self.name} claims {grip.epoch}")
+                self.grips = [grip]
+                return True
+        return False
+
+    def _tend(self, grip: Grip) -> None:
+        tended = self.engine.tend(grip)
+        if tended.finished:
+            self.store.release(grip)
+            self.grips = []
+            self.due = math.inf
+            return
+        if tended.direct and self._ask_some(grip):
+            self.due = self._clock.now()
+            return
+        now = self._clock.now()
+        self.due = math.inf if tended.next_at is None else max(now, tended.next_at - SimClock.START)
+
+    def _ask_some(self, grip: Grip) -> bool:
+        """Ask a few items alone, and store what came of it."""
+        job = self.plain.job(grip.job_id)
+        if job is None or job.state is not JobState.ACTIVE or job.cancel_requested:
+            return False
+        items = self.store.claim_direct(grip, PORTION)
+        shared = decode_params(job.params)
+        results = []
+        for item in items:
+            prompt = decode_request(item.payload, shared, id=item.user_id).prompt
+            assert isinstance(prompt, str)
+            self._points.reach("ask.before")
+            self._clock.advance(1.0)
+            text = self._ask(prompt)
+            self._points.reach("ask.after")
+            results.append(_answered(item, prompt, text))
+        if results:
+            self.store.answer(grip, results, at=self._clock.wall())
+        return bool(items)
+
+
+class _Account:
+    """A provider with one key."""
+
+    name = PROVIDER
+
+    def __init__(self, api: SimApi) -> None:
+        self.scope = api.scope
+        self._api = api
+
+    def batches(self) -> SimApi:
+        return self._api
+
+
+def _answered(item: Direct, prompt: str, text: str | None) -> NewResult:
+    if text is None:
+        body = encode_error(ProviderError("overloaded", kind=ErrorKind.SERVER_ERROR))
+        return NewResult(item.ix, "failed" if item.tries + 1 >= TRIES else "again", body)
+    usage = Usage(tokens_of(prompt), 5)
+    body = encode_result(Result("", text=text, usage=usage, route=Route.INDIVIDUAL, attempts=1))
+    return NewResult(item.ix, "succeeded", body, b"", usage.input_tokens, usage.output_tokens, 0.0, 0.0)

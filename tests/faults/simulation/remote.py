@@ -1,0 +1,386 @@
+"""The provider of a simulation: a Batch API of any flavour straight on the emulator's house, without HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from smartbatch.emulator.batches import batch_records as records
+from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.provider_api import Done
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.batch_api import (
+    BatchAbilities,
+    BatchApi,
+    BatchPage,
+    Creation,
+    Line,
+    LineOutcome,
+    RemoteBatch,
+    RemoteFile,
+    RemoteState,
+)
+from smartbatch.types import Answer, Kind, Request, Usage
+from tests.faults.simulation.clock import SimClock
+from tests.faults.simulation.faults import Fates
+from tests.faults.simulation.points import Crash, Points
+from tests.faults.simulation.scenario import Flavour, Scenario
+
+__all__ = ["SimApi", "Wire", "digest_of", "tokens_of"]
+
+_STRANGERS = 12
+"""Batches of strangers in a run at most."""
+_STATES = {
+    "finalizing": RemoteState.ENDING,
+    "cancelling": RemoteState.ENDING,
+    "completed": RemoteState.COMPLETED,
+    "failed": RemoteState.FAILED,
+    "expired": RemoteState.EXPIRED,
+    "cancelled": RemoteState.CANCELLED,
+}
+_KINDS = {
+    "server": (LineOutcome.RETRY, ErrorKind.SERVER_ERROR),
+    "zero": (LineOutcome.RETRY, ErrorKind.SERVER_ERROR),
+    "invalid": (LineOutcome.FAILED, ErrorKind.CLIENT_ERROR),
+    "refused": (LineOutcome.FAILED, ErrorKind.CLIENT_ERROR),
+    "no_money": (LineOutcome.UNRUN, ErrorKind.NO_MONEY),
+}
+
+
+def digest_of(prompt: str) -> str:
+    """Return what the ledger knows a prompt by."""
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+def tokens_of(prompt: str) -> int:
+    """Return the tokens of a prompt, as the provider counts and as we estimate."""
+    return max(1, len(prompt) // 4)
+
+
+class Wire:
+    """What all processes of a run share of the provider: the house, dice, and what went over the wire.
+
+    Attributes:
+        creates: how often a create with each mark arrived.
+        calls: how often each kind of call was made.
+        repeats: how often something below us sends a create again whose answer was lost.
+    """
+
+    def __init__(
+        self,
+        flavour: Flavour,
+        what: Scenario,
+        house: House,
+        fates: Fates,
+        clock: SimClock,
+        points: Points,
+        rng: Random,
+        repeats: int,
+    ) -> None:
+        self.flavour = flavour
+        self.what = what
+        self.house = house
+        self.fates = fates
+        self.clock = clock
+        self.points = points
+        self.rng = rng
+        self.repeats = repeats
+        self.creates: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._arrivals = 0
+        self._strangers = 0
+
+    def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.RemoteBatch:
+        """Let a create arrive at the house."""
+        self.fates.late_by(self.house, self._arrivals)
+        self._arrivals += 1
+        entries = [_entry(line["id"], line["prompt"]) for line in lines]
+        return self.house.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
+
+    def stranger(self, key: str) -> None:
+        """Somebody else creates a batch of about our sizes in the same account."""
+        if self.fates.calm or self._strangers == _STRANGERS or self.rng.random() >= self.what.strangers:
+            return
+        self._strangers += 1
+        size = self.rng.randint(1, self.what.max_requests)
+        lines = [
+            {"id": f"stranger-{self._strangers}-{at}", "prompt": f"stranger {self._strangers} {at}"}
+            for at in range(size)
+        ]
+        self.arrive(lines, key, label={"stranger": "1"})
+
+
+def _entry(custom_id: str, prompt: str) -> records.Entry:
+    digest, tokens = digest_of(prompt), tokens_of(prompt)
+
+    def run(identity: str) -> Done:
+        body = json.dumps({"text": f"{digest[:16]} {identity}", "usage": [tokens, 5]}).encode()
+        return Done(body, 5, tokens + 5)
+
+    return records.Entry(custom_id, digest, tokens, run)
+
+
+class SimApi(BatchApi):
+    """The provider, as one process with one key reaches it. Every call is a crash point and may fail."""
+
+    name = "sim"
+
+    def __init__(self, wire: Wire, key: str) -> None:
+        self._wire = wire
+        self._key = key
+        self._flavour = wire.flavour
+        self.scope = f"sim {key}"
+        self.abilities = BatchAbilities(
+            max_requests=1000,
+            max_bytes=1_000_000,
+            files=self._flavour.files,
+            named_files=self._flavour.named_files,
+            labels=self._flavour.labels,
+            fence=self._flavour.files,
+        )
+
+    # -- input -----------------------------------------------------------------------------------------------
+
+    def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
+        return json.dumps({"id": wire_id, "prompt": request.prompt}).encode()
+
+    def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
+        data = source.read_bytes()
+        self._change("upload")
+        die = self._die()
+        cut = die < self._wire.what.calls
+        try:
+            self._wire.points.reach("upload.part")
+        except Crash:
+            if self._wire.rng.random() < 0.5:
+                self._put(name, data[: len(data) // 2])
+            raise
+        if cut:  # and kept as if it were whole
+            self._put(name, data[: len(data) // 2])
+            raise _failed("the upload was cut")
+        file = self._put(name, data)
+        self._wire.points.reach("upload.after")
+        if die < 2 * self._wire.what.calls:
+            raise _failed("the answer to the upload is lost")
+        return _file(file)
+
+    def _put(self, name: str, data: bytes) -> records.RemoteFile:
+        named = name if self._flavour.named_files else None
+        house, api, now = self._wire.house, self._flavour.api, self._now()
+        if named is not None and (known := house.file(api, self._key, named, now)) is not None:
+            return known
+        return house.put_file(api, self._key, name, data, now, identity=named)
+
+    def find_file(self, name: str, timeout: float) -> RemoteFile | None:
+        self._look("find_file")
+        files = self._wire.house.files(self._flavour.api, self._key, self._now())
+        return next((_file(file) for file in files if file.name == name and file.batch is None), None)
+
+    def delete_file(self, file_id: str, timeout: float) -> None:
+        self._change("delete_file")
+        self._wire.house.delete_file(self._flavour.api, self._key, file_id, self._now())
+        self._answer("delete_file")
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    def create(self, creation: Creation, timeout: float) -> RemoteBatch:
+        self._change("create", unsent=True)
+        self._wire.points.reach("create.part")
+        self._wire.creates[creation.mark] += 1
+        sent = 0
+        while True:
+            try:
+                batch = self._create(creation)
+                break
+            except records.Lost:
+                if sent == self._wire.repeats:
+                    self._wire.points.reach("create.waiting")
+                    raise _failed("the answer to the create is lost") from None
+                sent += 1
+                self._wire.clock.advance(1.0)
+            except records.HouseError as error:
+                raise _refused(error) from None
+        self._wire.points.reach("create.after")
+        return self._seen(batch)
+
+    def _create(self, creation: Creation) -> records.RemoteBatch:
+        if creation.file_id is not None:
+            house = self._wire.house
+            file = house.file(self._flavour.api, self._key, creation.file_id, self._now())
+            if file is None:
+                raise records.HouseError("no_such_file", "there is no such file")
+            data = file.data
+        else:
+            assert creation.lines is not None
+            data = creation.lines.read_bytes()
+        lines = [json.loads(line) for line in data.split(b"\n") if line]
+        return self._wire.arrive(lines, self._key, label={"sb": creation.mark}, file_id=creation.file_id)
+
+    def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
+        self._look("get")
+        found = self._wire.house.batch(self._flavour.api, self._key, batch_id, self._now())
+        return None if found is None else self._seen(found)
+
+    def page(self, after: str | None, timeout: float) -> BatchPage:
+        self._look("page")
+        if after is None:
+            self._wire.stranger(self._key)
+        found = self._wire.house.batches(self._flavour.api, self._key, self._now())
+        ids = [batch.id for batch in found]
+        begin = 0 if after is None else ids.index(after) + 1
+        shown = found[begin : begin + self._wire.what.page]
+        more = begin + len(shown) < len(found)
+        return BatchPage(
+            tuple(map(self._seen, shown)), shown[-1].id if more else None, self._unix(self._now())
+        )
+
+    def cancel(self, batch_id: str, timeout: float) -> None:
+        self._change("cancel")
+        if self._wire.house.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
+            raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
+        self._answer("cancel")
+
+    def delete_batch(self, batch_id: str, timeout: float) -> None:
+        self._change("delete_batch")
+        self._wire.house.delete(self._flavour.api, self._key, batch_id, self._now())
+        self._answer("delete_batch")
+
+    def output_files(self, batch: RemoteBatch) -> Sequence[str]:
+        return [output.partition(" ")[2] for output in batch.outputs] if self._flavour.files else ()
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+        self._look("download")
+        house, api = self._wire.house, self._flavour.api
+        try:
+            came = house.fetch(api, self._key, batch.id, self._now(), write=_written, part=output.split()[0])
+        except records.HouseError as error:
+            raise _refused(error) from None
+        body = came.body if isinstance(came.body, bytes) else b"".join(came.body)
+        middle = len(body) // 2
+        yield body[:middle]
+        self._wire.points.reach("download.part")
+        if self._die() < self._wire.what.calls:
+            raise _failed("the download was cut")
+        yield body[middle:]
+        came.delivered()
+
+    def read_line(self, line: bytes, kind: Kind) -> Line:
+        try:
+            form = json.loads(line)
+            return _line(form)
+        except (KeyError, TypeError) as error:
+            raise ValueError("no line of results") from error
+
+    # -- what may go wrong -----------------------------------------------------------------------------------
+
+    def _look(self, name: str) -> None:
+        """Begin a call that changes nothing; it may fail."""
+        self._wire.points.reach(name)
+        self._pass(name)
+        if self._die() < self._wire.what.calls:
+            raise _failed(f"{name} failed", billed=False)
+
+    def _change(self, name: str, *, unsent: bool = False) -> None:
+        """Begin a call that changes something; it may fail before it was sent."""
+        self._wire.points.reach(f"{name}.before")
+        self._pass(name)
+        if self._die() < self._wire.what.calls:
+            kind = self._wire.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
+            raise ProviderError(f"{name} was not taken", kind=kind, maybe_billed=False)
+
+    def _answer(self, name: str) -> None:
+        """End a call that changed something; its answer may be lost."""
+        self._wire.points.reach(f"{name}.after")
+        if self._die() < self._wire.what.calls:
+            raise _failed(f"the answer to {name} is lost")
+
+    def _pass(self, name: str) -> None:
+        self._wire.calls[name] += 1
+        self._wire.clock.advance(self._wire.rng.uniform(0.05, 1.0))
+
+    def _die(self) -> float:
+        """Throw the dice; once everything is calm, nothing bad comes of it."""
+        die = self._wire.rng.random()
+        return 1.0 if self._wire.fates.calm else die
+
+    def _now(self) -> float:
+        return self._wire.clock.now()
+
+    # -- how it looks ----------------------------------------------------------------------------------------
+
+    def _unix(self, moment: float) -> float:
+        return self._wire.house.unix(moment) + self._wire.what.skew
+
+    def _seen(self, batch: records.RemoteBatch) -> RemoteBatch:
+        problem = batch.problems[0] if batch.problems else None
+        state = RemoteState.RUNNING if batch.odd else _STATES.get(batch.state, RemoteState.RUNNING)
+        return RemoteBatch(
+            id=batch.id,
+            state=state,
+            word=batch.odd or batch.state,
+            created_at=self._unix(batch.created_at),
+            mark=batch.label.get("sb") if self._flavour.shows_mark else None,
+            file_id=batch.file_id,
+            total=batch.counts.total,
+            completed=batch.counts.succeeded,
+            failed=batch.counts.errored,
+            outputs=self._outputs(batch),
+            reason=None if problem is None else problem.message,
+            code=None if problem is None else problem.code,
+        )
+
+    def _outputs(self, batch: records.RemoteBatch) -> tuple[str, ...]:
+        if not batch.ended or batch.state == "failed":
+            return ()
+        if self._flavour.api == "anthropic":
+            return ("all",)
+        if self._flavour.api == "gemini":
+            return (f"all {batch.output_id}",)
+        parts = (("succeeded", batch.output_id), ("failed", batch.error_id))
+        return tuple(f"{part} {name}" for part, name in parts if name is not None)
+
+
+def _file(file: records.RemoteFile) -> RemoteFile:
+    return RemoteFile(file.id, file.name, len(file.data))
+
+
+def _failed(text: str, *, billed: bool = True) -> ProviderError:
+    return ProviderError(text, kind=ErrorKind.NETWORK_ERROR, maybe_billed=billed)
+
+
+def _refused(error: records.HouseError) -> ProviderError:
+    if error.reason == "unavailable":
+        return ProviderError(error.message, kind=ErrorKind.SERVER_ERROR, status=503)
+    if error.reason == "enqueued":
+        return ProviderError(
+            error.message, kind=ErrorKind.RATE_LIMIT, status=429, code="token_limit_exceeded"
+        )
+    return ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, status=404)
+
+
+def _written(line: records.Line) -> bytes:
+    form: dict[str, Any] = {"id": line.custom_id, "outcome": line.outcome}
+    if line.error is not None:
+        form["error"] = line.error
+    elif line.outcome == "succeeded":
+        form["body"] = json.loads(line.body)
+    return json.dumps(form).encode()
+
+
+def _line(form: dict[str, Any]) -> Line:
+    name = form["id"]
+    if form["outcome"] in ("expired", "cancelled"):
+        return Line(name, LineOutcome.UNRUN, error=ProviderError(f"the batch was {form['outcome']}"))
+    if "error" in form:
+        outcome, kind = _KINDS[form["error"]]
+        return Line(name, outcome, error=ProviderError(f"the line failed: {form['error']}", kind=kind))
+    body = form["body"]
+    usage = Usage(*body["usage"]) if "usage" in body else None
+    return Line(name, LineOutcome.OK, answer=Answer(body["text"], usage))

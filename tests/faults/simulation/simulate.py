@@ -1,0 +1,58 @@
+"""Running a plan: a world of its own for each, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from smartbatch.jobs.steps import collect
+from tests.faults.simulation.scenario import Plan
+from tests.faults.simulation.violation import Violation
+from tests.faults.simulation.world import Outcome, World
+
+__all__ = ["simulate"]
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run a plan and judge it. Whatever it raises is a problem of the outcome, not of the caller."""
+    with _folder() as folder, _small_pages():
+        world = World(plan, folder)
+        try:
+            incidents = world.run()
+            return world.outcome(None, incidents)
+        except Violation as violation:
+            return world.outcome(str(violation), Counter())
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__} {error} ({Path(where.filename).name}:{where.lineno})"
+            return world.outcome(text, Counter())
+        finally:
+            world.close()
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder in memory where there is such a place: a crash here drops the process, not the disk."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="smartbatch-sim-", dir=memory)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _small_pages() -> Iterator[None]:
+    """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
+    before = collect.PAGE
+    collect.PAGE = 2
+    try:
+        yield
+    finally:
+        collect.PAGE = before

@@ -1,0 +1,53 @@
+"""A crash at every commit and every remote call, alone and with a second one, while other things go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from tests.faults.simulation.points import step_of
+from tests.faults.simulation.programme import Sum, base_plans, crashed_once, crashed_twice
+from tests.faults.simulation.scenario import FLAVOURS, Plan
+from tests.faults.simulation.world import Outcome
+
+Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
+STEPS = {f"K{number}" for number in range(1, 25)}
+OF_FILES = {"K4", "K5", "K6", "K16", "K17"}
+"""Steps of the protocol that a provider without input files does not have."""
+
+OF_LABELS = {"K15"}
+"""A second batch of a shard that cannot be told from a stranger's is not cancelled."""
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
+    """Every point of each story that no earlier one had, the first and the last time it is met."""
+    bases = list(run(base_plans([0], [flavour])))
+    known: set[str] = set()
+    total = Sum.of(
+        [*bases, *run(plan for base in bases for plan in crashed_once(base, sparse=True, known=known))]
+    )
+    assert total.problems == []
+    assert total.names == {name for base in bases for name in base.points}
+    expected = STEPS if FLAVOURS[flavour].files else STEPS - OF_FILES - OF_LABELS
+    assert {step for name in total.names if (step := step_of(name))} == expected
+
+
+def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
+    """Of the pairs among the first 26 points a sample; the soak run has all."""
+    bases = list(run(base_plans([1])))
+    pairs = [plan for base in bases for plan in crashed_twice(base)]
+    total = Sum.of(run(pairs[:: len(pairs) // 100]))
+    assert total.problems == []
+    assert total.crashes > 1.9 * total.runs
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_every_point_and_every_pair(run: Run, flavour: str) -> None:
+    """Each single point of 20 jobs a story, and each pair among the first 26 points of 2."""
+    bases = list(run(base_plans(range(20), [flavour])))
+    alone = Sum.of(run(plan for base in bases for plan in crashed_once(base)))
+    pairs = Sum.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))
+    assert alone.problems + pairs.problems == []

@@ -1,0 +1,34 @@
+"""The negative control: something below the library repeats creates, as an SDK would with its retries on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from attrs import evolve
+
+from tests.faults.simulation.programme import Sum, seeded, told
+from tests.faults.simulation.scenario import FLAVOURS, Plan
+from tests.faults.simulation.world import Outcome
+
+Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
+    """The first create lands and its answer is lost; the second is answered, and hides the first."""
+    outcomes = list(run(told("repeated", flavour, seed) for seed in range(12)))
+    assert [outcome.problem for outcome in outcomes if outcome.problem] == []
+    assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
+    assert sum(outcome.unnamed for outcome in outcomes) == 0
+    if FLAVOURS[flavour].labels:  # then it is cancelled after two minutes
+        assert sum(outcome.cancelled for outcome in outcomes) > 8
+
+
+def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
+    """All but those by batches that landed after ours had ended, which nobody looked for any more."""
+    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
+    assert total.problems == []
+    assert total.double > 30
+    assert total.unnamed < total.double / 10
+    assert total.repeated > 12

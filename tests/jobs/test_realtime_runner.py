@@ -1,0 +1,266 @@
+"""Items asked alone: marked on disk before they are asked, stored before anybody hears of them, given back
+when the process ends, and never failed for what was not their fault."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.jobs.records import ItemState
+from smartbatch.jobs.service import JobDesk
+from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.supervisor import LEASE
+from smartbatch.observe import logs
+from smartbatch.prices import Price
+
+ClientOf = Callable[..., BatchingClient]
+PATIENCE = 30.0
+LONG = 1e6
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+def another_store(place: str, clock: VirtualClock) -> SqliteStore:
+    """The same store as another process has it."""
+    return SqliteStore(place, wall=clock.wall, rng=random.Random(7))
+
+
+def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
+    return client.submit_batch([f"p{n}" for n in range(count)], fallback="individual", **settings)
+
+
+def test_an_item_is_marked_on_disk_before_it_is_asked(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """While it is asked, another process sees it as being asked; and no more than twice the workers are."""
+    seen: list[tuple[str, set[int]]] = []
+    looking = another_store(place, clock)
+
+    def reply(prompt: str) -> str:
+        job = looking.jobs()[0]
+        seen.append((prompt, {item.ix for item in looking.open_items(job.id, state=ItemState.ASKING)}))
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply, latency=1.0), store=place, parallelism=3)
+    submitted(client, 40).wait(LONG)
+    assert len(seen) == 40
+    assert all(int(prompt[1:]) in asking for prompt, asking in seen)
+    assert max(len(asking) for _, asking in seen) <= 6
+
+
+def test_nobody_hears_of_an_answer_before_it_is_stored(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """Whoever is told looks into the store from outside, and finds it there."""
+    looking = another_store(place, clock)
+    client = client_of(Remote(clock, batches=False), store=place)
+    job = submitted(client, 20)
+    found: list[bool] = []
+    ended = threading.Event()
+
+    def look(ix: int) -> None:
+        found.append(any(row.ix == ix for row in looking.results(job.id)))
+        if len(found) == 20:
+            ended.set()
+
+    for ix, future in enumerate(job.futures()):
+        future.add_done_callback(lambda _, ix=ix: look(ix))
+    assert ended.wait(PATIENCE)
+    assert found == [True] * 20
+
+
+def test_answers_that_come_together_are_stored_together(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit costs milliseconds; while one is under way the next group gathers."""
+    groups: list[int] = []
+    real = SqliteStore.answer
+
+    def counted(self: SqliteStore, grip: Any, results: Any, *, at: float) -> Any:
+        groups.append(len(results))
+        clock.sleep(0.5)  # a slow disk
+        return real(self, grip, results, at=at)
+
+    monkeypatch.setattr(SqliteStore, "answer", counted)
+    client = client_of(Remote(clock, batches=False, latency=0.1), store=place, parallelism=20)
+    assert submitted(client, 200).wait(LONG).completed == 200
+    assert sum(groups) == 200
+    assert len(groups) < 40
+
+
+def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """No call is cut off, none is made twice, and no item loses a try."""
+    remote = Remote(clock, batches=False, latency=5.0)
+    first = client_of(remote, store=place, parallelism=4)
+    job = submitted(first, 30)
+    next(job.results(timeout=LONG))
+    first.stop()
+    asked = len(remote.asked)
+    looking = another_store(place, clock)
+    row = looking.job(job.id)
+    assert row is not None
+    assert (row.succeeded, row.owner) == (asked, None)
+    waiting = looking.open_items(job.id, state=ItemState.DIRECT)
+    assert (len(waiting), {item.tries for item in waiting}) == (30 - asked, {0})
+    second = client_of(remote, store=place, seed_of_dice=2)
+    assert second.job(job.id).wait(LONG).completed == 30
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(30))
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY])
+def test_an_account_out_of_use_holds_the_job_and_fails_no_item(
+    kind: ErrorKind, client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """The note says what to do; after it is done, the job goes on where it was."""
+    broken = threading.Event()
+    broken.set()
+
+    def reply(prompt: str) -> str:
+        if broken.is_set():
+            raise ProviderError("out of use", kind=kind, status=401)
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply), store=place)
+    job = submitted(client, 12)
+    held = threading.Event()
+    job.on_progress(lambda status: held.set() if status.state == "held" else None)
+    assert held.wait(PATIENCE)
+    status = job.status()
+    assert (status.state, status.failed, status.finished) == ("held", 0, 0)
+    assert status.note is not None
+    assert "then resume the job" in status.note
+    broken.clear()
+    clock.sleep(60.0)  # the gates keep a refused account closed for a while
+    job.resume()
+    assert job.wait(LONG).completed == 12
+
+
+def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: VirtualClock, place: str) -> None:
+    """A job without a budget of its own waits for a client with more money, and the note says so."""
+    broken = threading.Event()
+    broken.set()
+
+    def reply(prompt: str) -> str:
+        if broken.is_set():
+            raise ProviderError("out of use", kind=ErrorKind.AUTH_ERROR, status=401)
+        return prompt
+
+    remote = Remote(clock, batches=False, priced=True, reply=reply)
+    prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
+    first = client_of(remote, store=place, prices=prices, max_tokens=10)
+    accepted = submitted(first, 40)
+    held = threading.Event()
+    accepted.on_progress(lambda status: held.set() if status.state == "held" else None)
+    assert held.wait(PATIENCE)
+    first.stop(timeout=0)
+    broken.clear()
+    clock.sleep(60.0)  # the gates keep a refused account closed for a while
+    poor = client_of(
+        remote, store=place, prices=prices, budget=150.0, max_tokens=10, parallelism=1, seed_of_dice=3
+    )
+    job = poor.job(accepted.id)
+    job.resume()
+    waiting = threading.Event()
+    job.on_progress(lambda status: waiting.set() if status.note and "budget" in status.note else None)
+    assert waiting.wait(PATIENCE)
+    poor.stop(timeout=0)
+    status = job.status()
+    assert (status.state, status.failed) == ("active", 0)
+    assert 0 < status.completed < 40
+    rich = client_of(remote, store=place, prices=prices, budget=1e6, seed_of_dice=2)
+    assert rich.job(job.id).wait(LONG).completed == 40
+
+
+def test_answers_are_kept_while_the_store_is_full(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are paid for: nothing is asked again, and all are stored once there is room. It is told once."""
+    failures = iter(range(5))
+    warnings: list[str] = []
+    real = SqliteStore.answer
+
+    def full(self: SqliteStore, grip: Any, results: Any, *, at: float) -> Any:
+        if next(failures, None) is not None:
+            raise StoreError("the disk is full")
+        return real(self, grip, results, at=at)
+
+    monkeypatch.setattr(SqliteStore, "answer", full)
+    monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['told']}"))
+    remote = Remote(clock, batches=False)
+    job = submitted(client_of(remote, store=place), 30)
+    assert job.wait(LONG).completed == 30
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(30))
+    assert warnings == ["job_trouble the disk is full"]
+
+
+@pytest.mark.parametrize("policy", ["settle", "hold"])
+def test_items_that_were_being_asked_when_their_process_died(
+    policy: str, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be billed, so there is an incident; they are asked again, or, held, end as unknown."""
+    remote = Remote(clock, batches=False)
+    client = client_of(remote, store=place, batch_on_unknown=policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobDesk, "carry_on", lambda *_: None)  # it submits, and no more
+        job = submitted(client, 6)
+    dead = another_store(place, clock)
+    grip = dead.claim(job.id, LEASE)
+    assert grip is not None
+    dead.claim_direct(grip, 2)
+    dead.abandon()  # as its death would
+    second = client_of(remote, store=place, seed_of_dice=2)
+    results = list(second.job(job.id).results(timeout=LONG))
+    unknown = [result.error for result in results if result.error is not None]
+    assert any(incident.kind == "maybe_billed" for incident in job.incidents())
+    if policy == "settle":
+        assert unknown == []
+        assert len(remote.asked) == 6
+    else:
+        assert [getattr(error, "code", None) for error in unknown] == ["outcome_unknown"] * 2
+        assert len(remote.asked) == 4
+
+
+def test_a_queue_that_refuses_delays_items_and_fails_none(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """More workers than places in the queue: what finds no place is asked a moment later."""
+    remote = Remote(clock, batches=False, latency=1.0)
+    client = client_of(remote, store=place, parallelism=120, queue_capacity=100, queue_full="raise")
+    assert submitted(client, 400).wait(LONG).completed == 400
+    assert len(remote.asked) == 400
+
+
+def test_failures_of_an_items_own_end_it_and_the_others_go_on(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """With the provider's error, which another process reads as well."""
+
+    def reply(prompt: str) -> str:
+        if prompt == "p3":
+            raise ProviderError("no such thing", kind=ErrorKind.CLIENT_ERROR, status=400, code="bad")
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply), store=place)
+    job = submitted(client, 8)
+    job.wait(LONG)
+    reader = client_of(Remote(clock, batches=False), store=place, seed_of_dice=2)
+    results = list(reader.job(job.id).results())
+    assert [result.ok for result in results] == [n != 3 for n in range(8)]
+    error = results[3].error
+    assert isinstance(error, ProviderError)
+    assert (error.status, error.code, error.kind) == (400, "bad", ErrorKind.CLIENT_ERROR)
+    assert error.request_id == results[3].request_id

@@ -1,0 +1,90 @@
+"""What the end of a batch teaches: how long batches take, cancels take, and given-up ones would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.jobs import turnaround_log
+from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+
+ClientOf = Callable[..., BatchingClient]
+HOUR = 3600.0
+TURNAROUND = 300.0
+
+
+@pytest.fixture
+def client(client_of: ClientOf, clock: VirtualClock, tmp_path: Path) -> BatchingClient:
+    return client_of(Remote(clock, turnaround=TURNAROUND), store=str(tmp_path / "jobs.db"))
+
+
+def seen(client: BatchingClient, name: str) -> list[tuple[int, float]]:
+    return [(size, seconds) for size, seconds, _ in client._desk.store.turnarounds(name)]
+
+
+def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient) -> None:
+    job = client.submit_batch(["a", "b", "c"])
+    job.wait(10 * HOUR)
+    model = client._desk.store.job(job.id).model
+    ((size, seconds),) = seen(client, model)
+    assert size == 3
+    assert TURNAROUND <= seconds < TURNAROUND + 120
+    assert seen(client, turnaround_log.late(model)) == []
+
+
+def test_one_that_is_cancelled_teaches_two_other_things(
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it would have taken longer, and how long a cancel takes. As a turnaround it does not count."""
+    api = client._provider.batches()
+    show, asked = type(api)._shown, []
+
+    def slowly(batch: object) -> RemoteBatch:
+        shown = show(api, batch)
+        if shown.state is not RemoteState.CANCELLED:
+            return shown
+        asked.append(clock.wall())
+        if clock.wall() - asked[0] < 150.0:
+            return RemoteBatch(shown.id, RemoteState.ENDING, "cancelling", shown.created_at, shown.mark)
+        return shown
+
+    monkeypatch.setattr(api, "_shown", slowly)
+    job = client.submit_batch(["a", "b", "c"])
+    clock.sleep(100.0)
+    job.cancel()
+    job.wait(HOUR)
+    model = client._desk.store.job(job.id).model
+    ((_, ran, at),) = client._desk.store.turnarounds(turnaround_log.late(model))
+    (shard,) = client._desk.store.shards(job.id)
+    assert 90 <= ran <= 160
+    assert abs(at - ran - shard.submitted_at) < 1  # by which it is known for one of its list
+    ((_, took),) = seen(client, turnaround_log.cancelling(model.partition(":")[0]))
+    assert 150 <= took <= 270
+    assert seen(client, model) == []
+
+
+def test_one_that_expires_would_have_taken_longer(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = client._provider.batches()
+    show = type(api)._shown
+    monkeypatch.setattr(api, "_shown", lambda batch: expired(show(api, batch)))
+    job = client.submit_batch(["a"])
+    job.wait(10 * HOUR)
+    model = client._desk.store.job(job.id).model
+    assert [seconds >= TURNAROUND for _, seconds in seen(client, turnaround_log.late(model))][:1] == [True]
+    assert seen(client, model) == []
+
+
+def expired(batch: RemoteBatch) -> RemoteBatch:
+    """The batch, expired instead of completed."""
+    if batch.state is not RemoteState.COMPLETED:
+        return batch
+    return RemoteBatch(
+        batch.id, RemoteState.EXPIRED, "expired", batch.created_at, batch.mark, outputs=batch.outputs
+    )

@@ -1,0 +1,168 @@
+"""A full queue holds callers back, lets them in one by one, and has room for who is in a hurry (A6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, InTime, Scripted, blocked, eventually, submit_all
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed, QueueFull, RequestTimeout
+
+ClientOf = Callable[..., BatchingClient]
+
+
+class Full:
+    """One call under way, a hundred requests waiting, no room, and time held."""
+
+    def __init__(self, clock: VirtualClock, client_of: ClientOf, **settings: Any) -> None:
+        self.clock = clock
+        self.provider = Scripted(clock, latency=settings.pop("latency", 1.0))
+        timeout = settings.pop("timeout", None)
+        self.client = client_of(self.provider, **{"parallelism": 1, "queue_capacity": 100, **settings})
+        self.held = clock.held()
+        self.held.__enter__()
+        self.client.submit("first")
+        self.provider.wait_for(1)
+        self.waiting = submit_all(
+            self.client, [f"w{i}" for i in range(100)], priority="deferrable", timeout=timeout
+        )
+
+    def release(self) -> None:
+        """Let time run."""
+        self.held.__exit__(None, None, None)
+
+    def aside(self, count: int, work: Callable[[], Any]) -> InTime:
+        """Have another thread do ``work``, which is to block as the ``count``-th."""
+        aside = InTime(self.clock, work)
+        eventually(lambda: blocked(self.client) == count)
+        return aside
+
+
+@pytest.fixture
+def full(clock: VirtualClock, client_of: ClientOf) -> Callable[..., Full]:
+    """Make a client with a full queue."""
+    return lambda **settings: Full(clock, client_of, **settings)
+
+
+def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> None:
+    """The caller goes on when the next request leaves the queue, at second 1."""
+    scene = full()
+    caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
+    scene.release()
+    future, admitted = caller.result()
+    assert admitted == 1.0
+    assert future.result(PATIENCE).ok
+
+
+def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) -> None:
+    """After two seconds without room it hears QueueFull, which names the setting."""
+    scene = full(latency=1000.0, queue_timeout=2.0)
+    caller = scene.aside(1, lambda: scene.client.submit("late"))
+    scene.release()
+    with pytest.raises(QueueFull, match="queue_timeout"):
+        caller.result()
+    assert scene.client.books.submitted == 101
+
+
+def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
+    """queue_full="raise" says how many wait, and nothing is counted as submitted."""
+    scene = full(queue_full="raise")
+    with pytest.raises(QueueFull, match="100 of 100"):
+        scene.client.submit("late")
+    scene.release()
+    assert scene.client.books.submitted == 101
+
+
+def test_there_is_always_room_for_who_is_in_a_hurry(full: Callable[..., Full]) -> None:
+    """A queue full of background work takes a tenth more of urgent and high requests, without blocking."""
+    scene = full(queue_full="raise")
+    hurried = [
+        scene.client.submit(f"h{i}", priority="urgent" if i % 2 else "high", deduplicate=False)
+        for i in range(10)
+    ]
+    with pytest.raises(QueueFull):
+        scene.client.submit_urgent("one too many")
+    scene.release()
+    assert [future.result(PATIENCE).queued for future in hurried[1::2]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., Full]) -> None:
+    """Room for the urgent wakes the urgent: five normal callers blocked before it do not take its turn."""
+    scene = full()
+    submit_all(scene.client, [f"h{i}" for i in range(10)], priority="high")
+    callers = [
+        scene.aside(i + 1, lambda i=i: scene.client.submit(f"normal {i}"))
+        for i in range(5)  # type: ignore[misc]
+    ]
+    urgent = scene.aside(6, lambda: scene.client.submit_urgent("urgent"))
+    scene.release()
+    assert urgent.result().result(PATIENCE).ok
+    for caller in callers:
+        assert caller.result().result(PATIENCE).ok
+    assert scene.provider.prompts.index("urgent") == 2
+
+
+def test_requests_that_ran_out_of_time_make_room(full: Callable[..., Full]) -> None:
+    """When the waiting ones time out at second 2, the blocked caller is let in although no call has ended."""
+    scene = full(latency=1000.0, timeout=2.0)
+    caller = scene.aside(1, lambda: (scene.client.submit("late"), scene.clock.now()))
+    scene.release()
+    future, admitted = caller.result()
+    assert admitted == 2.0
+    for waiting in scene.waiting:
+        with pytest.raises(RequestTimeout):
+            waiting.result(PATIENCE)
+    assert future.result(PATIENCE).ok
+
+
+def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
+    """Each cancelled request lets one caller in."""
+    scene = full()
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
+    for future in scene.waiting[:3]:
+        assert future.cancel()
+    futures = [caller.result() for caller in callers]
+    scene.release()
+    assert all(future.result(PATIENCE).ok for future in futures)
+
+
+def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
+    """Nobody stays blocked at a client that takes nothing more."""
+    scene = full()
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
+    scene.client.stop(timeout=0)
+    for caller in callers:
+        with pytest.raises(ClientClosed):
+            caller.result()
+    scene.release()
+
+
+def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callable[..., Full]) -> None:
+    """Ten threads blocked with the same question make one call, once there is room."""
+    scene = full()
+    callers = [scene.aside(i + 1, lambda: scene.client.submit("same")) for i in range(10)]
+    scene.release()
+    assert all(caller.result().result(PATIENCE).text == "re: same" for caller in callers)
+    scene.client.stop()
+    assert scene.provider.prompts.count("same") == 1
+
+
+def test_joining_an_identical_request_needs_no_room(full: Callable[..., Full]) -> None:
+    """A twin adds no call, so a full queue does not hold it back."""
+    scene = full(queue_full="raise")
+    twin = scene.client.submit("w7")
+    scene.release()
+    assert twin.result(PATIENCE).deduplicated
+
+
+def test_a_hundred_blocked_callers_all_get_in(full: Callable[..., Full]) -> None:
+    """No wake-up is lost, however many wait."""
+    scene = full()
+    callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(100)]  # type: ignore[misc]
+    scene.release()
+    assert all(caller.result().result(PATIENCE).ok for caller in callers)
+    assert scene.client.books.balanced()

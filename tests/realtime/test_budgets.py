@@ -1,0 +1,170 @@
+"""Money: reserved before a call, settled after it, never exceeded, and what was finished is kept (F1, E4)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind
+from smartbatch.events import CallFinished, CallStarted, Event
+from smartbatch.types import Answer, Usage
+
+ClientOf = Callable[..., BatchingClient]
+
+PRICES = {"scripted:default": {"input": 0, "output": 1_000_000}}
+"""One USD for each token of output."""
+
+
+def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> BatchingClient:
+    """A client whose calls cost up to ten dollars each."""
+    provider = Scripted(clock, script, latency=lambda prompt: 0.1 + len(prompt) % 7, priced=True)
+    given = {"prices": PRICES, "max_tokens": 10, "observers": [observer], "deduplicate": False, **settings}
+    return BatchingClient(provider, clock=clock, rng=random.Random(1), **given)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
+def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:
+    """64 workers, calls that cost anything up to what they may: at no step is more spent or promised."""
+    clock, dice = VirtualClock(), random.Random(seed)
+    costs = [dice.randrange(11) for _ in range(60)]
+    broken = [dice.random() < faults for _ in range(60)]
+
+    def script(prompt: str, attempt: int) -> Any:
+        number = int(prompt.split()[1])
+        usage = Usage(0, costs[number])
+        if broken[number] and attempt == 0:
+            return failure(ErrorKind.SERVER_ERROR, status=500, usage=usage)
+        return Answer("fine", usage=usage)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, CallStarted | CallFinished):
+            assert client._budget.spent + client._budget.reserved <= budget + 1e-6
+
+    client = make(clock, script, observe, parallelism=64, budget=budget, breaker_threshold=1000)
+    with client, clock.held():
+        futures = submit_all(client, [f"p {i}" for i in range(60)])
+    assert client._budget.overrun == 0
+    assert client.spent <= budget + 1e-6
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert all(error is None or isinstance(error, BudgetExceeded) for error in errors)
+    if all(error is None for error in errors):
+        assert sum(costs) <= budget + 1e-6
+    else:
+        assert budget - client.spent < 10.0  # it stopped for less than the most expensive call
+
+
+def test_the_rest_fails_and_what_was_finished_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
+    """With 35 dollars for calls of ten, three requests are answered and the others never sent."""
+    provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
+    client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
+    results = client.generate([f"p{i}" for i in range(8)])
+    assert [result.ok for result in results] == [True] * 3 + [False] * 5
+    assert all(isinstance(result.error, BudgetExceeded) for result in results[3:])
+    assert len(provider.starts) == 3
+    assert client.spent == 30.0
+    assert "5 USD are left" in str(results[3].error)
+
+
+def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf) -> None:
+    """What a call did not use of its reservation is there for the next."""
+    provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True)
+    client = client_of(provider, budget=20.0, prices=PRICES, max_tokens=10, parallelism=8)
+    results = client.generate([f"p{i}" for i in range(11)])
+    assert all(result.ok for result in results)
+    assert client.spent == 11.0
+
+
+def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Ten requests of ten dollars cannot travel together on 35: fewer do, and nobody waits for ever."""
+    provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True, max_shared=10)
+    client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=1)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert max(provider.sizes) == 3
+    assert client.spent == 20.0
+
+
+def test_the_budget_outlives_a_restart(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Stopping and starting does not bring the money back."""
+    provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True)
+    client = client_of(provider, budget=15.0, prices=PRICES, max_tokens=10)
+    assert client.submit("a").result(PATIENCE).ok
+    client.stop()
+    client.start()
+    assert isinstance(client.submit("b").exception(PATIENCE), BudgetExceeded)
+
+
+def test_a_budget_needs_a_price(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Without one it could not be kept, and that is said before anything is sent."""
+    with pytest.raises(ConfigError, match=r"the price of scripted:default is unknown"):
+        client_of(Scripted(clock, priced=True), budget=1.0)
+    assert client_of(Scripted(clock, priced=True), budget=1.0, allow_unknown_price=True)
+
+
+@pytest.mark.parametrize("costs", [(0.5, 0.25), (1e-9, 1e-9)])
+def test_an_own_callable_may_say_what_it_cost(
+    costs: Sequence[float], clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """An answer that carries its cost is booked with it."""
+    provider = Scripted(clock, lambda prompt, _: Answer("fine", cost=costs[int(prompt)]))
+    client = client_of(provider)
+    results = client.generate(["0", "1"])
+    assert [result.cost for result in results] == list(costs)
+    assert client.spent == pytest.approx(sum(costs))
+
+
+def test_an_answer_that_does_not_say_what_it_used_is_booked_as_reserved(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Some servers leave the usage out: nobody knows the cost, and the budget holds all the same."""
+    provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
+    client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
+    results = client.generate([f"p{i}" for i in range(8)])
+    assert [result.cost for result in results if result.ok] == [None] * 3
+    assert client.spent == 30.0
+
+
+def test_a_fallback_that_costs_more_reserves_more(clock: VirtualClock, client_of: ClientOf) -> None:
+    """What was reserved at the price of the first model would let the second overspend."""
+    down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
+    dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
+    client = client_of(
+        down,
+        budget=100.0,
+        prices={**PRICES, "dear:default": {"input": 0, "output": 3_000_000}},
+        max_tokens=10,
+        on_breaker_open="fallback",
+        fallback_model="sim:spare",
+        breaker_threshold=2,
+        breaker_pause=1_000.0,
+        breaker_max_pause=1_000.0,
+    )
+    client._second = (dear, "default")
+    results = client.generate([f"p{i}" for i in range(10)])
+    assert sum(result.ok for result in results) == 3
+    assert (client.spent, client._budget.overrun) == (90.0, 0)
+
+
+def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The bill of a call stands, whatever its answer is worth and however it is told."""
+    provider = Scripted(clock, lambda *_: Answer("nonsense", cost=0.5))
+    client = client_of(provider, packing=True, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        futures = submit_all(client, ["one", "two"])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    client.stop()
+    assert client.spent == 0.5 * len(provider.starts) == 2.0

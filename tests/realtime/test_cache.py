@@ -1,0 +1,312 @@
+"""The response cache: no request is paid twice, and a wrong file never gives a wrong answer (A17)."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from hosts.run_script import run_script
+
+from smartbatch import BatchingClient, ConfigError, Route
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import SmartbatchError
+from smartbatch.events import Event, RequestFinished
+from smartbatch.providers import MockProvider
+from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
+from smartbatch.types import Answer, Result
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "answers.db")
+
+
+def opened(path: str, *, wall: Callable[[], float] = lambda: 1000.0, **limits: Any) -> ResponseCache:
+    return ResponseCache(path, **{"ttl": 60.0, "max_bytes": 10**6, "wall": wall, **limits})
+
+
+def same_account(**settings: Any) -> MockProvider:
+    """A provider of another run: it shares the account, so it shares the answers."""
+    provider = MockProvider(**settings)
+    provider.scope = "mock:one account"
+    return provider
+
+
+def test_a_request_that_was_answered_in_an_earlier_run_is_not_asked_again(
+    path: str, client_of: ClientOf
+) -> None:
+    """The second client makes no call, pays nothing, and says where the answer came from."""
+    first, second = same_account(), same_account()
+    paid = client_of(first, cache=path).submit("a question").result(30)
+    kept = client_of(second, cache=path).submit("a question", context="mine").result(30)
+    assert (kept.text, kept.route, kept.cost, kept.attempts) == (paid.text, Route.CACHED, 0.0, 0)
+    assert kept.context == "mine"
+    assert (len(first.calls), len(second.calls)) == (1, 0)
+
+
+def test_another_account_has_answers_of_its_own(path: str, client_of: ClientOf) -> None:
+    """What one key paid for is not handed to another."""
+    first, second = MockProvider(), MockProvider()
+    client_of(first, cache=path).submit("a question").result(30)
+    client_of(second, cache=path).submit("a question").result(30)
+    assert len(second.calls) == 1
+
+
+def test_without_a_file_nothing_is_kept(client_of: ClientOf) -> None:
+    """The cache is off unless it is asked for."""
+    provider = MockProvider()
+    client = client_of(provider)
+    for _ in range(2):
+        assert client.submit("a question").result(30).route is Route.INDIVIDUAL
+    assert len(provider.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"system": "Be brief."}, {"temperature": 0.5}, {"isolation_key": "tenant"}]
+)
+def test_what_reaches_the_wire_or_keeps_tenants_apart_is_part_of_the_key(
+    change: dict[str, Any], path: str, client_of: ClientOf
+) -> None:
+    """A request that differs in anything of that is another request."""
+    provider = MockProvider()
+    client = client_of(provider, cache=path)
+    client.submit("a question").result(30)
+    assert client.submit("a question", **change).result(30).route is Route.INDIVIDUAL
+    assert len(provider.calls) == 2
+
+
+def test_a_request_may_keep_out_of_it(path: str, client_of: ClientOf) -> None:
+    """``deduplicate=False`` asks for an answer of its own, and keeps none."""
+    provider = MockProvider()
+    client = client_of(provider, cache=path)
+    for _ in range(2):
+        client.submit("a question", deduplicate=False).result(30)
+    assert client.submit("a question").result(30).route is Route.INDIVIDUAL
+
+
+def test_only_whole_answers_are_kept(path: str) -> None:
+    """A cut or refused answer, or an object of an own callable, is asked for again."""
+    cache = opened(path)
+    for answer in (
+        Answer("cut", finish_reason="length"),
+        Answer("no", finish_reason="refusal"),
+        Answer(value=1),
+    ):
+        assert not cache.put(b"key", answer)
+    assert cache.get(b"key") is None
+
+
+def test_a_vector_comes_back_exactly(path: str) -> None:
+    """All bits of all numbers."""
+    cache = opened(path)
+    vector = array("f", [0.1, -1e-30, 3.5])
+    cache.put(b"key", Answer(embedding=vector))
+    found = cache.get(b"key")
+    assert found is not None
+    assert found.embedding == vector
+
+
+def test_a_kept_answer_is_read_by_the_schema_again(path: str, client_of: ClientOf) -> None:
+    """A class comes back as an object, as from a call."""
+
+    @frozen
+    class City:
+        name: str
+
+    first, second = same_account(answers=['{"name": "Lima"}']), same_account()
+    assert client_of(first, cache=path).submit("Where?", schema=City).result(30).parsed == City("Lima")
+    kept = client_of(second, cache=path).submit("Where?", schema=City).result(30)
+    assert (kept.parsed, kept.route) == (City("Lima"), Route.CACHED)
+
+
+def test_kept_answers_are_counted_like_any_other_request(path: str, client_of: ClientOf) -> None:
+    """Submitted and succeeded, with no call."""
+    client = client_of(MockProvider(), cache=path)
+    client.submit("a question").result(30)
+    client.submit("a question").result(30)
+    client.stop()
+    figures = client.metrics.snapshot()
+    assert (figures.submitted, figures.succeeded) == (2, 2)
+
+
+def test_an_answer_counts_for_its_time_and_not_longer(path: str) -> None:
+    """A second before the end it is there, at the end it is not; nor is one from the future."""
+    clock = VirtualClock(wall=1000.0)
+    cache = opened(path, wall=clock.wall)
+    cache.put(b"key", Answer("kept"))
+    clock.sleep(59.0)
+    assert cache.get(b"key") == Answer("kept")
+    clock.sleep(1.0)
+    assert cache.get(b"key") is None
+    assert opened(path, wall=lambda: 0.0).get(b"key") is None
+
+
+def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
+    """After many writes the file holds the newest ones, within the size."""
+    now = [1000.0]
+    cache = opened(path, wall=lambda: now[0], max_bytes=20_000)
+    for number in range(2 * TRIM_EVERY):
+        now[0] += 0.01
+        cache.put(b"%d" % number, Answer("x" * 500))
+    assert cache.get(b"0") is None
+    assert cache.get(b"%d" % (2 * TRIM_EVERY - 1)) is not None
+    total = sqlite3.connect(path).execute("SELECT sum(size) FROM answers").fetchone()[0]
+    assert total <= 20_000
+
+
+@pytest.mark.parametrize("column", ["digest", "body"])
+def test_a_damaged_entry_is_a_miss(column: str, path: str) -> None:
+    """A flipped byte gives no answer rather than a wrong one."""
+    cache = opened(path)
+    cache.put(b"key", Answer("kept"))
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE answers SET {column} = x'00' || substr({column}, 2)")
+    connection.commit()
+    connection.close()
+    assert cache.get(b"key") is None
+
+
+def test_an_entry_moved_to_another_key_is_a_miss(path: str) -> None:
+    """The digest binds the answer to its request."""
+    cache = opened(path)
+    cache.put(b"key", Answer("kept"))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE answers SET key = ?", (b"other",))
+    connection.commit()
+    connection.close()
+    assert cache.get(b"other") is None
+
+
+@pytest.mark.parametrize("content", [b"not a database, and long enough to be read as one" * 40, None])
+def test_a_file_that_is_no_cache_is_refused_and_left_alone(content: bytes | None, path: str) -> None:
+    """Neither a text nor another program's database is written to."""
+    if content is None:
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE somebody (x)")
+        connection.close()
+    else:
+        Path(path).write_bytes(content)
+    before = Path(path).read_bytes()
+    with pytest.raises(ConfigError, match="cache"):
+        BatchingClient("sim:demo", cache=path)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    """The error names the file."""
+    with pytest.raises(ConfigError, match="nowhere"):
+        BatchingClient("sim:demo", cache=str(tmp_path / "nowhere" / "answers.db"))
+
+
+def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> None:
+    """It holds answers."""
+    old = os.umask(0)
+    try:
+        opened(path).put(b"key", Answer("kept"))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, client_of: ClientOf) -> None:
+    """As on an answer that was just paid for; a list goes on behind it."""
+
+    def hook(result: Result) -> Result:
+        if result.text == "re: bad" and result.route is Route.CACHED:
+            raise ValueError("no")
+        return result
+
+    ended: list[tuple[bool, str | None]] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, RequestFinished) and event.route is Route.CACHED:
+            ended.append((event.ok, event.error))
+
+    provider = same_account(answers=lambda request: f"re: {request.prompt}")
+    client = client_of(provider, cache=path, post_process=hook, observers=[heard])
+    prompts = ["good", "bad", "better"]
+    assert [result.ok for result in client.generate(prompts)] == [True] * 3
+    again = client.generate(prompts)
+    assert [result.ok for result in again] == [True, False, True]
+    assert ended == [(True, None), (False, "unknown"), (True, None)]
+    with pytest.raises(SmartbatchError, match="post_process raised ValueError"):
+        client.submit("bad").result(30)
+
+
+FORKS = """
+import threading, time
+from smartbatch.cache import ResponseCache
+from smartbatch.models import Answer
+
+cache = ResponseCache("answers.db", ttl=60.0, max_bytes=10**6, wall=time.time)
+ended = threading.Event()
+
+def work(name):
+    while not ended.is_set():
+        cache.put(name, Answer("kept"))
+        cache.get(name)
+
+threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b", b"c")]
+for thread in threads:
+    thread.start()
+codes = set()
+for n in range(30):
+    child = os.fork()
+    if child == 0:
+        cache.abandon()
+        kept = cache.put(b"child", Answer("kept")) and cache.get(b"child")
+        os._exit(0 if kept else 1)
+    until = time.monotonic() + 8
+    while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.001)
+    if not gone[0]:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        codes.add("hung")
+        break
+    codes.add(os.waitstatus_to_exitcode(gone[1]))
+ended.set()
+for thread in threads:
+    thread.join()
+print(codes)
+"""
+
+
+def test_children_forked_while_it_is_in_use_can_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What threads of the parent hold inside of SQLite is nobody's in a child."""
+    monkeypatch.chdir(tmp_path)
+    ended = run_script(FORKS)
+    assert ended.err == ""
+    assert ended.lines == ["{0}"]
+
+
+def test_many_threads_share_it(path: str) -> None:
+    """Each writes and reads its own through connections of its own."""
+    cache = opened(path)
+    wrong: list[int] = []
+
+    def use(number: int) -> None:
+        for turn in range(20):
+            key = b"%d-%d" % (number, turn)
+            cache.put(key, Answer(f"{number} {turn}"))
+            if cache.get(key) != Answer(f"{number} {turn}"):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []

@@ -1,0 +1,42 @@
+"""A newcomer that cannot go yet costs no more for all those who wait before it (A6, A12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from scenes import Embedder, InTime, limited
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.ticket import Ticket
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_pause_of_the_quota_is_seen_before_company_is_gathered(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While everybody pauses, each of 300 newcomers has the collector look, and none take out the others."""
+    client = client_of(Embedder(clock, lambda *_: limited(500.0)))
+    taken = [0]
+    pop = Lane.pop
+
+    def counted(lane: Lane) -> Ticket | None:
+        taken[0] += 1
+        return pop(lane)
+
+    def come() -> int:
+        client.submit_embedding("refused")
+        clock.sleep(5.0)
+        monkeypatch.setattr(Lane, "pop", counted)
+        for number in range(300):
+            client.submit_embedding(f"t{number}")
+            clock.sleep(0.2)  # the window is over, and the collector looks
+        return taken[0]
+
+    with clock.held():
+        coming = InTime(clock, come)
+    assert coming.result() == 0
+    client.stop(timeout=0)

@@ -1,0 +1,128 @@
+"""What breaks off in the middle, by Ctrl-C, a finaliser or an unlucky moment, is accounted for (A9, E7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
+
+from smartbatch._clock import RealClock, VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.events import Event, RequestSubmitted
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.ticket import Ticket
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Its caller will never see the future, so nobody would read the answer."""
+
+    def observer(event: Event) -> None:
+        if isinstance(event, RequestSubmitted):
+            raise KeyboardInterrupt
+
+    provider = Scripted(clock)
+    client = client_of(provider, observers=[observer], max_rpm=1)
+    with clock.held():
+        with pytest.raises(KeyboardInterrupt):
+            client.submit("x")
+        with pytest.raises(KeyboardInterrupt):
+            client.submit("y")
+        books = client.books
+    assert books.balanced()
+    assert books.cancelled >= 1  # a call that has begun is let be
+
+
+def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C lands in the middle of cancelling: a stop without limit returns all the same."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        flying = client.submit("flying")
+        provider.wait_for(1)
+        waiting = client.submit("waiting")
+
+        def interrupted(lane: Lane, ticket: Ticket) -> None:
+            monkeypatch.undo()
+            lane.remove(ticket)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Lane, "remove", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.cancel()
+    Aside(client.stop).result()
+    assert flying.result(PATIENCE).ok
+    assert provider.prompts == ["flying"]
+
+
+def test_an_interrupted_stop_leaves_no_thread(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The callbacks' thread included, once it has told those who were not answered."""
+    provider = Scripted(clock)
+    client = client_of(provider)
+    told = threading.Event()
+    with clock.held():
+        client.submit("x").add_done_callback(lambda _: told.set())
+        provider.wait_for(1)
+        engine = client._running()
+
+        def interrupted(_: float | None) -> bool:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine.queue, "wait_idle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.stop()
+    assert told.wait(PATIENCE)
+    eventually(lambda: engine.callbacks._thread is None)
+
+
+def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A list that is given up while somebody holds the queue's lock: the figures know of every request."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        futures = submit_all(client, "abcdefg")
+        provider.wait_for(1)
+        with client._running().queue.monitor:
+            client._forsake(futures)
+    client.stop()
+    figures = client.metrics.snapshot()
+    assert (figures.submitted, figures.waiting, figures.cancelled) == (7, 0, 6)
+    assert provider.prompts == ["a"]
+
+
+def test_a_late_callback_may_outrun_the_thread_that_asked_for_it() -> None:
+    """After a stop the callbacks' thread ends as soon as it is done, maybe before who started it goes on."""
+    callbacks = CallbackThread(RealClock(), lambda _: None)
+    callbacks.close()
+    monitor: Any = callbacks._monitor
+
+    class Slow:
+        """The monitor, whose owner is slow to go on."""
+
+        def __enter__(self) -> None:
+            monitor.__enter__()
+
+        def __exit__(self, *details: Any) -> None:
+            monitor.__exit__(*details)
+            if threading.current_thread() is threading.main_thread():
+                eventually(lambda: callbacks._thread is None)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(monitor, name)
+
+    slow: Any = Slow()
+    callbacks._monitor = slow
+    ran = threading.Event()
+    callbacks.run_later(ran.set)
+    assert ran.is_set()

@@ -1,0 +1,63 @@
+"""Generating, packing and embedding with one model are lanes that stand and fall together (A16)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scenes import PATIENCE, Embedder, InTime, failure, submit_all, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.realtime.ticket import ResultFuture
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_an_outage_that_ends_in_one_lane_is_over_in_all(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Texts open the breaker and a vector closes it: texts that come later are not told of an old outage."""
+    down = Embedder(clock, lambda *_: unavailable() if clock.now() < 10 else "fine", latency=0.1)
+    client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
+    with clock.held():
+        texts = submit_all(client, ["one", "two"])
+
+        def come_later() -> ResultFuture:
+            clock.sleep(0.5)
+            client.submit_embedding("a vector", priority="urgent")  # it becomes the probe
+            clock.sleep(200.0)
+            return client.submit("another text")
+
+        later = InTime(clock, come_later)
+    assert all(text.result(PATIENCE).ok for text in texts)
+    assert later.result().result(PATIENCE).ok
+
+
+def test_patience_with_an_outage_ends_in_all_lanes(clock: VirtualClock, client_of: ClientOf) -> None:
+    """What waits in another lane than the one that noticed the outage fails with it, and not hours later."""
+    down = Embedder(clock, lambda *_: unavailable(), latency=0.1)
+    client = client_of(down, parallelism=4, breaker_threshold=2, outage_patience=60.0)
+    with clock.held():
+        submit_all(client, ["one", "two"])
+
+        def come_later() -> float:
+            clock.sleep(0.5)
+            future = client.submit_embedding("a vector")
+            while not future.done():
+                clock.sleep(1.0)
+            return clock.now()
+
+        later = InTime(clock, come_later)
+    assert 60 <= later.result() <= 80
+
+
+def test_a_provider_that_answered_texts_is_known_when_the_first_vector_fails(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A broken connection is then bad luck of one request, and no wrong address that stops all the others."""
+    flaky = Embedder(
+        clock, lambda prompt, _: failure(ErrorKind.NETWORK_ERROR) if prompt == "vector" else "fine"
+    )
+    client = client_of(flaky, retries=0)
+    assert client.submit("before").result(PATIENCE).ok
+    assert isinstance(client.submit_embedding("vector").exception(PATIENCE), ProviderError)
+    assert client.submit("after").result(PATIENCE).ok

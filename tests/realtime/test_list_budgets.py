@@ -1,0 +1,125 @@
+"""Budgets of single lists, within the client's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import budgets
+from smartbatch import BatchingClient, Price, Result
+from smartbatch._clock import VirtualClock
+from smartbatch.core.limits.budget import Budget
+from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
+from smartbatch.providers.mock import MockProvider
+from smartbatch.types import Answer, Request, Usage
+
+PRICES = {"m": Price(input=0.0, output=1_000_000.0)}  # a USD for each token of output
+
+
+def spending_client(tokens: Any, **settings: Any) -> BatchingClient:
+    """A client whose answers use ``tokens(prompt)`` tokens, a USD each."""
+
+    def answer(request: Request) -> Answer:
+        return Answer("ok", usage=Usage(1, tokens(request.prompt)))
+
+    provider = MockProvider(answer)
+    provider.capabilities = type(provider.capabilities)(priced=True)
+    return BatchingClient("m", provider=provider, prices=PRICES, **settings)
+
+
+def questions(count: int, mark: object = "question") -> Iterator[str]:
+    """Read one by one: a list that is known as a whole is refused when its budget will hardly do."""
+    return (f"{mark} {number}" for number in range(count))
+
+
+def spent(results: list[Result]) -> float:
+    return sum(result.cost or 0.0 for result in results)
+
+
+def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> None:
+    with spending_client(lambda _: 3) as client:
+        results = client.generate(questions(10), max_tokens=3, budget="10 USD")
+    assert results.succeeded == 3
+    assert spent(results) == pytest.approx(9.0)
+    assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
+    assert "this list's budget" in str(results[-1].error)
+
+
+def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
+    """It may have been billed, and nobody can tell."""
+    calls = []
+
+    def lose(request: Request) -> Answer:
+        calls.append(request.prompt)
+        raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+
+    provider = MockProvider(lose)
+    provider.capabilities = type(provider.capabilities)(priced=True)
+    with BatchingClient("m", provider=provider, prices=PRICES, clock=VirtualClock(), budget=20.0) as client:
+        results = list(client.map(questions(5), max_tokens=3, budget=10.0))
+        assert client.spent == 9.0
+    assert len(calls) == 3
+    assert not any(result.ok for result in results)
+
+
+def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
+    with spending_client(lambda _: 2, budget=30.0, parallelism=8) as client:
+        with ThreadPoolExecutor(3) as pool:
+            lists = pool.map(
+                lambda who: client.generate(questions(12, who), max_tokens=2, budget=14.0),
+                range(3),
+            )
+            costs = [spent(results) for results in lists]
+        assert all(cost <= 14.0 for cost in costs)
+        assert sum(costs) == pytest.approx(30.0)
+        assert client.spent == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
+    rng = random.Random(seed)
+    limit = rng.uniform(20, 200)
+    costs = {f"question {n}": rng.randint(0, 9) for n in range(150)}
+    with spending_client(lambda prompt: costs[prompt], parallelism=64) as client:
+        results = client.generate(iter(costs), max_tokens=9, budget=limit)
+    assert spent(results) <= limit
+    assert results.succeeded == len(costs) or spent(results) > limit - 9
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_lists_and_a_job_side_by_side_never_exceed_a_budget(seed: int) -> None:
+    found = budgets.run(seed)
+    assert not found.exceeded
+    assert found.answered > 0
+
+
+@given(
+    outer=st.floats(0, 50),
+    inner=st.lists(st.floats(0, 50), min_size=1, max_size=3),
+    calls=st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20), st.floats(0, 1)), max_size=40),
+)
+def test_no_order_of_calls_exceeds_a_budget_or_the_one_it_is_within(
+    outer: float, inner: list[float], calls: list[tuple[int, float, float]]
+) -> None:
+    whole = Budget(outer)
+    purses = [Budget(limit, whole) for limit in inner]
+    open_calls = []
+    for which, cost, share in calls:
+        purse = purses[which % len(purses)]
+        if purse.fits(cost):
+            open_calls.append((purse, purse.reserve(cost), cost * share))
+        if len(open_calls) > 3:
+            payer, hold, actual = open_calls.pop(0)
+            payer.settle(hold, actual)
+        for limit, budget in zip([outer, *inner], [whole, *purses], strict=True):
+            assert budget.spent + budget.reserved <= limit + 1e-6
+    for payer, hold, _ in open_calls:
+        payer.release(hold)
+    assert whole.reserved == 0
+    assert whole.spent == pytest.approx(sum(purse.spent for purse in purses))

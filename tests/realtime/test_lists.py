@@ -1,0 +1,316 @@
+"""Prompts in, results out: in order, lazily, and with nothing lost (B1, B2, B3, B4, A8)."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scenes import InTime
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
+from smartbatch.providers import MockProvider, SimProvider
+from smartbatch.types import Request, Result
+
+ClientOf = Callable[..., BatchingClient]
+
+
+class Timed(MockProvider):
+    """A mock whose latency depends on the prompt."""
+
+    def __init__(self, clock: VirtualClock, latency: Callable[[str], float]) -> None:
+        def answer(request: Request) -> str:
+            clock.sleep(latency(str(request.prompt)))
+            return f"re: {request.prompt}"
+
+        super().__init__(answer)
+
+
+def mock(clock: VirtualClock, latency: float = 1.0, answers: Any = None) -> MockProvider:
+    """A mock in virtual time that repeats its prompt."""
+    script = answers or (lambda request: f"re: {request.prompt}")
+    return MockProvider(script, latency=latency, sleep=clock.sleep)
+
+
+def prompts(count: int) -> list[str]:
+    """So many different prompts."""
+    return [f"p{i}" for i in range(count)]
+
+
+def extend_one_by_one(seen: list[Result], stream: Iterator[Result]) -> None:
+    """Keep what came before an error."""
+    for result in stream:
+        seen.append(result)  # noqa: PERF402
+
+
+def test_four_at_once_are_four_times_as_fast(clock: VirtualClock, client_of: ClientOf) -> None:
+    """100 equal calls at parallelism 4 take 25 times one call."""
+    client = client_of(mock(clock), parallelism=4)
+    results = client.generate(prompts(100))
+    assert results.wall == pytest.approx(25.0)
+    assert results.speed_up >= 3.9
+
+
+def test_twenty_five_items_are_three_and_a_half_times_as_fast(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The last round is not full, so a little less than four."""
+    results = client_of(mock(clock), parallelism=4).generate(prompts(25))
+    assert results.speed_up >= 3.5
+
+
+def test_one_straggler_delays_nobody_else(clock: VirtualClock, client_of: ClientOf) -> None:
+    """24 quick calls beside a slow one: with three workers left they take 8 seconds, and end before it."""
+    ended: dict[str, float] = {}
+    provider = Timed(clock, lambda prompt: 100.0 if prompt == "p3" else 1.0)
+    client = client_of(provider, parallelism=4)
+    with clock.held():
+        for prompt in prompts(25):
+            future = client.submit(prompt)
+            future.add_done_callback(lambda _, prompt=prompt: ended.__setitem__(prompt, clock.now()))  # type: ignore[misc]
+    client.stop()
+    assert max(at for prompt, at in ended.items() if prompt != "p3") <= 8.0
+    assert ended["p3"] == 100.0
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_results_come_in_the_order_of_the_prompts(
+    kind: Callable[[list[str]], Any], clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Whatever the latencies, and whether it is a list, a tuple or an iterator."""
+    client = client_of(Timed(clock, lambda prompt: int(prompt[1:]) * 7 % 13 / 10), parallelism=8)
+    results = list(client.map(kind(prompts(200))))
+    assert [result.text for result in results] == [f"re: {p}" for p in prompts(200)]
+
+
+def test_as_completed_gives_the_quick_ones_first(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Its order is the order of the answers; the context tells the position."""
+    client = client_of(Timed(clock, lambda prompt: {"a": 3.0, "b": 1.0, "c": 2.0}[prompt]), parallelism=3)
+    requests = [Request(prompt, context=i) for i, prompt in enumerate("abc")]
+    with clock.held():
+        stream = client.as_completed(requests)
+    assert [result.context for result in stream] == [1, 2, 0]
+
+
+def test_an_endless_generator_is_read_as_results_are_taken(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The first ten of endlessly many prompts; no more is read than the queue holds."""
+    read = itertools.count()
+
+    def endless() -> Iterator[str]:
+        while True:
+            yield f"p{next(read)}"
+
+    client = client_of(mock(clock), parallelism=4, queue_capacity=100)
+    first = list(itertools.islice(client.map(endless()), 10))
+    assert [result.text for result in first] == [f"re: {p}" for p in prompts(10)]
+    assert next(read) <= 250
+
+
+def test_a_long_generator_needs_no_more_than_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
+    """At no time more requests are under way than the capacity, whatever the list's length."""
+    most = 0
+
+    def lazy() -> Iterator[str]:
+        nonlocal most
+        for prompt in prompts(3_000):
+            books = client.books
+            most = max(most, books.waiting + books.in_flight)
+            yield prompt
+
+    client = client_of(mock(clock), parallelism=8, queue_capacity=100)
+    assert sum(result.ok for result in client.map(lazy())) == 3_000
+    assert most <= 100
+
+
+def test_a_failed_request_has_its_place(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The rest continues; its result holds the error."""
+    failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
+    results = client_of(failing).generate(prompts(6))
+    assert [result.ok for result in results] == [True, True, True, False, True, True]
+    assert isinstance(results[3].error, ProviderError)
+    assert (results.succeeded, results.failed) == (5, 1)
+    assert results.texts[3] is None
+
+
+def test_a_failed_request_may_raise(clock: VirtualClock, client_of: ClientOf) -> None:
+    """on_error="raise" yields what came before and raises the failed one's error in its place."""
+    failing = mock(clock, answers=lambda request: ValueError("no") if request.prompt == "p3" else "fine")
+    client = client_of(failing)
+    seen: list[Result] = []
+    with pytest.raises(ProviderError):
+        seen.extend(client.map(iter(prompts(6)), on_error="raise"))
+    assert client.submit("still usable").result(30).ok
+
+
+def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: ClientOf) -> None:
+    """It carries the results, and the first one's kind and cause."""
+    failing = MockProvider(fail_on=dict.fromkeys(range(1, 10), ErrorKind.CLIENT_ERROR))
+    with pytest.raises(AllRequestsFailed, match="all 5 requests failed") as caught:
+        client_of(failing).generate(prompts(5))
+    assert len(caught.value.results) == 5
+    assert caught.value.kind is ErrorKind.CLIENT_ERROR
+    assert caught.value.__cause__ is caught.value.results[0].error
+
+
+def test_an_empty_list_is_answered_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+    """There is nothing to ask and nothing that failed."""
+    results = client_of(mock(clock)).generate([])
+    assert (list(results), results.wall, results.speed_up, results.mean_latency) == ([], 0.0, 0.0, 0.0)
+
+
+def test_a_bad_row_in_a_list_is_found_before_anything_is_sent(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The error names row and field, and no call was made for the rows before it."""
+    provider = mock(clock)
+    with pytest.raises(InvalidRequest, match="row 2") as caught:
+        client_of(provider).generate(["fine", "fine too", "", "never"])
+    assert (caught.value.row, caught.value.field) == (2, "prompt")
+    assert provider.calls == []
+
+
+@pytest.mark.parametrize("single", ["one prompt", {"role": "user", "content": "x"}])
+def test_a_single_prompt_is_no_list(single: Any, clock: VirtualClock, client_of: ClientOf) -> None:
+    """A text is not taken for a list of letters."""
+    with pytest.raises(InvalidRequest, match="list of prompts"):
+        client_of(mock(clock)).generate(single)
+
+
+def test_a_generator_that_raises_midway_loses_nothing_it_gave(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The results of what was read come first; then its own error is raised, with the position in a note."""
+
+    def broken() -> Iterator[str]:
+        yield from prompts(10)
+        raise OSError("the file ended")
+
+    client = client_of(mock(clock))
+    seen: list[Result] = []
+    with pytest.raises(OSError, match="the file ended") as caught:
+        extend_one_by_one(seen, client.map(broken()))
+    assert [result.text for result in seen] == [f"re: {p}" for p in prompts(10)]
+    assert any("10" in note for note in getattr(caught.value, "__notes__", []))
+    assert client.books.balanced()
+
+
+def test_a_bad_row_of_a_generator_is_named_after_the_results_before_it(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A lazily read list cannot be checked as a whole, but what was accepted is not lost."""
+    client = client_of(mock(clock))
+    seen: list[Result] = []
+    with pytest.raises(InvalidRequest, match="row 3") as caught:
+        extend_one_by_one(seen, client.map(iter(["a", "b", "c", ""])))
+    assert len(seen) == 3
+    assert caught.value.row == 3
+
+
+def test_leaving_the_loop_early_cancels_what_has_not_started(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """After a break no call is made but those under way, and the client goes on."""
+    provider = mock(clock)
+    client = client_of(provider, parallelism=2)
+
+    def first() -> bool:
+        for result in client.map(iter(prompts(500))):
+            return result.ok
+        return False
+
+    assert InTime(clock, first).result()
+    gc.collect()
+    assert client.queue_size == 0
+    assert client.submit("next").result(30).ok
+    client.stop()
+    assert len(provider.calls) <= 2 + 2 + 1
+
+
+def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The garbage collector comes at any moment, and must not wait for a lock its own thread holds."""
+    provider = mock(clock)
+    client = client_of(provider, parallelism=1)
+    stream: Any = client.start().map(iter(prompts(50)))
+    engine = client._engine
+    assert engine is not None
+
+    def take_and_drop() -> bool:
+        ok = next(stream).ok
+        with engine.queue.monitor:
+            stream.__del__()
+        return bool(ok)
+
+    assert InTime(clock, take_and_drop).result()
+    assert client.submit("next").result(30).ok
+    client.stop()
+    assert len(provider.calls) <= 5
+
+
+def test_a_stream_may_be_closed(clock: VirtualClock, client_of: ClientOf) -> None:
+    """close() cancels what waits; nothing more comes."""
+    provider = mock(clock)
+    client = client_of(provider, parallelism=2)
+    stream: Any = client.map(prompts(100))
+    assert next(stream).ok
+    stream.close()
+    assert list(stream) == []
+    assert client.queue_size == 0
+
+
+def test_ctrl_c_in_the_callers_loop_leaves_the_client_usable(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """KeyboardInterrupt out of the prompts or the loop body passes, and cancels what has not started."""
+    provider = mock(clock)
+    client = client_of(provider, parallelism=1)
+
+    def interrupted() -> Iterator[str]:
+        yield from prompts(20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(client.map(interrupted()))
+    assert client.submit("next").result(30).ok
+    client.stop()
+    assert len(provider.calls) < 20
+
+
+def test_two_streams_of_one_client_do_not_mix(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Each gets its own results, in its own order."""
+    client = client_of(mock(clock), parallelism=4)
+    pairs = zip(client.map(f"a{i}" for i in range(50)), client.map(f"b{i}" for i in range(50)), strict=True)
+    assert [(a.text, b.text) for a, b in pairs] == [(f"re: a{i}", f"re: b{i}") for i in range(50)]
+
+
+def test_a_list_longer_than_the_queue_waits_for_itself(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Also where a full queue raises: the stream takes no more than there is room for."""
+    client = client_of(mock(clock), parallelism=4, queue_capacity=100, queue_full="raise")
+    others = [client.submit(f"other {i}", priority="deferrable") for i in range(60)]
+    assert [result.ok for result in client.map(prompts(500))] == [True] * 500
+    assert all(other.result(30).ok for other in others)
+
+
+def test_parameters_of_a_list_hold_for_each_request(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Generation parameters and fields of the request alike."""
+    provider = mock(clock)
+    client = client_of(provider, temperature=0.5)
+    list(client.map(["a", "b"], system="Be brief.", priority="high", purpose="test"))
+    for call in provider.calls:
+        assert (call.request.params.system, call.request.params.temperature) == ("Be brief.", 0.5)
+        assert (call.request.priority.name, call.request.purpose) == ("HIGH", "test")
+
+
+def test_the_sums_of_a_list_are_those_of_its_results(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Tokens, latency and successes are added up."""
+    provider = SimProvider(sleep=clock.sleep, now=clock.now, latency=2.0)
+    results = client_of(provider, parallelism=2).generate(prompts(4))
+    assert results.total_latency == pytest.approx(8.0)
+    assert results.mean_latency == pytest.approx(2.0)
+    assert results.usage.output_tokens == sum(result.usage.output_tokens for result in results) > 0
+    assert results.cost == 0.0

@@ -1,0 +1,216 @@
+"""Many threads, one client: every future settles once, and the books balance at every step (A5, E8)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Scripted, broken, failure, limited, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind
+from smartbatch.events import Event, RequestFinished, RequestSubmitted
+from smartbatch.types import Answer, Usage
+
+ClientOf = Callable[..., BatchingClient]
+
+FAULTS = (
+    broken,
+    unavailable,
+    limited,
+    lambda: failure(ErrorKind.TIMEOUT, maybe_billed=True),
+    lambda: failure(ErrorKind.NETWORK_ERROR),
+    lambda: failure(ErrorKind.CLIENT_ERROR, status=400),
+    lambda: failure(ErrorKind.UNKNOWN, usage=Usage(1, 0)),
+)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run ``work(number)`` on so many threads, begun together."""
+    together = threading.Barrier(count)
+    mistakes: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            together.wait(PATIENCE)
+            work(number)
+        except BaseException as mistake:
+            mistakes.append(mistake)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive(), "a submitting thread hangs"
+    assert mistakes == []
+
+
+class Watch:
+    """An observer that takes the books at every event and counts how each request ended."""
+
+    def __init__(self) -> None:
+        self.client: BatchingClient | None = None
+        self.unbalanced: list[Any] = []
+        self.ended: Counter[str] = Counter()
+        self.submitted: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        if self.client is not None:
+            books = self.client.books
+            if not books.balanced() or min(books.waiting, books.in_flight) < 0:
+                self.unbalanced.append(books)
+        if isinstance(event, RequestFinished):
+            self.ended[event.request_id] += 1
+        elif isinstance(event, RequestSubmitted):
+            self.submitted[event.request_id] += 1
+
+
+@pytest.mark.parametrize("shared", [1, 10])
+def test_two_hundred_threads_submit_fifty_requests_each(
+    shared: int, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Each of 10,000 results belongs to its prompt, each future is settled once, and the sums agree."""
+    provider = Scripted(clock, max_shared=shared, latency=0.05)
+    watch = Watch()
+    client = client_of(provider, parallelism=32, queue_capacity=10_000, observers=[watch], deduplicate=False)
+    watch.client = client
+    settled: Counter[str] = Counter()
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        futures = []
+        for i in range(50):
+            name = f"{number}/{i}"
+            future = client.submit(name, context=name, priority=("low", "normal", "high")[i % 3])
+            future.add_done_callback(lambda future: settled.update([str(future.result().context)]))
+            futures.append((name, future))
+        for name, future in futures:
+            result = future.result(PATIENCE)
+            if (result.text, result.context) != (f"re: {name}", name):
+                wrong.append((name, result))
+
+    in_threads(200, work)
+    client.stop()
+    assert wrong == []
+    assert len(settled) == 10_000
+    assert set(settled.values()) == {1}
+    assert set(watch.ended.values()) == set(watch.submitted.values()) == {1}
+    assert len(watch.ended) == len(watch.submitted) == 10_000
+    assert watch.unbalanced == []
+    assert sum(provider.sizes) == 10_000
+
+
+def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """total == succeeded + failed, for every seed of the faults (E8)."""
+    for seed in range(20):
+        dice = random.Random(seed)
+        plan = [[dice.choice(FAULTS) if dice.random() < 0.3 else None for _ in range(5)] for _ in range(200)]
+
+        def script(prompt: str, attempt: int, plan: list[list[Any]] = plan) -> Any:
+            fault = plan[int(prompt)][min(attempt, 4)]
+            return Answer(f"re: {prompt}", usage=Usage(1, 1)) if fault is None else fault()
+
+        virtual = VirtualClock()
+        provider = Scripted(virtual, script, latency=0.1)
+        watch = Watch()
+        client = client_of(
+            provider, clock=virtual, parallelism=20, retries=2, observers=[watch], seed_of_dice=seed
+        )
+        watch.client = client
+        results = client.generate([str(i) for i in range(200)])
+        assert len(results) == 200 == results.succeeded + results.failed
+        assert all(result.text == f"re: {i}" for i, result in enumerate(results) if result.ok)
+        assert sum(result.attempts for result in results) == len(provider.starts)
+        engine = client._engine
+        assert engine is not None
+        client.stop()
+        books = engine.books()
+        assert (books.submitted, books.waiting, books.in_flight) == (200, 0, 0)
+        assert (books.succeeded, books.failed) == (results.succeeded, results.failed)
+        assert engine.gates.permits_out == 0
+        assert watch.unbalanced == []
+
+
+def test_cancelling_threads_and_workers_agree_on_every_future(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Half of the requests are cancelled at random moments: each ends once, as books and events have it."""
+    watch = Watch()
+    client = client_of(
+        Scripted(clock, latency=0.01),
+        parallelism=16,
+        queue_capacity=10_000,
+        observers=[watch],
+        deduplicate=False,
+    )
+    engine = client.start()._engine
+    assert engine is not None
+    watch.client = client
+    outcomes: Counter[str] = Counter()
+
+    def work(number: int) -> None:
+        dice = random.Random(number)
+        mine: Counter[str] = Counter()
+        futures = [client.submit(f"{number}/{i}") for i in range(50)]
+        for future in dice.sample(futures, 25):
+            future.cancel()
+        for future in futures:
+            mine["cancelled" if future.cancelled() else "ok" if future.result(PATIENCE).ok else "failed"] += 1
+        with lock:
+            outcomes.update(mine)
+
+    lock = threading.Lock()
+    in_threads(40, work)
+    client.stop()
+    books = engine.books()
+    assert (books.submitted, books.waiting, books.in_flight, books.failed) == (2_000, 0, 0, 0)
+    assert (books.succeeded, books.cancelled) == (outcomes["ok"], outcomes["cancelled"])
+    assert len(watch.ended) == 2_000
+    assert set(watch.ended.values()) == {1}
+    assert watch.unbalanced == []
+
+
+def test_identical_requests_of_many_threads_are_balanced_too(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Twins, cancellations and time-outs together: nothing is lost and nothing counted twice."""
+    watch = Watch()
+    client = client_of(Scripted(clock, latency=0.5), parallelism=4, queue_capacity=10_000, observers=[watch])
+    engine = client.start()._engine
+    assert engine is not None
+    watch.client = client
+
+    def work(number: int) -> None:
+        dice = random.Random(number)
+        futures = [
+            client.submit(
+                f"p{dice.randrange(20)}",
+                timeout=dice.choice([None, 0.7, 3.0]),
+                priority=dice.choice(["urgent", "normal", "deferrable"]),
+            )
+            for _ in range(50)
+        ]
+        for future in futures:
+            if dice.random() < 0.3:
+                future.cancel()
+        for future in futures:
+            if not future.cancelled():
+                future.exception(PATIENCE)
+
+    in_threads(40, work)
+    client.stop()
+    books = engine.books()
+    assert books.balanced()
+    assert (books.submitted, books.waiting, books.in_flight) == (2_000, 0, 0)
+    assert len(watch.ended) == 2_000
+    assert set(watch.ended.values()) == {1}
+    assert watch.unbalanced == []
+    assert engine.gates.permits_out == 0

@@ -1,0 +1,110 @@
+"""What has ended is let go: no cycle waits for the garbage collector, no heap keeps the past (F6)."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+from scenes import PATIENCE, InTime, Scripted, failure
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What dies here dies because nobody refers to it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+    """With its request and its context."""
+
+    class Context:
+        pass
+
+    client = client_of(Scripted(clock))
+    client.submit("warm").result(PATIENCE)
+    context = Context()
+    future = client.submit("x", context=context)
+    dead = [weakref.ref(context), weakref.ref(future.result(PATIENCE)), weakref.ref(future)]
+    client.stop()
+    del context, future
+    assert [reference() for reference in dead] == [None, None, None]
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Its error's traceback shows where it was waited for; that must not keep the future alive."""
+    client = client_of(Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR)))
+    future = client.submit("x")
+    dead = weakref.ref(future)
+    with pytest.raises(ProviderError):
+        future.result(PATIENCE)
+    client.stop()
+    del future
+    assert dead() is None
+
+
+def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_of: ClientOf) -> None:
+    """One slow request with an early deadline does not keep a thousand later ones in memory."""
+    client = client_of(
+        Scripted(clock, latency=lambda prompt: 900.0 if prompt == "slow" else 0.01), parallelism=2
+    )
+    with clock.held():
+        client.submit("slow", timeout=1_000.0)
+
+        def stream() -> None:
+            for number in range(2_000):
+                client.submit(f"p{number}", timeout=2_000.0)
+                clock.sleep(0.02)
+
+        streaming = InTime(clock, stream)
+    streaming.result()
+    queue = client._running().queue
+    assert queue.books.succeeded > 1_900
+    assert len(queue._deadlines) < 200
+
+
+def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Who submits and cancels again and again while nothing moves fills no memory."""
+    provider = Scripted(clock, latency=100.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        client.submit("flying")
+        provider.wait_for(1)
+        client.submit("waiting")
+        for number in range(2_000):
+            client.submit(f"p{number}").cancel()
+        assert len(client._running().queue.lanes[0].queue.queue) < 200
+    client.stop(timeout=0)
+
+
+def test_a_request_that_waits_long_keeps_nobody_elses_memory(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """One that is in no hurry sees thousands pass in a lane that shares calls."""
+    client = client_of(Scripted(clock, latency=0.01, max_shared=4), parallelism=1, batch_window=0.01)
+    with clock.held():
+        client.submit("first")
+        client.submit_background("patient", isolation_key="other")
+
+        def stream() -> list[int]:
+            lane = client._running().queue.lanes[0]
+            for number in range(300):
+                while lane.waiting < 40:
+                    client.submit(f"p{number}-{lane.waiting}")
+                clock.sleep(0.01)
+            return [len(lane._arrivals), len(lane._musts), len(lane.queue.queue)]
+
+        streaming = InTime(clock, stream)
+    assert max(streaming.result()) < 200

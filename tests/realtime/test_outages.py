@@ -1,0 +1,267 @@
+"""A provider that is down: requests wait for it, and do not burn their tries (A16)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable
+from smartbatch.events import BreakerChanged, Event
+from smartbatch.realtime.ticket import ResultFuture
+
+ClientOf = Callable[..., BatchingClient]
+
+
+class Down:
+    """A provider that answers 503 from one moment to another."""
+
+    def __init__(self, clock: VirtualClock, start: float, end: float, **settings: Any) -> None:
+        self.provider = Scripted(
+            clock,
+            lambda prompt, _: unavailable() if start <= clock.now() < end else f"re: {prompt}",
+            **settings,
+        )
+        self.start, self.end = start, end
+
+    def probes(self) -> list[float]:
+        """When calls began during the outage, a while after it had begun."""
+        return [call.at for call in self.provider.starts if self.start + 2 <= call.at < self.end - 1]
+
+
+def changes(events: list[Event]) -> list[tuple[str, str]]:
+    """The breaker's changes of state."""
+    return [(event.before, event.after) for event in events if isinstance(event, BreakerChanged)]
+
+
+def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+    """5,000 requests, 64 at once, 500 consecutive 503s amid them: all are answered, extra calls <= 10 %."""
+    calls = itertools.count()
+    provider = Scripted(
+        clock,
+        lambda prompt, _: unavailable() if 1_000 <= next(calls) < 1_500 else f"re: {prompt}",
+        latency=0.2,
+    )
+    client = client_of(provider, parallelism=64, queue_capacity=10_000)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(5_000)])
+    assert [future.result(PATIENCE).text for future in futures] == [f"re: p{i}" for i in range(5_000)]
+    assert len(provider.starts) - 5_000 <= 500 + 3
+
+
+def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of: ClientOf) -> None:
+    """2,000 requests wait ten minutes; the extra calls are those in flight and one probe after the other."""
+    down = Down(clock, 5.0, 605.0)
+    client = client_of(down.provider, parallelism=16, queue_capacity=2_000)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(2_000)])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    extra = len(down.provider.starts) - 2_000
+    assert extra <= 200 + 3 + 16
+    probes = down.probes()
+    assert probes
+    assert all(after - before >= 1.0 for before, after in itertools.pairwise(probes))  # one at a time
+    assert max(future.result().attempts for future in futures) <= 4  # nobody is the probe all the time
+
+
+def test_after_the_outage_the_full_speed_is_back_soon(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A success closes the breaker for all: the rest takes about the time it takes without an outage."""
+    down = Down(clock, 5.0, 65.0)
+    client = client_of(down.provider, parallelism=16)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(800)])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert clock.now() <= 65 + 15 + 1 + 800 / 16 + 5
+
+
+def test_the_breaker_opens_probes_and_closes(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Events tell each change of its state."""
+    events: list[Event] = []
+    down = Down(clock, 0.0, 4.0)
+    client = client_of(down.provider, parallelism=4, observers=[events.append])
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+    assert all(future.result(PATIENCE).ok for future in futures)
+    client.stop()
+    told = changes(events)
+    assert told[0] == ("closed", "open")
+    assert told[-1] == ("half_open", "closed")
+    assert all(after == "half_open" for before, after in told if before == "open")
+
+
+def test_while_it_is_open_requests_may_fail_fast(clock: VirtualClock, client_of: ClientOf) -> None:
+    """on_breaker_open="fail" sends them away unsent, and says why."""
+    down = Down(clock, 0.0, 1_000.0)
+    client = client_of(down.provider, parallelism=1, on_breaker_open="fail", breaker_threshold=3, retries=0)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(50)])
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert all(isinstance(error, ProviderError) for error in errors)
+    unsent = [error for error in errors if isinstance(error, ProviderUnavailable)]
+    assert len(unsent) >= 47
+    assert "circuit breaker is open" in str(unsent[0])
+    assert len(down.provider.starts) == 3
+    assert clock.now() < 10
+
+
+def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -> None:
+    """on_breaker_open="fallback" answers by the fallback model, and the result says so."""
+    down = Down(clock, 0.0, 1_000.0)
+    client = client_of(
+        down.provider,
+        parallelism=2,
+        on_breaker_open="fallback",
+        fallback_model="sim:spare",
+        breaker_threshold=2,
+    )
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+    results = [future.result(PATIENCE) for future in futures]
+    assert all(result.ok for result in results)
+    assert {result.model for result in results} == {"sim:spare"}
+    assert clock.now() < 60
+
+
+def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Vectors of two models cannot be compared: who asked for one waits until its model is back."""
+    down = Embedder(clock, lambda *_: unavailable() if clock.now() < 20 else "fine")
+    client = client_of(
+        down, on_breaker_open="fallback", fallback_model="sim:spare", breaker_threshold=2, retries=5
+    )
+    with clock.held():
+        futures = [client.submit_embedding(f"t{i}") for i in range(20)]
+    assert {future.result(PATIENCE).model for future in futures} == {"scripted:default"}
+
+
+def test_a_fallback_that_cannot_be_used_is_refused_at_construction(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the middle of an outage: a missing key is found when the client is made."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        client_of(Scripted(clock), on_breaker_open="fallback", fallback_model="openai:gpt-5-mini")
+
+
+def test_patience_with_an_outage_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+    """After outage_patience the waiting requests fail, soon after and not before."""
+    down = Down(clock, 0.0, 10_000.0)
+    client = client_of(down.provider, parallelism=4, outage_patience=120.0)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(50)])
+    for future in futures:
+        error = future.exception(PATIENCE)
+        assert isinstance(error, ProviderError)
+        assert error.kind is ErrorKind.SERVER_ERROR
+    assert 120 <= clock.now() <= 140
+
+
+def test_an_address_that_never_answers_fails_everybody_soon(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Nothing ever came back: that is a wrong address, and 1,000 requests need not wait an hour for it."""
+    provider = Scripted(clock, lambda *_: failure(ErrorKind.NETWORK_ERROR), latency=0.01)
+    client = client_of(provider, parallelism=8, queue_capacity=1_000)
+
+    def ask() -> list[ResultFuture]:
+        futures = []
+        for i in range(1_000):
+            futures.append(client.submit(f"p{i}"))
+            clock.sleep(0.001)
+        return futures
+
+    futures = InTime(clock, ask).result()
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures)
+    assert clock.now() <= 60
+    assert len(provider.starts) <= 100
+
+
+def test_a_wrong_key_stops_the_lane(clock: VirtualClock, client_of: ClientOf) -> None:
+    """One AUTH_ERROR fails all that wait with the same kind, without asking for each."""
+    provider = Scripted(clock, lambda *_: failure(ErrorKind.AUTH_ERROR, status=401))
+    client = client_of(provider, parallelism=4)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(500)])
+    errors = [future.exception(PATIENCE) for future in futures]
+    assert {getattr(error, "kind", None) for error in errors} == {ErrorKind.AUTH_ERROR}
+    assert len(provider.starts) <= 8
+    assert clock.now() <= 3
+
+
+def test_after_a_while_a_mended_key_is_tried_again(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Half a minute later one request may find that it works now."""
+    provider = Scripted(
+        clock, lambda *_: failure(ErrorKind.AUTH_ERROR, status=401) if clock.now() < 10 else "fine"
+    )
+    client = client_of(provider, parallelism=1)
+    assert client.submit("x").exception(PATIENCE)
+
+    def later() -> Any:
+        clock.sleep(60.0)
+        return client.submit("y")
+
+    assert InTime(clock, later).result().result(PATIENCE).ok
+
+
+def test_a_poisonous_request_does_not_keep_the_breaker_open(clock: VirtualClock, client_of: ClientOf) -> None:
+    """One that always meets a 503 is not the probe for ever: the others are answered."""
+    provider = Scripted(
+        clock,
+        lambda prompt, _: unavailable() if prompt == "poison" or clock.now() < 3 else "fine",
+    )
+    client = client_of(provider, parallelism=4, outage_patience=600.0)
+    with clock.held():
+        poison = client.submit("poison")
+        others = submit_all(client, [f"p{i}" for i in range(100)])
+    assert all(future.result(PATIENCE).ok for future in others)
+    assert isinstance(poison.exception(PATIENCE), ProviderError)
+    assert clock.now() <= 120
+
+
+def test_many_poisonous_requests_that_open_the_breaker_let_it_close_again(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Forty requests in a row meet a 500 and open it; the probes are others then, and these are answered."""
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("poison") else "fine")
+    client = client_of(provider, parallelism=4)
+    ended: list[float] = []
+
+    def ask() -> list[ResultFuture]:
+        poisons = submit_all(client, [f"poison {i}" for i in range(40)])
+        clock.sleep(0.5)
+        others = submit_all(client, [f"p{i}" for i in range(100)])
+        for other in others:
+            other.add_done_callback(lambda _: ended.append(clock.now()))
+        return [*poisons, *others]
+
+    futures = InTime(clock, ask).result()
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures[:40])
+    assert all(future.result(PATIENCE).ok for future in futures[40:])
+    client.stop()
+    assert max(ended) <= 600  # one probe after the other through the forty, and no second round of them
+
+
+def test_a_failing_callable_does_not_open_the_breaker(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Mistakes in the user's own code say nothing about the provider."""
+    events: list[Event] = []
+
+    def script(prompt: str, _: int) -> Any:
+        raise ValueError("a mistake")
+
+    client = client_of(Scripted(clock, script), observers=[events.append])
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(30)])
+    assert all(future.exception(PATIENCE) for future in futures)
+    assert changes(events) == []
+
+
+def test_a_half_broken_provider_still_answers_everybody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Every third call meets a 500: retries stay within their budget and nothing waits for ever."""
+    calls = itertools.count()
+    provider = Scripted(clock, lambda *_: broken() if next(calls) % 3 == 0 else "fine", latency=0.1)
+    client = client_of(provider, parallelism=4, retries=10, breaker_threshold=1_000)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(200)])
+    assert sum(future.exception(PATIENCE) is None for future in futures) >= 199

@@ -1,0 +1,154 @@
+"""Who is served first, and that nobody is forgotten (A4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, InTime, Scripted, broken, submit_all
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.realtime.ticket import PATIENCE as PATIENCE_OF
+from smartbatch.realtime.ticket import latest_start
+from smartbatch.types import Priority
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def one_by_one(clock: VirtualClock, client_of: ClientOf, **settings: Any) -> tuple[Scripted, BatchingClient]:
+    """A client with one worker, busy with a first call."""
+    provider = Scripted(clock)
+    return provider, client_of(provider, **{"parallelism": 1, **settings})
+
+
+def test_an_urgent_request_overtakes_ten_thousand_background_ones(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """It starts on the next free slot: fifth of all, since four were in flight when it came."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=4, queue_capacity=10_000)
+    with clock.held():
+        background = [client.submit_background(f"b{i}") for i in range(10_000)]
+        provider.wait_for(4)
+        urgent = client.submit_urgent("urgent")
+    assert urgent.result(PATIENCE).queued == 1.0
+    assert provider.prompts.index("urgent") == 4
+    for future in background:
+        future.result(PATIENCE)
+
+
+def test_priorities_are_served_in_their_order(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Of requests that came together the more urgent start first, and equals in the order they came."""
+    provider, client = one_by_one(clock, client_of)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        for priority in sorted(Priority):
+            submit_all(client, [f"{priority.name} 1", f"{priority.name} 2"], priority=priority)
+    client.stop()
+    expected = [f"{p.name} {i}" for p in sorted(Priority, reverse=True) for i in (1, 2)]
+    assert provider.prompts[1:] == expected
+
+
+@pytest.mark.parametrize("value", [100, "urgent", Priority.URGENT])
+def test_a_priority_has_a_name_and_a_number(value: Any, clock: VirtualClock, client_of: ClientOf) -> None:
+    """Each of the three spellings means the same."""
+    provider, client = one_by_one(clock, client_of)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        client.submit("normal")
+        client.submit("fast", priority=value)
+    client.stop()
+    assert provider.prompts == ["first", "fast", "normal"]
+
+
+def test_a_low_request_that_waited_long_goes_before_a_new_normal_one(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The order is the order of latest starts, so a request ages by itself."""
+    provider = Scripted(clock, latency=lambda prompt: 115.0 if prompt == "first" else 1.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        client.submit("low", priority="low")
+
+        def later() -> None:
+            clock.sleep(114.0)
+            client.submit("new normal")
+            client.submit("new high", priority="high")
+
+        traffic = InTime(clock, later)
+    traffic.result()
+    client.stop()
+    assert provider.prompts == ["first", "new high", "low", "new normal"]
+
+
+def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Among equal priorities the request whose time ends sooner is served sooner."""
+    provider, client = one_by_one(clock, client_of)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        client.submit("no deadline")
+        client.submit("nine seconds", timeout=9)
+        client.submit("five seconds", timeout=5)
+    client.stop()
+    assert provider.prompts == ["first", "five seconds", "nine seconds", "no deadline"]
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
+    """The latest start is the patience of the priority, or the deadline if that is sooner."""
+    patient = latest_start(100.0, priority, None)
+    assert patient == 100.0 + PATIENCE_OF[priority]
+    assert latest_start(100.0, priority, patient + 1) == patient
+    assert latest_start(100.0, priority, patient - 1) == patient - 1
+
+
+def test_no_priority_starves_under_an_hour_of_too_much_traffic(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """At 125 % load of normal requests, low and deferrable ones start after their patience, not never."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1, queue_capacity=10_000, deduplicate=False)
+    waits: dict[str, list[tuple[float, float]]] = {"low": [], "deferrable": []}
+
+    def note(priority: str, at: float) -> Callable[[Any], None]:
+        return lambda future: waits[priority].append((at, future.result().queued))
+
+    def traffic() -> None:
+        for i in range(4_500):
+            client.submit(f"normal {i}")
+            if i % 100 == 0:
+                for priority in waits:
+                    future = client.submit(f"{priority} {i}", priority=priority)
+                    future.add_done_callback(note(priority, clock.now()))
+            clock.sleep(0.8)
+
+    InTime(clock, traffic).result()
+    client.stop(timeout=0)  # at 3,600 s the backlog is still there, and so is who came last
+    patience = {"low": 120.0, "deferrable": 600.0}
+    for priority, patient in patience.items():
+        started = [(at, wait) for at, wait in waits[priority] if wait < 3_000]
+        # served in the order of latest starts, at 0.8 of the speed they come: 1.25 x (arrival + patience)
+        due = [at for at, _ in waits[priority] if 1.3 * (at + patient) < 3_500]
+        assert due
+        assert all(wait <= 1.3 * (at + patient) - at + 10 for at, wait in started if at in due)
+        assert {at for at, _ in started} >= set(due)
+
+
+def test_a_retry_keeps_the_place_its_request_had(clock: VirtualClock, client_of: ClientOf) -> None:
+    """After its pause a retried request goes before all that came after it."""
+    provider = Scripted(clock, lambda prompt, attempt: broken() if (prompt, attempt) == ("a", 0) else "fine")
+    client = client_of(provider, parallelism=1, retry_initial=1.0)
+    with clock.held():
+        futures = [client.submit("a")]
+        provider.wait_for(1)
+        rest = InTime(clock, lambda: (clock.sleep(0.1), submit_all(client, [f"p{i}" for i in range(20)]))[1])
+    futures += rest.result()
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert provider.prompts.index("a", 1) <= 3

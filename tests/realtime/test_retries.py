@@ -1,0 +1,248 @@
+"""What becomes of a failed call: again, how often, when, or never (A14, A15, E2, E4, E6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, InTime, Scripted, broken, failure, limited, submit_all
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
+from smartbatch.events import CooldownStarted, RetryScheduled
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.types import Answer, Request, Usage
+
+ClientOf = Callable[..., BatchingClient]
+
+CALLS = {
+    ErrorKind.TIMEOUT: 2,
+    ErrorKind.UNKNOWN: 2,
+    ErrorKind.NETWORK_ERROR: 4,
+    ErrorKind.SERVER_ERROR: 4,
+    ErrorKind.AUTH_ERROR: 1,
+    ErrorKind.INVALID_RESPONSE: 1,
+    ErrorKind.CLIENT_ERROR: 1,
+    ErrorKind.NO_MONEY: 1,
+    ErrorKind.CONTEXT_TOO_LONG: 1,
+    ErrorKind.RATE_LIMIT: 31,
+}
+"""Calls a request costs that fails in the same way every time, with three retries."""
+
+
+@pytest.mark.parametrize("kind", list(ErrorKind))
+def test_each_kind_of_failure_has_its_number_of_tries(
+    kind: ErrorKind, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Then the request fails with that kind, its id, and the number of calls made."""
+    provider = Scripted(clock, lambda *_: failure(kind), latency=0.01)
+    client = client_of(provider, retries=3)
+    future = client.submit("x", id="mine")
+    error = future.exception(PATIENCE)
+    assert isinstance(error, ProviderError)
+    assert (error.kind, error.request_id) == (kind, "mine")
+    assert len(provider.starts) == CALLS[kind]
+    assert future.outcome is not None
+    assert future.outcome.attempts == CALLS[kind]
+    assert [start.attempt for start in provider.starts] == list(range(CALLS[kind]))
+
+
+def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf) -> None:
+    """1, 2, 4 … seconds, up to retry_max_delay, each drawn between half and the whole of it."""
+    provider = Scripted(clock, lambda *_: broken(), latency=0.0)
+    client = client_of(provider, retries=6, retry_max_delay=10.0, breaker_threshold=1000)
+    assert client.submit("x").exception(PATIENCE) is not None
+    delays = [after.at - before.at for before, after in pairwise(provider.starts)]
+    for delay, formula in zip(delays[:3], [1, 2, 4], strict=True):
+        assert formula / 2 <= delay <= formula
+    assert len(delays) == 6
+
+
+def test_requests_that_failed_together_do_not_return_together(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The dice part them."""
+    provider = Scripted(clock, lambda _, attempt: broken() if attempt == 0 else "fine", latency=0.0)
+    client = client_of(provider, parallelism=3, breaker_threshold=1000)
+    with clock.held():
+        futures = submit_all(client, "abc")
+    for future in futures:
+        assert future.result(PATIENCE).attempts == 2
+    assert len({start.at for start in provider.starts if start.attempt}) == 3
+
+
+def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Asked to wait 7 seconds it waits 7, and at most a tenth more."""
+    provider = Scripted(
+        clock,
+        lambda _, n: failure(ErrorKind.SERVER_ERROR, status=503, retry_after=7.0) if n == 0 else "fine",
+        latency=0.0,
+    )
+    client = client_of(provider)
+    assert client.submit("x").result(PATIENCE).ok
+    assert 7.0 <= provider.starts[1].at <= 7.7
+
+
+def test_a_refusal_pauses_everybody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """After a 429 that asks for 20 seconds nothing is sent for 20 seconds, and nothing is lost."""
+    provider = Scripted(clock, lambda prompt, n: limited(20.0) if (prompt, n) == ("a", 0) else "fine")
+    events: list[Any] = []
+    client = client_of(provider, parallelism=1, observers=[events.append])
+    with clock.held():
+        futures = submit_all(client, "abcd")
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert all(start.at >= 21.0 for start in provider.starts[1:])
+    (cooldown,) = [event for event in events if isinstance(event, CooldownStarted)]
+    assert 20.0 <= cooldown.seconds <= 21.0
+
+
+def test_a_refusal_costs_no_try(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Ten refusals and a failure later a request with one retry is answered."""
+
+    def script(_: str, attempt: int) -> Any:
+        return limited(0.5) if attempt < 10 else broken() if attempt == 10 else "fine"
+
+    events: list[Any] = []
+    client = client_of(Scripted(clock, script), retries=1, observers=[events.append])
+    assert client.submit("x").result(PATIENCE).attempts == 12
+    counted = [event.counted for event in events if isinstance(event, RetryScheduled)]
+    assert counted == [False] * 10 + [True]
+
+
+def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A refusal met by one client holds the other one's calls as well."""
+    one = Scripted(clock, lambda _, n: limited(30.0) if n == 0 else "fine", scope="account")
+    other = Scripted(clock, scope="account")
+    stranger = Scripted(clock, scope="another account")
+    first, second, third = client_of(one), client_of(other), client_of(stranger)
+    with clock.held():
+        refused = first.submit("x")
+
+        def later() -> None:
+            clock.sleep(5.0)
+            futures.extend([second.submit("y"), third.submit("z")])
+
+        futures = [refused]
+        traffic = InTime(clock, later)
+    traffic.result()
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert other.starts[0].at >= 31.0
+    assert stranger.starts[0].at == 5.0
+
+
+def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: ClientOf) -> None:
+    """What a failed call was billed for is on the request's bill, in tokens and in money."""
+
+    def script(_: str, attempt: int) -> Any:
+        if attempt < 2:
+            return failure(ErrorKind.SERVER_ERROR, status=500, usage=Usage(10, 5))
+        return Answer("fine", usage=Usage(20, 7))
+
+    provider = Scripted(clock, script, priced=True)
+    client = client_of(provider, prices={"scripted:default": {"input": 1_000_000, "output": 2_000_000}})
+    result = client.submit("x").result(PATIENCE)
+    assert result.usage == Usage(40, 17)
+    assert result.cost == pytest.approx(40 * 1 + 17 * 2)
+    assert client.spent == pytest.approx(40 * 1 + 17 * 2)
+
+
+def test_a_failed_request_tells_what_it_used(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Its result holds tokens of all attempts."""
+    provider = Scripted(clock, lambda *_: failure(ErrorKind.UNKNOWN, usage=Usage(3, 4)))
+    future = client_of(provider).submit("x")
+    assert future.exception(PATIENCE)
+    assert future.outcome is not None
+    assert future.outcome.usage == Usage(6, 8)
+
+
+def test_a_users_classifier_decides_on_retries(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A failure it calls the client's is not repeated."""
+    provider = Scripted(clock, lambda *_: broken())
+    client = client_of(provider, classifiers=[lambda error, verdict: ErrorKind.CLIENT_ERROR])
+    assert client.submit("x").exception(PATIENCE)
+    assert len(provider.starts) == 1
+
+
+def test_a_poisonous_request_harms_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """One that always meets a 500 fails by itself; 200 others are answered as if it were not there."""
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt == "poison" else "fine")
+    client = client_of(provider, parallelism=4)
+    with clock.held():
+        poison = client.submit("poison")
+        others = submit_all(client, [f"p{i}" for i in range(200)])
+    assert all(future.result(PATIENCE).ok for future in others)
+    assert isinstance(poison.exception(PATIENCE), ProviderError)
+    assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last pause of the poison
+
+
+def test_many_poisonous_requests_hold_nobody_up(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Retries that have to wait for the retry budget let the first calls behind them pass."""
+    ended: dict[str, float] = {}
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("poison") else "fine")
+    client = client_of(provider, parallelism=4, breaker_threshold=1000)
+    with clock.held():
+
+        def ask() -> list[ResultFuture]:
+            futures = []
+            for i in range(200):
+                futures.append(client.submit(f"poison {i}" if i % 4 == 0 else f"p{i}"))
+                clock.sleep(0.001)  # who failed once came before who has not been sent
+            return futures
+
+        asking = InTime(clock, ask)
+    futures = asking.result()
+    poisons = futures[::4]
+    others = [future for i, future in enumerate(futures) if i % 4]
+    for i, future in enumerate(others):
+        future.add_done_callback(lambda _, i=i: ended.__setitem__(str(i), clock.now()))  # type: ignore[misc]
+    assert all(future.result(PATIENCE).ok for future in others)
+    assert all(isinstance(poison.exception(PATIENCE), ProviderError) for poison in poisons)
+    # 200 first calls by four workers take 50 s, and the retries their budget allows meanwhile some more
+    assert max(ended.values()) <= 65.0
+
+
+def test_retries_go_on_while_the_client_stops(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Leaving the with block completes what is pending, with the tries it has."""
+    provider = Scripted(clock, lambda _, attempt: broken() if attempt < 2 else "fine")
+    with client_of(provider) as client, clock.held():
+        future = client.submit("x")
+    assert future.result(PATIENCE).attempts == 3
+
+
+def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: ClientOf) -> None:
+    """stop(cancel_waiting=True) finishes the calls under way and makes no further ones."""
+    provider = Scripted(clock, lambda *_: broken())
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        first, second = submit_all(client, "ab")
+        provider.wait_for(1)
+        stopper = InTime(clock, lambda: client.stop(cancel_waiting=True))
+    stopper.result()
+    assert isinstance(first.exception(PATIENCE), SmartbatchError)
+    assert second.cancelled()
+    assert len(provider.starts) == 1
+
+
+def test_halves_of_a_spoilt_call_are_no_further_tries_after_a_cancelled_stop(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A shared call that fails for what is in it is sent again in halves, but not once all is cancelled."""
+
+    class Spoilt(Scripted):
+        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
+            super().generate_many(requests, **details)
+            raise failure(ErrorKind.CLIENT_ERROR)
+
+    provider = Spoilt(clock, max_shared=10)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        futures = submit_all(client, "ab")
+        client.submit_urgent("c")
+        provider.wait_for(1)
+        client.cancel_pending()
+    assert all(isinstance(f.exception(PATIENCE), SmartbatchError) for f in futures if not f.cancelled())
+    client.stop()
+    assert len(provider.starts) == 1

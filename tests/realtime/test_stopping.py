@@ -1,0 +1,302 @@
+"""Start, stop, start again: what is pending is finished, or fails with a reason, and nothing hangs (A9)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Aside, InTime, Scripted, eventually, submit_all
+
+from smartbatch._clock import RealClock, VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed
+from smartbatch.events import ClientStarted, ClientStopped, RequestFinished
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, client_of: ClientOf) -> None:
+    """All futures are done, and all callbacks have run, when the block is left."""
+    heard: list[str | None] = []
+    with client_of(Scripted(clock), parallelism=2) as client:
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+        for future in futures:
+            future.add_done_callback(lambda future: heard.append(future.result().text))
+    assert all(future.done() for future in futures)
+    assert sorted(text or "" for text in heard) == sorted(f"re: p{i}" for i in range(20))
+
+
+def test_observers_have_heard_everything_when_a_stop_returns(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The figures of a stopped client are complete, every time."""
+    for _ in range(50):
+        events: list[Any] = []
+        client = client_of(Scripted(clock), parallelism=8, observers=[events.append])
+        futures = submit_all(client, [f"p{i}" for i in range(8)])
+        client.stop()
+        assert all(future.done() for future in futures)
+        assert sum(isinstance(event, RequestFinished) for event in events) == 8
+        assert isinstance(events[0], ClientStarted)
+        assert isinstance(events[-1], ClientStopped)
+
+
+def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> None:
+    """A request is over when its future is settled and its end was told, not when its call came back."""
+    hears, go = threading.Event(), threading.Event()
+
+    def slow(event: Any) -> None:
+        if isinstance(event, RequestFinished):
+            hears.set()
+            go.wait(PATIENCE)
+
+    client = client_of(lambda request, attempt: "fine", clock=RealClock(), observers=[slow])
+    client.submit("x")
+    assert hears.wait(PATIENCE)
+    engine = client._engine
+    assert engine is not None
+    assert engine.books().succeeded == 1
+    assert engine.queue.wait_idle(0.0) is False
+    stop = Aside(client.stop)
+    eventually(lambda: engine.queue.closed is not None)
+    go.set()
+    stop.result()
+    assert engine.queue.wait_idle(0.0) is True
+
+
+def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Answered, in flight and waiting: the first keeps its answer, the others hear why they have none."""
+    provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)
+    events: list[Any] = []
+    client = client_of(provider, parallelism=1, observers=[events.append])
+    with clock.held():
+        quick, slow, waiting = submit_all(client, ["quick", "slow", "waiting"])
+        provider.wait_for(1)
+        engine = client._engine
+        stopping = InTime(clock, lambda: (client.stop(timeout=10.0), clock.now()))
+    assert stopping.result()[1] == 10.0
+    assert quick.result(PATIENCE).ok
+    for future in (slow, waiting):
+        with pytest.raises(ClientClosed, match="was stopped before the request was answered") as caught:
+            future.result(PATIENCE)
+        assert caught.value.request_id
+    assert engine is not None
+    books = engine.books()
+    assert books.balanced()
+    assert (books.waiting, books.in_flight, books.succeeded, books.failed) == (0, 0, 1, 2)
+    assert [event.failed for event in events if isinstance(event, ClientStopped)] == [2]
+
+
+def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The call comes back after its request was failed; the future is settled once."""
+    provider = Scripted(clock, latency=100.0)
+    client = client_of(provider)
+    with clock.held():
+        future = client.submit("x")
+        provider.wait_for(1)
+        engine = client._engine
+        client.stop(timeout=0)
+    assert isinstance(future.exception(PATIENCE), ClientClosed)
+    eventually(lambda: provider.in_flight == 0)
+    assert engine is not None
+    eventually(lambda: engine.gates.permits_out == 0)
+    assert engine.books().balanced()
+
+
+def test_a_stopped_client_takes_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
+    """submit says so, and how to use it again."""
+    client = client_of(Scripted(clock))
+    client.stop()
+    with pytest.raises(ClientClosed, match=r"start\(\)"):
+        client.submit("x")
+
+
+def test_a_stopped_client_may_be_started_again(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Three times over; providers are opened and closed each time."""
+    provider = Scripted(clock)
+    client = client_of(provider)
+    for round_ in range(3):
+        client.start()
+        assert client.submit(f"p{round_}").result(PATIENCE).ok
+        client.stop()
+    assert (provider.opened, provider.closed) == (3, 3)
+
+
+def test_starting_and_stopping_twice_is_fine(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The second time does nothing."""
+    provider = Scripted(clock)
+    client = client_of(provider)
+    assert client.start().start() is client
+    assert client.submit("x").result(PATIENCE).ok
+    client.stop()
+    client.stop()
+    assert provider.opened == 1
+
+
+def test_a_client_that_never_ran_may_be_stopped(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Nothing was started, so nothing is opened or waited for."""
+    provider = Scripted(clock)
+    client = client_of(provider)
+    client.stop()
+    assert provider.opened == 0
+    assert client.queue_size == 0
+
+
+def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Both return when everything is done, and not before."""
+    client = client_of(Scripted(clock), parallelism=1)
+    with clock.held():
+        futures = submit_all(client, "abc")
+        stops = [InTime(clock, lambda: (client.stop(), [f.done() for f in futures])) for _ in range(2)]
+    for stop in stops:
+        assert stop.result()[1] == [True] * 3
+
+
+def test_an_impatient_stop_ends_a_patient_one(clock: VirtualClock, client_of: ClientOf) -> None:
+    """While one thread waits for everything, another may end it within a second."""
+    provider = Scripted(clock, latency=1_000.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        future = client.submit("x")
+        provider.wait_for(1)
+        patient = InTime(clock, client.stop)
+        impatient = InTime(clock, lambda: client.stop(timeout=1.0))
+    impatient.result()
+    assert isinstance(future.exception(PATIENCE), ClientClosed)
+    patient.result()
+
+
+def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
+    """It completes what is pending and does not wait for itself."""
+    go = threading.Event()
+    client = client_of(lambda request, attempt: str(go.wait(PATIENCE)), clock=RealClock(), parallelism=1)
+    stopped = threading.Event()
+
+    def stop(_: Any) -> None:
+        client.stop()
+        stopped.set()
+
+    first, second = submit_all(client, ["first", "second"])
+    first.add_done_callback(stop)
+    go.set()
+    assert stopped.wait(PATIENCE)
+    assert second.done()
+
+
+@pytest.mark.parametrize("where", ["observer", "own callable"])
+def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
+    """An observer or a callable that calls stop() does not wait for the very thread it runs on."""
+    stopped = threading.Event()
+    calls: list[str] = []
+
+    def call(request: Any, attempt: int) -> str:
+        calls.append(str(request.prompt))
+        if where == "own callable" and len(calls) == 1:
+            client.stop()
+        return "fine"
+
+    def observe(event: Any) -> None:
+        if isinstance(event, ClientStopped):
+            stopped.set()
+        if where == "observer" and isinstance(event, RequestFinished):
+            client.stop()
+
+    client = client_of(call, clock=RealClock(), parallelism=1, observers=[observe])
+    future = client.submit("x")
+    assert future.result(PATIENCE).text == "fine"
+    assert stopped.wait(PATIENCE)
+    with pytest.raises(ClientClosed):
+        client.submit("y")
+
+
+def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The old requests end with the old threads, the new ones are served by new threads, also afterwards."""
+    provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        old = client.submit("old")
+        provider.wait_for(1)
+        stopping = InTime(clock, client.stop)
+        eventually(lambda: client._engine is None)
+        client.start()
+        new = client.submit("new")
+    assert new.result(PATIENCE).text == "re: new"
+    assert old.result(PATIENCE).text == "re: old"
+    stopping.result()
+    assert client.submit("newer").result(PATIENCE).text == "re: newer"
+    assert provider.closed == 0  # somebody still uses it
+
+
+def test_an_exception_in_the_with_block_cancels_what_has_not_started(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """It passes unchanged; calls under way get exit_grace to end."""
+    provider = Scripted(clock, latency=1.0)
+    mistake = ValueError("mine")
+
+    def work() -> list[Any]:
+        with client_of(provider, parallelism=1) as client:
+            with clock.held():
+                futures.extend(submit_all(client, ["running", "waiting"]))
+                provider.wait_for(1)
+                futures.append(client)
+            raise mistake
+
+    futures: list[Any] = []
+    with pytest.raises(ValueError, match="mine") as caught:
+        work()
+    running, waiting, _ = futures
+    assert caught.value is mistake
+    assert running.result(PATIENCE).ok
+    assert waiting.cancelled() or waiting.done()
+
+
+def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of: ClientOf) -> None:
+    """cancel_pending says how many, and the next request is served."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        first = client.submit("first")
+        provider.wait_for(1)
+        waiting = submit_all(client, [f"p{i}" for i in range(50)])
+        assert client.cancel_pending() == 50
+        assert client.queue_size == 0
+    assert all(future.cancelled() for future in waiting)
+    assert first.result(PATIENCE).ok
+    assert client.submit("next").result(PATIENCE).ok
+
+
+def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Collector, workers and the callback thread of ten lives are gone."""
+    client = client_of(Scripted(clock))
+    before = set(threading.enumerate())
+    for _ in range(10):
+        client.start()
+        future = client.submit("x")
+        future.add_done_callback(lambda _: None)
+        assert future.result(PATIENCE).ok
+        client.stop()
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Whatever is accepted is answered, whatever is not raises ClientClosed, and nobody hangs."""
+    client = client_of(Scripted(clock, latency=0.0), parallelism=4, deduplicate=False)
+    accepted: list[Any] = []
+
+    def ask() -> int:
+        for i in range(10_000):
+            try:
+                accepted.append(client.submit(f"p{i}"))
+            except ClientClosed:
+                return i
+        return -1
+
+    askers = [Aside(ask) for _ in range(8)]
+    eventually(lambda: len(accepted) > 200)
+    client.stop()
+    for asker in askers:
+        asker.result()
+    assert all(future.done() and future.result(0).ok for future in accepted)

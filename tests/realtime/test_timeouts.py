@@ -1,0 +1,179 @@
+"""A request's own time-out holds wherever the request is (A5, A7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, InTime, Scripted, broken, submit_all
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ProviderError, RequestTimeout
+from smartbatch.types import Request
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_waiting_request_fails_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+    """At second 3, without having been sent, and its place in the queue is free."""
+    provider = Scripted(clock, latency=10.0)
+    client = client_of(provider, parallelism=1)
+    ended: list[float] = []
+    with clock.held():
+        first = client.submit("first")
+        provider.wait_for(1)
+        future = client.submit("x", timeout=3.0, id="mine")
+        future.add_done_callback(lambda _: ended.append(clock.now()))
+    with pytest.raises(RequestTimeout) as caught:
+        future.result(PATIENCE)
+    assert first.result(PATIENCE).ok
+    client.stop()
+    assert ended == [3.0]
+    assert caught.value.request_id == "mine"
+    assert "0 finished calls" in str(caught.value)
+    assert provider.prompts == ["first"]
+
+
+def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_of: ClientOf) -> None:
+    """After 2 seconds in the queue a request with 5 seconds gives its call 3."""
+    provider = Scripted(clock, latency=2.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        submit_all(client, ["first"])
+        provider.wait_for(1)
+        future = client.submit("x", timeout=5.0)
+    assert future.result(PATIENCE).ok
+    assert [start.timeout for start in provider.starts] == [600.0, 3.0]
+
+
+def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The setting limits every call; a longer patience of the request does not."""
+    provider = Scripted(clock)
+    client = client_of(provider, call_timeout=30.0)
+    assert client.submit("x", timeout=100.0).result(PATIENCE).ok
+    assert provider.starts[0].timeout == 30.0
+
+
+def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The future fails in time; the late answer is dropped, and the books balance before and after it."""
+    ended: list[float] = []
+
+    def stubborn(request: Request, attempt: int) -> str:
+        clock.sleep(100.0)
+        return "far too late"
+
+    client = client_of(stubborn, parallelism=1)
+    with clock.held():
+        future = client.submit("x", timeout=5.0)
+        future.add_done_callback(lambda _: ended.append(clock.now()))
+        behind = client.submit("behind")
+
+        def look() -> Any:
+            clock.sleep(50.0)
+            return client.books
+
+        looking = InTime(clock, look)
+    with pytest.raises(RequestTimeout):
+        future.result(PATIENCE)
+    books = looking.result()
+    assert books.balanced()
+    assert (books.failed, books.in_flight, books.waiting) == (1, 0, 1)
+    assert behind.result(PATIENCE).text == "far too late"
+    client.stop()
+    assert ended == [5.0]
+
+
+def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, client_of: ClientOf) -> None:
+    """request_timeout holds where the request says nothing; its own wins."""
+    client = client_of(Scripted(clock, latency=10.0), request_timeout=4.0)
+    with clock.held():
+        usual, patient = client.submit("x"), client.submit("y", timeout=60.0)
+    with pytest.raises(RequestTimeout):
+        usual.result(PATIENCE)
+    assert patient.result(PATIENCE).ok
+
+
+def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A request that waits for its retry fails when its own time is over, with the tries it made."""
+    ended: list[float] = []
+    client = client_of(Scripted(clock, lambda *_: broken(), latency=0.1), retry_initial=10.0)
+    with clock.held():
+        future = client.submit("x", timeout=3.0)
+        future.add_done_callback(lambda _: ended.append(clock.now()))
+    with pytest.raises(RequestTimeout, match="1 finished call"):
+        future.result(PATIENCE)
+    client.stop()
+    assert ended == [3.0]
+
+
+def test_a_thousand_time_outs_are_kept_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Each waiting request fails at its own moment, whatever the order they came in."""
+    provider = Scripted(clock, latency=10_000.0)
+    client = client_of(provider, parallelism=1, queue_capacity=1_000)
+    ended: dict[int, float] = {}
+    with clock.held():
+        client.submit("first", timeout=20_000)
+        provider.wait_for(1)
+        for i in range(1_000):
+            seconds = 1.0 + (i * 617) % 1_000
+            future = client.submit(f"p{i}", timeout=seconds)
+            future.add_done_callback(lambda _, seconds=seconds: ended.__setitem__(int(seconds), clock.now()))  # type: ignore[misc]
+    client.stop()
+    assert len(ended) == 1_000
+    assert all(at == pytest.approx(seconds) for seconds, at in ended.items())
+    assert client.books.balanced()
+
+
+def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The future says cancelled, so it is not failed as well."""
+    provider = Scripted(clock, latency=10.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        first = client.submit("first")
+        provider.wait_for(1)
+        future = client.submit("x", timeout=3.0)
+        assert Future.cancel(future)  # as far as cancel() has come when the time is over
+    assert first.result(PATIENCE).ok
+    assert future.cancelled()
+    books = client.books
+    assert (books.cancelled, books.failed, books.succeeded) == (1, 0, 1)
+
+
+def test_a_provider_that_keeps_its_deadline_fails_the_same_way(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Whether the adapter or the client notices first, the request is over when its time is."""
+    provider = Scripted(clock, lambda *_: TimeoutError(), latency=2.0)
+    future = client_of(provider).submit("x", timeout=2.0)
+    assert isinstance(future.exception(PATIENCE), RequestTimeout | ProviderError)
+    assert clock.now() <= 3.0
+
+
+def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A shared call may take as long as the most patient of its askers has; the others are told in time."""
+
+    class Punctual(Scripted):
+        def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
+            answers = super().generate_many(requests, **details)
+            if details["timeout"] < 1.0:
+                raise TimeoutError
+            return answers
+
+    provider = Punctual(clock, latency=1.0, max_shared=10)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        patient, hurried = client.submit("patient", timeout=60.0), client.submit("hurried", timeout=1.5)
+    assert isinstance(hurried.exception(PATIENCE), RequestTimeout)
+    assert patient.result(PATIENCE).attempts == 1
+    assert [start.timeout for start in provider.starts] == [600.0, 59.0]

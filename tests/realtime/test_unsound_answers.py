@@ -1,0 +1,147 @@
+"""Whatever providers, users and this library do wrong, nobody waits for ever (A5, A7, E1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Aside, Scripted, failure, submit_all
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed, ErrorKind, SmartbatchError
+from smartbatch.realtime.router import ResponseRouter
+from smartbatch.types import Answer, LimitReport, Result, Usage
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("x", usage=Usage(10**400, 1)),
+        Answer("x", usage=Usage(1, 2**60)),
+        Answer("x", cost=1e305),
+        Answer("x", cost=math.inf),
+    ],
+    ids=["usage beyond floats", "usage beyond reason", "cost beyond floats", "infinite cost"],
+)
+def test_figures_that_no_call_can_have_are_an_invalid_answer(
+    answer: Answer, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """They would not fit the books, which count on."""
+    client = client_of(Scripted(clock, lambda *_: answer), max_tpm=1_000_000, retries=0)
+    error = client.submit("x").exception(PATIENCE)
+    assert isinstance(error, SmartbatchError)
+    assert error.kind is ErrorKind.INVALID_RESPONSE
+    client.stop()
+    assert client.books.balanced()
+
+
+def test_limits_that_are_none_are_passed_over(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The answer itself is sound, and paid for."""
+    limits: Any = {"requests": 5}
+    client = client_of(Scripted(clock, lambda *_: Answer("fine", limits=limits)))
+    assert client.submit("x").result(PATIENCE).text == "fine"
+
+
+def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Limits whose fields are no numbers break the counting: that request fails, the worker goes on."""
+    wrong: Any = LimitReport(requests_limit="many", requests_remaining="some")  # type: ignore[arg-type]
+    provider = Scripted(
+        clock, lambda prompt, _: Answer("fine", limits=wrong if prompt == "wrong" else None), latency=0.1
+    )
+    client = client_of(provider, parallelism=1)
+    bad, good = submit_all(client, ["wrong", "right"])
+    assert "inside smartbatch" in str(bad.exception(PATIENCE))
+    assert good.result(PATIENCE).ok
+    engine = client._running()
+    client.stop()
+    assert engine.books().balanced()
+    assert engine.gates.permits_out == 0
+
+
+def test_a_mistake_before_the_first_verdict_gives_the_permit_back(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permits out are calls in flight, also then."""
+
+    def broken(*_: Any) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr(ResponseRouter, "_end_permit", broken)
+    client = client_of(Scripted(clock, latency=0.1))
+    engine = client._running()
+    assert isinstance(client.submit("x").exception(PATIENCE), SmartbatchError)
+    client.stop()
+    assert engine.gates.permits_out == 0
+
+
+def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
+    """A provider asks for a thousand years, in real time: the next request is answered, and stop returns."""
+
+    def asks(request: Any, attempt: int) -> str:
+        if request.prompt == "patient":
+            raise failure(ErrorKind.SERVER_ERROR, status=500, retry_after=3e10)
+        return "fine"
+
+    client = BatchingClient(asks, retries=1)
+    patient = client.submit("patient")
+    for i in range(3):
+        assert client.submit(f"p{i}").result(PATIENCE).ok
+    patient.cancel()
+    client.stop(timeout=0)
+    assert patient.done()
+
+
+def test_a_stop_may_have_all_the_time_in_the_world() -> None:
+    """An infinite time-out is none."""
+    client = BatchingClient("sim:demo")
+    future = client.submit("x")
+    client.stop(timeout=math.inf)
+    assert future.result(PATIENCE).ok
+
+
+def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Only the client may end its futures; one that was ended by a user, waiting or in flight, is let go."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        flying, waiting, moved, sound = submit_all(client, ["flying", "waiting", "moved", "sound"])
+        provider.wait_for(1)
+        flying.set_result(Result("mine"))
+        waiting.set_result(Result("mine"))
+        moved.set_running_or_notify_cancel()
+    assert sound.result(PATIENCE).ok
+    assert moved.result(PATIENCE).ok
+    assert flying.result().request_id == waiting.result().request_id == "mine"
+    stopping = Aside(client.stop)
+    stopping.result()
+    assert provider.prompts == ["flying", "moved", "sound"]
+    assert client.books.balanced()
+
+
+def test_an_interrupt_while_futures_are_ended_ends_the_others_too(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of a stop: other threads may wait for the rest of them."""
+    provider = Scripted(clock, latency=100.0)
+    client = client_of(provider, parallelism=3)
+    with clock.held():
+        futures = submit_all(client, "abc")
+        provider.wait_for(3)
+        end = futures[0].settle
+
+        def interrupted(result: Result) -> None:
+            monkeypatch.undo()
+            end(result)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(futures[0], "settle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.stop(timeout=0)
+        assert all(isinstance(future.exception(PATIENCE), ClientClosed) for future in futures)

@@ -1,0 +1,194 @@
+"""Answers with a schema: asked again with what was wrong, paid every time, failed in the end (D7, E3, E4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import frozen
+from scenes import PATIENCE
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError, ValidationFailed
+from smartbatch.events import Event, RetryScheduled
+from smartbatch.providers import MockProvider
+from smartbatch.types import Answer, Generation, Request, Usage
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@frozen
+class City:
+    name: str
+    people: int
+
+
+GOOD = json.dumps({"name": "Oslo", "people": 700_000})
+BAD = json.dumps({"name": "Oslo", "people": "canary-many"})
+
+
+def paid(text: str | None, **more: Any) -> Answer:
+    """An answer of ten tokens in and five out."""
+    return Answer(text, usage=Usage(10, 5), **more)
+
+
+def failed(client: BatchingClient, **params: Any) -> ValidationFailed:
+    """The error a request ends with."""
+    error = client.submit("Which city?", schema=City, **params).exception(PATIENCE)
+    assert isinstance(error, ValidationFailed)
+    return error
+
+
+def test_an_answer_becomes_an_object_of_the_class(client_of: ClientOf) -> None:
+    """The provider sees the schema, the caller the object."""
+    provider = MockProvider([f"Sure:\n```json\n{GOOD}\n```"])
+    result = client_of(provider).submit("Which city?", schema=City).result(PATIENCE)
+    assert result.parsed == City("Oslo", 700_000)
+    schema = provider.calls[0].request.params.schema
+    assert schema is not None
+    assert schema["required"] == ["name", "people"]
+
+
+def test_the_class_may_be_the_clients_or_the_requests(client_of: ClientOf) -> None:
+    """Given to the client, in a request, or for a whole list: it is the same."""
+    expected = City("Oslo", 700_000)
+    assert client_of(MockProvider([GOOD]), schema=City).submit("q").result(PATIENCE).parsed == expected
+    request = Request("q", Generation(schema=City))
+    assert client_of(MockProvider([GOOD])).submit(request).result(PATIENCE).parsed == expected
+    found = client_of(MockProvider(lambda _: GOOD)).generate(["a", "b"], schema=City)
+    assert [result.parsed for result in found] == [expected, expected]
+    hooked = client_of(MockProvider([GOOD]), preprocess=[lambda r: Request(r.prompt, r.params)], schema=City)
+    assert hooked.submit("q").result(PATIENCE).parsed == expected
+
+
+def test_a_bad_answer_is_asked_again_with_its_error_and_every_answer_is_paid(client_of: ClientOf) -> None:
+    """The second call carries the first answer, what is wrong with it, and temperature 0."""
+    provider = MockProvider([paid(BAD), paid(GOOD)])
+    events: list[Event] = []
+    client = client_of(provider, observers=[events.append])
+    result = client.submit("Which city?", schema=City).result(PATIENCE)
+    assert result.parsed == City("Oslo", 700_000)
+    assert (result.attempts, result.usage) == (2, Usage(20, 10))
+    again = provider.calls[1].request
+    assert isinstance(again.prompt, tuple)
+    assert [message.role for message in again.prompt] == ["user", "assistant", "user"]
+    assert "canary-many" in str(again.prompt[2].content)
+    assert again.params.temperature == 0.0
+    retries = [event for event in events if isinstance(event, RetryScheduled)]
+    assert [(event.kind, event.counted) for event in retries] == [("validation", False)]
+    assert not any("canary" in str(event) for event in events)
+
+
+def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_of: ClientOf) -> None:
+    """Two more tries by default; the error counts them and their tokens."""
+    provider = MockProvider(lambda _: paid(BAD))
+    error = failed(client_of(provider))
+    assert (error.kind, error.tries, len(provider.calls)) == (ErrorKind.INVALID_RESPONSE, 3, 3)
+    assert error.usage == Usage(30, 15)
+    assert "properties/people/type" in str(error)
+    assert "canary" not in str(error)
+    # Each try starts from the question: it does not carry the failures before the last along.
+    assert [len(call.request.prompt) for call in provider.calls[1:]] == [3, 3]
+    assert [call.request.params.temperature for call in provider.calls] == [None, 0.0, 0.25]
+
+
+def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientOf) -> None:
+    """The neighbours are answered."""
+    client = client_of(MockProvider(lambda request: paid(BAD if "bad" in str(request.prompt) else GOOD)))
+    results = client.generate(["good", "bad", "good too"], schema=City)
+    assert [result.ok for result in results] == [True, False, True]
+    assert results[1].usage == Usage(30, 15)
+    assert results[1].attempts == 3
+
+
+def test_validation_retries_may_be_none(client_of: ClientOf) -> None:
+    """Then the first bad answer fails the request."""
+    provider = MockProvider(lambda _: BAD)
+    assert failed(client_of(provider, validation_retries=0)).tries == 1
+    assert len(provider.calls) == 1
+
+
+def test_tries_for_validation_and_for_the_network_are_counted_apart(client_of: ClientOf) -> None:
+    """One network retry and two repairs fit into retries=1, validation_retries=2."""
+    provider = MockProvider([BAD, BAD, GOOD], fail_on={2: ErrorKind.SERVER_ERROR})
+    client = client_of(provider, retries=1, validation_retries=2)
+    assert client.submit("q", schema=City).result(PATIENCE).attempts == 4
+
+
+@pytest.mark.parametrize("reason", ["length", "refusal", "content_filter"])
+def test_a_cut_or_refused_answer_fails_at_once(client_of: ClientOf, reason: str) -> None:
+    """Asking for a better form would not help."""
+    provider = MockProvider(lambda _: paid(BAD, finish_reason=reason))
+    error = failed(client_of(provider))
+    assert (error.finish_reason, len(provider.calls)) == (reason, 1)
+
+
+def test_a_dropped_temperature_is_not_set_again(client_of: ClientOf) -> None:
+    """What the provider just refused is not sent with the repair."""
+    dropped = (("temperature", "not taken"),)
+    provider = MockProvider([paid(BAD, dropped=dropped), GOOD])
+    client_of(provider).submit("q", schema=City, temperature=0.7).result(PATIENCE)
+    assert provider.calls[1].request.params.temperature == 0.7
+
+
+def test_a_tool_call_is_no_answer_to_check(client_of: ClientOf) -> None:
+    """The model wants a tool first; that is no broken JSON."""
+    provider = MockProvider([Answer(None, finish_reason="tool_calls")])
+    result = client_of(provider).submit("q", schema=City).result(PATIENCE)
+    assert (result.parsed, result.finish_reason) == (None, "tool_calls")
+
+
+def test_equal_prompts_for_different_classes_are_different_requests(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """An object of one class must not reach who asked for another."""
+    one = frozen(type("City", (), {"__annotations__": {"name": str, "people": int}}))
+    provider = MockProvider(lambda _: GOOD, latency=1.0, sleep=clock.sleep)
+    client = client_of(provider)
+    with clock.held():
+        futures = [client.submit("q", schema=kind) for kind in (City, one, City)]
+    results = [future.result(PATIENCE) for future in futures]
+    assert [type(result.parsed) for result in results] == [City, one, City]
+    assert len(provider.calls) == 2
+    assert [result.deduplicated for result in results] == [False, False, True]
+
+
+def test_a_stop_ends_the_tries(client_of: ClientOf) -> None:
+    """A client that is stopped completes what is pending, repairs included."""
+    provider = MockProvider([BAD, GOOD])
+    client = client_of(provider)
+    future = client.submit("q", schema=City)
+    client.stop()
+    assert future.result(PATIENCE).parsed == City("Oslo", 700_000)
+
+
+@pytest.mark.parametrize("schema", [{"type": "objekt"}, {"$ref": "http://example.org"}, int, set[int]])
+def test_a_schema_that_cannot_be_checked_is_refused_before_anything_is_sent(
+    client_of: ClientOf, schema: Any
+) -> None:
+    """The field is named, and the row in a list."""
+    client = client_of(MockProvider())
+    with pytest.raises(InvalidRequest, match=r"row 0.*schema") as caught:
+        client.generate([Request("q", Generation(schema=schema))])
+    assert caught.value.field == "schema"
+
+
+def test_a_response_format_is_decoded_where_it_can_be(client_of: ClientOf) -> None:
+    """The provider's own form has no schema here: what is no JSON has no parsed value, and no retries."""
+    provider = MockProvider([f"```json\n{GOOD}\n```", "no"])
+    client = client_of(provider, response_format={"type": "json_object"})
+    assert client.submit("a").result(PATIENCE).parsed == json.loads(GOOD)
+    assert client.submit("b").result(PATIENCE).parsed is None
+
+
+def test_the_error_survives_pickling() -> None:
+    """It crosses process borders like all others."""
+    import pickle
+
+    error = ValidationFailed("no", tries=2, usage=Usage(1, 1))
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, SmartbatchError)
+    assert (copy.tries, copy.usage, copy.kind) == (2, Usage(1, 1), ErrorKind.INVALID_RESPONSE)

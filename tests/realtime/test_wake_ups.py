@@ -1,0 +1,181 @@
+"""Whatever makes waiting work ready, somebody looks: then, not at the next event (A2, A7, A16, B2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_factory import Lanes
+from smartbatch.realtime.shared_quota import shared_quota
+from smartbatch.realtime.ticket import Ticket
+from smartbatch.types import Embedding
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_an_urgent_twin_that_comes_later_closes_the_window_at_once(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Half-way through the window it joins a request that waits there, and both go."""
+    provider = Scripted(clock, max_shared=10)
+    client = client_of(provider, parallelism=5, batch_window=0.1)
+    with clock.held():
+        client.submit("first")
+        provider.wait_for(1)
+        client.submit("same")
+
+        def hurry() -> None:
+            clock.sleep(0.05)
+            client.submit_urgent("same")
+
+        hurrying = InTime(clock, hurry)
+    hurrying.result()
+    client.stop()
+    assert [start.at for start in provider.starts] == [0.0, 0.05]
+
+
+def test_cancelling_what_others_wait_behind_lets_them_go(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A request that waits for many tokens is cancelled; the small one behind it goes at that moment."""
+    provider = Scripted(clock)
+    client = client_of(provider, max_tpm=6_000)
+    with clock.held():
+        client.submit("first", max_tokens=5_900)
+        provider.wait_for(1)
+        large = client.submit("large", max_tokens=5_000)
+        small = client.submit("small", max_tokens=10)
+
+        def cancel() -> None:
+            clock.sleep(2.0)
+            assert large.cancel()
+
+        cancelling = InTime(clock, cancel)
+    cancelling.result()
+    assert small.result(PATIENCE).ok
+    assert provider.starts[1].at == 2.0
+
+
+def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Two clients share a quota; one stops and leaves its calls behind, whose ends let the other go on."""
+    theirs, mine = (Scripted(clock, latency=latency, scope="account") for latency in (100.0, 1.0))
+    other = client_of(theirs, parallelism=8, max_tpm=10**9)
+    client = client_of(mine, max_tpm=10**9)
+    with clock.held():
+        submit_all(other, "abcd")  # as many as go until a limit that was told has proven itself
+        theirs.wait_for(4)
+        future = client.submit("mine")
+
+        def stop() -> None:
+            clock.sleep(1.0)
+            other.stop(timeout=0)
+
+        stopping = InTime(clock, stop)
+    stopping.result()
+    assert future.result(PATIENCE).ok
+    assert mine.starts[0].at == 100.0
+
+
+def test_a_call_that_never_went_makes_room_for_the_other(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled request holds the last place of a shared quota for a moment, and the other one looks."""
+    theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
+    other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
+    queue, dispatcher = other._running().queue, client._running().dispatcher
+    start = queue.start_locked
+
+    def slowly(ticket: Ticket, now: float) -> bool:
+        if ticket.request.prompt == "ghost":
+            client.submit("mine")
+            eventually(
+                lambda: dispatcher._wakes_at == math.inf
+            )  # it has looked, and waits for somebody's end
+            Future.cancel(ticket.claims[0].future)
+        return start(ticket, now)
+
+    with clock.held():
+        submit_all(other, "abc")  # of four that may go until a limit that was told has proven itself
+        theirs.wait_for(3)
+        monkeypatch.setattr(queue, "start_locked", slowly)
+        other.submit("ghost")
+        mine.wait_for(1)
+    assert mine.starts[0].at == 0.0
+    for each in (client, other):
+        each.stop(timeout=0)
+
+
+def test_a_limit_that_leaves_with_its_client_holds_nobody_back(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The tightest limit of those who share a quota counts, until its owner stops."""
+    theirs, mine = (Scripted(clock, scope="account") for _ in range(2))
+    other, client = client_of(theirs, max_rpm=1), client_of(mine)
+    with clock.held():
+        other.submit("theirs")
+        theirs.wait_for(1)
+        future = client.submit("mine")
+
+        def stop() -> None:
+            clock.sleep(5.0)
+            other.stop()
+
+        stopping = InTime(clock, stop)
+    stopping.result()
+    assert future.result(PATIENCE).ok
+    assert mine.starts[0].at == 5.0
+
+
+def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A thread may be on its way to submit while another one stops the client."""
+    client = client_of(Scripted(clock, scope="account"), max_rpm=1)
+    engine = client._running()
+    client.stop()
+    engine.lane_of(client._provider, client.model, None)
+    assert not shared_quota("account", client.model)._limits
+
+
+def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Although the fallback's lane opens in the middle of a look at the others, and no worker is left."""
+    client = client_of(
+        Embedder(clock, lambda *_: unavailable()),
+        parallelism=1,
+        on_breaker_open="fallback",
+        fallback_model="sim:spare",
+        breaker_threshold=2,
+        breaker_pause=1_000.0,
+        breaker_max_pause=1_000.0,
+    )
+    client._running().lane_of(client._provider, client.model, Embedding())  # with one lane it looks at all
+    with clock.held():
+        futures = submit_all(client, "abc")
+    assert {future.result(PATIENCE).model for future in futures} == {"sim:spare"}
+    assert clock.now() < 10
+
+
+def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock) -> None:
+    """Ctrl-C before the engine knows a lane must not leave one that takes requests and serves none."""
+    served: list[Lane] = []
+    interrupts = [KeyboardInterrupt()]
+
+    def opened(lane: Lane) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        served.append(lane)
+
+    lanes = Lanes(BatchingConfig(), clock, Classifiers(()), (), opened)
+    provider = Scripted(clock)
+    with pytest.raises(KeyboardInterrupt):
+        lanes.of(provider, "model")
+    assert lanes.of(provider, "model") in served

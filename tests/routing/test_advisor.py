@@ -1,0 +1,165 @@
+"""What a client knows when it chooses, and what it tells of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
+from smartbatch.jobs.store import open_store
+from smartbatch.types import Kind, Route, Usage
+
+PROMPTS = [f"Summarise text {number} in one sentence." for number in range(400)]
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def client(tmp_path: Path, events: list[Event]) -> BatchingClient:
+    options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
+    return BatchingClient(
+        "openai:gpt-5-mini",
+        provider_options=options,
+        store=str(tmp_path / "jobs.db"),
+        observers=[events.append],
+        max_tokens=200,
+    )
+
+
+def teach(client: BatchingClient, seconds: float, name: str = "openai:gpt-5-mini") -> None:
+    """Let the store say that batches took so long of late."""
+    store = open_store(client.config.store)
+    wall = client._clock.wall()
+    store.observe_turnarounds(
+        name, [(50, seconds * (0.9 + number / 150), wall - number) for number in range(30)]
+    )
+    store.close()
+
+
+def test_a_cold_start_is_the_documented_matrix(client: BatchingClient) -> None:
+    """1 to 3 individually, 4 to 9 individually or hybrid, batches from 10 on where that pays."""
+    options = {
+        count: {option.route for option in client.plan(PROMPTS[:count]).options}
+        for count in (1, 3, 4, 9, 10, 400)
+    }
+    real = {Route.INDIVIDUAL, Route.FLEX}
+    assert options[1] | options[3] <= real
+    assert options[4] - real == options[9] - real == {Route.HYBRID}
+    assert options[10] - real == options[400] - real == {Route.BATCH, Route.HYBRID}
+    assert client.plan(PROMPTS[:9]).route in real
+    assert client.plan(PROMPTS[:9], prefer="cost").route in {Route.HYBRID, Route.FLEX}
+    assert client.plan(PROMPTS, prefer="cost").route in {Route.BATCH, Route.FLEX}
+
+
+def test_what_was_seen_of_batches_changes_the_choice_and_survives_the_process(
+    client: BatchingClient, events: list[Event]
+) -> None:
+    slow = client.plan(PROMPTS, strategy="batch")
+    teach(client, 20.0)
+    again = BatchingClient(
+        "openai:gpt-5-mini",
+        provider_options={"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"},
+        store=client.config.store,
+    )
+    fast = again.plan(PROMPTS, strategy="batch")
+    assert slow.p50 > 600
+    assert fast.p50 < 60
+
+
+@pytest.mark.parametrize("strategy", ["auto", "batch"])
+def test_the_first_plan_of_a_process_knows_how_long_answers_were(
+    strategy: str, client: BatchingClient
+) -> None:
+    """A command is a process of its own, and has no second plan."""
+    client.plan(PROMPTS, strategy=strategy)
+    learned = client._experience.calibration("openai:gpt-5-mini", Kind.GENERATE)
+    for _ in range(50):
+        learned.observe(20, Usage(22, 7))
+    client._experience.save()
+    known = client.plan(PROMPTS, strategy=strategy)
+    again = BatchingClient(
+        "openai:gpt-5-mini",
+        provider_options={"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"},
+        store=client.config.store,
+        max_tokens=200,
+    )
+    assert known.as_dict()["tokens_out"] == pytest.approx(7 * len(PROMPTS))
+    assert again.plan(PROMPTS, strategy=strategy).cost == pytest.approx(known.cost)
+
+
+def test_the_threshold_moves_with_what_was_seen_and_says_why(
+    client: BatchingClient, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.plan(PROMPTS)
+    teach(client, 15.0)
+    monkeypatch.setattr("smartbatch.routing.history.EVERY", 0.0)
+    client.plan(PROMPTS)  # reads the store, and notices
+    client.plan(PROMPTS)
+    (moved,) = [event for event in events if isinstance(event, ThresholdMoved)]
+    assert any(isinstance(event, ForecastMoved) for event in events)
+    assert moved.after is not None
+    assert moved.before is None or moved.after < moved.before
+    assert re.search(r"batch answers now take .* s in the middle, .* s before", moved.reason)
+
+
+def test_every_figure_of_an_explanation_can_be_checked_by_hand(client: BatchingClient) -> None:
+    plan = client.plan(PROMPTS, time_value=2)
+    text = plan.explain()
+    rows = re.findall(
+        r"^[> ] (\S+)(?: \([\d,]+ at once\))?\s+([\d.]+) s\s+([\d.]+) s\s+([\d.]+) s\s+([\d.]+)\s+"
+        r"([\d.]+) to ([\d.]+)\s+([\d.]+)",
+        text,
+        re.MULTILINE,
+    )
+    assert len(rows) == len(plan.options) >= 3
+    weights = {}
+    for route, p50, p95, expected, cost, low, high, weight in rows:
+        assert float(p50) <= float(p95)
+        assert float(low) <= float(cost) <= float(high)
+        assert float(weight) == pytest.approx(float(cost) + 2 * float(expected) / 3600, abs=2e-4)
+        weights[route] = float(weight)
+    chosen = re.search(r"^chosen: (\S+),", text, re.MULTILINE)
+    assert chosen is not None
+    assert chosen.group(1) == plan.route.value
+    assert weights[plan.route.value] == min(weights.values())
+
+
+def test_an_explanation_with_a_deadline_shows_why_the_cheapest_that_meets_it_won(
+    client: BatchingClient,
+) -> None:
+    plan = client.plan(PROMPTS, deadline="12h")
+    text = plan.explain()
+    costs = {option.route: option.cost.expected for option in plan.options if option.cost and option.feasible}
+    assert costs[plan.route] == min(costs.values())
+    (counts,) = map(float, re.findall(r"to miss it counts ([\d.]+) USD", text))
+    figures = r"([\d.]+) +[\d.]+ to [\d.]+ +[\d.]+ +([\d.]+)% +([\d.]+)"
+    rows = re.findall(rf"^[> ] (batch|hybrid) .* {figures}$", text, re.MULTILINE)
+    assert [row[0] for row in rows] == ["batch", "hybrid"]
+    for _, cost, odds, risk in rows:
+        assert float(risk) == pytest.approx((1 - float(odds) / 100) * counts, abs=2e-6 + 1e-5 * counts)
+        assert float(cost) + float(risk) < costs[Route.INDIVIDUAL]  # else it would not be taken
+    rescue = re.search(r"after ([\d.]+) s is taken back .* ([\d.]+) s are kept", text)
+    if rescue:
+        assert float(rescue.group(1)) + float(rescue.group(2)) == pytest.approx(12 * 3600, abs=0.2)
+    assert json.loads(json.dumps(plan.as_dict()))["route"] == plan.route.value
+
+
+def test_a_plan_tells_nobody_and_a_list_tells_its_choice_and_its_score(events: list[Event]) -> None:
+    client = BatchingClient("sim:demo", observers=[events.append])
+    client.plan(PROMPTS[:5])
+    assert not events
+    with client:
+        results = client.generate(PROMPTS[:5], purpose="labels")
+    (chosen,) = [event for event in events if isinstance(event, RouteChosen)]
+    (scored,) = [event for event in events if isinstance(event, RouteScored)]
+    assert (chosen.purpose, chosen.requests, chosen.route) == ("labels", 5, Route.INDIVIDUAL)
+    assert scored.decision_id == chosen.decision_id
+    assert 0 < scored.seconds <= results.wall
+    assert "routes" in client.status_summary()

@@ -1,0 +1,137 @@
+"""A budget that has no room for all of a list at once: what is said of it, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch import BatchingClient, ConfigError, Price
+from smartbatch.core.routing.offers import BatchOffer
+from smartbatch.routing.budget_rounds import rounds_of
+from tests.faults.world import MINUTE, World, taking_part, texts, world
+
+PRICE = Price(input=1000.0, output=1000.0)
+"""A tenth of a cent a token, so that little is lost to rounding."""
+
+
+@contextmanager
+def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
+    """A client that knows how long answers are: far shorter than its ``max_tokens``."""
+    with world("openai", folder, rare=60, batch_turnaround=10 * MINUTE) as w:
+        client = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40)
+        with taking_part(w):
+            client.generate(texts(30, "to learn from"), strategy="individual")
+        yield w, client
+
+
+@pytest.mark.parametrize(("budget", "about"), [(1.6, 1), (0.9, 2), (0.5, 5), (0.33, 8)])
+def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
+    budget: float, about: int, tmp_path: Path
+) -> None:
+    with market(tmp_path) as (w, client):
+        prompts = texts(60)
+        one = client.plan(prompts, strategy="batch")
+        plan = client.plan(prompts, strategy="batch", budget=budget)
+        with taking_part(w):
+            results = client.generate(prompts, strategy="batch", budget=budget)
+        assert results.texts == w.right(prompts)
+        assert results.cost is not None
+        assert results.cost <= budget
+        assert about / 1.5 <= len(w.creates) <= about * 1.5
+        assert len(w.creates) / 1.4 <= plan.batches <= len(w.creates) * 1.4
+        assert plan.p50 == pytest.approx(plan.batches * one.p50)
+
+
+def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -> None:
+    with market(tmp_path) as (_, client):
+        text = client.plan(texts(60), strategy="batch", budget="0.5 USD").explain()
+        found = re.search(
+            r"up to ([\d.]+) USD is held back for each, out of ([\d.]+) USD, so (\d+) go first, and all in "
+            r"(\d+) rounds",
+            text,
+        )
+        assert found is not None
+        each, room, fit, rounds = (float(figure) for figure in found.groups())
+        assert room == 0.5
+        assert fit == math.floor(room / each)
+        assert f"chosen: batch, {rounds:.0f} batches" in text
+
+
+def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path: Path) -> None:
+    with market(tmp_path) as (w, client):
+        same = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40, budget=0.5)
+        client._experience.save()
+        own = client.plan(texts(60), strategy="batch", budget=0.5)
+        outer = same.plan(texts(60), strategy="batch")
+        lax = same.plan(texts(60), strategy="batch", budget=5)
+        assert own.batches > 1
+        assert outer.batches == lax.batches > 1
+
+
+def test_rounds_are_less_likely_in_time_than_one_batch(tmp_path: Path) -> None:
+    with market(tmp_path) as (_, client):
+        rich, poor = (
+            client.plan(texts(60), strategy="batch", deadline="10h", budget=budget) for budget in (5, 0.33)
+        )
+    assert poor.options[0].chance < rich.options[0].chance
+
+
+def test_where_all_fits_at_once_nothing_is_said(tmp_path: Path) -> None:
+    with market(tmp_path) as (_, client):
+        for budget in (None, 5):
+            assert "held back" not in client.plan(texts(60), strategy="batch", budget=budget).explain()
+        assert "held back" not in client.plan(texts(60), strategy="individual", budget=0.9).explain()
+        with pytest.raises(ConfigError, match="no route meets a budget"):
+            client.plan(texts(60), strategy="batch", budget=0.01)
+
+
+@given(
+    st.integers(1, 5000),
+    st.floats(0, 1000),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.integers(1, 500),
+    st.integers(1, 20),
+)
+def test_rounds_send_everything_there_is_room_for(
+    requests: int, room: float, most: float, each: float, largest: int, beside: int
+) -> None:
+    rounds = rounds_of(requests, room, most, each)
+    assert 0 <= rounds.unsent <= requests
+    assert (rounds.count == 0) == (rounds.fit == 0) == (rounds.unsent == requests)
+    assert rounds.fit * most <= room + 1e-6
+    if rounds.unsent:  # not even one more fits
+        assert room - (requests - rounds.unsent) * min(each, most) < most
+    offer = BatchOffer(times=Times(), cost=None, most=largest, at_a_time=beside)
+    cut = rounds.cut(offer, requests)
+    assert cut.most <= largest
+    assert 1 <= cut.at_a_time <= beside
+    assert cut.finish(requests, 0.5) >= offer.finish(requests, 0.5)
+
+
+class Times:
+    """Every batch takes a minute."""
+
+    def quantile(self, q: float, size: int) -> float:
+        return MINUTE
+
+    def expected(self, size: int) -> float:
+        return MINUTE
+
+    def chance(self, seconds: float, size: int) -> float:
+        return float(seconds >= MINUTE)
+
+    def doubt(self) -> float:
+        return 0.0
+
+
+def test_very_many_rounds_are_counted_soon() -> None:
+    assert rounds_of(1_000_000, 1.5, 1.0, 0.0).count == 1_000_000
+    assert rounds_of(10, 1.0, 0.0, 0.0).count == 1

@@ -1,0 +1,146 @@
+"""Wishes given from outside: what is none is refused at once, whatever form the list has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient, ConfigError, InvalidRequest, Request, Route, StoreError
+from smartbatch.testing import MockProvider
+from smartbatch.types import Prompt
+
+PROMPTS = [f"Prompt {n}" for n in range(12)]
+
+
+@pytest.fixture
+def client() -> Iterator[BatchingClient]:
+    with BatchingClient("sim:model?batch_seconds=0&latency=0", batch_poll_interval=0.1) as client:
+        yield client
+
+
+@pytest.mark.parametrize("budget", ["5 EUR", -1, float("nan"), "nothing"])
+def test_a_plan_is_not_run_within_a_budget_that_is_none(client: BatchingClient, budget: Any) -> None:
+    plan = client.plan(PROMPTS, strategy="batch")
+    with pytest.raises(ConfigError, match="budget"):
+        plan.run(budget=budget)
+    assert client.jobs() == []
+
+
+@pytest.mark.parametrize("strategy", ["batch", "individual"])
+def test_a_plan_can_be_run_within_a_budget_written_as_text(client: BatchingClient, strategy: str) -> None:
+    results = client.plan(PROMPTS, strategy=strategy).run(budget="0.10 USD")
+    assert results.succeeded == len(PROMPTS)
+    assert [job.status().done for job in client.jobs()] == [True] * (strategy == "batch")
+
+
+@pytest.mark.parametrize("single", ["Hello", {"messages": []}])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, prompts: client.plan(prompts),
+        lambda client, prompts: client.generate(prompts, deadline="2h"),
+        lambda client, prompts: client.submit_batch(prompts, deadline="2h"),
+    ],
+    ids=["plan", "list", "job"],
+)
+def test_a_single_prompt_is_no_list_of_its_letters(
+    client: BatchingClient, ask: Callable[[BatchingClient, Any], object], single: Any
+) -> None:
+    with pytest.raises(InvalidRequest, match="not a single one"):
+        ask(client, single)
+    assert client.jobs() == []
+
+
+@pytest.mark.parametrize(
+    "wish", [{"strategy": "fast"}, {"strategy": ["batch"]}, {"time_value": "much"}, {"budget": "5 EUR"}]
+)
+def test_a_wish_that_is_none_is_refused_for_an_iterator_too(
+    client: BatchingClient, wish: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="out of range"):
+        client.map(iter(PROMPTS), **wish)
+
+
+def test_an_iterator_that_is_to_go_individually_shares_no_calls() -> None:
+    provider = MockProvider(max_shared=4)
+    with BatchingClient(provider, max_wait=0.5) as client:
+        results = client.generate(iter(PROMPTS), strategy="individual")
+    assert {result.route for result in results} == {Route.INDIVIDUAL}
+
+
+def test_a_hurried_request_does_not_wait_for_an_identical_one_in_a_batch() -> None:
+    requests: list[Prompt] = [Request("same"), *PROMPTS, Request("same", purpose="chat")]
+    with BatchingClient(
+        "sim:model?batch_seconds=0&latency=0", batch_poll_interval=0.1, prefer_individual_for={"chat"}
+    ) as client:
+        results = client.generate(requests, strategy="batch")
+    assert [result.route for result in results if result.route is not Route.BATCH] == [Route.INDIVIDUAL] * 2
+    assert results[0].text == results[-1].text
+    assert results[-1].deduplicated
+
+
+@pytest.mark.parametrize("strategy", ["auto", "individual", "batch", "hybrid", "threshold"])
+@pytest.mark.parametrize("budget", [None, "1 USD"])
+def test_a_list_that_the_cache_knows_needs_no_route(
+    strategy: str, budget: str | None, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"cache": str(tmp_path / "cache.db"), "batch_poll_interval": 0.1}
+    with BatchingClient("sim:model?batch_seconds=0&latency=0", **settings) as client:
+        first = client.generate(PROMPTS)
+        again = client.generate(PROMPTS, strategy=strategy, budget=budget, deadline="2h")
+        assert client.plan(PROMPTS, strategy=strategy, budget=budget).cached == len(PROMPTS)
+        assert client.jobs() == []
+    assert again.texts == first.texts
+    assert {result.route for result in again} == {Route.CACHED}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", ["batch", "hybrid", "threshold"])
+def test_the_smallest_lists_go_by_every_strategy(client: BatchingClient, strategy: str, count: int) -> None:
+    if count == 0:
+        assert client.generate([], strategy=strategy) == []
+        return
+    results = client.plan(PROMPTS[:count], strategy=strategy).run()
+    assert results.succeeded == count
+
+
+def test_a_wish_of_none_is_a_wish_left_out(client: BatchingClient) -> None:
+    """A job goes by batch unless its strategy says otherwise, whatever else is wished."""
+    job = client.submit_batch(PROMPTS, strategy=None, prefer="speed", deadline=None)
+    assert {result.route for result in job.results()} == {Route.BATCH}
+
+
+def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -> None:
+    """Only a batch that was asked for by name is refused."""
+    (tmp_path / "file").write_text("no folder")
+    with BatchingClient("sim:demo", store=str(tmp_path / "file" / "jobs.db")) as client:
+        results = client.generate([f"text {n}" for n in range(20)], deadline="20h")
+        assert {result.route for result in results} == {Route.INDIVIDUAL}
+        with pytest.raises(StoreError):
+            client.generate([f"text {n}" for n in range(20)], strategy="batch")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.plan(PROMPTS, budget="5 USD"),
+        lambda client: client.generate(PROMPTS, budget="5 USD", strategy="batch"),
+        lambda client: client.generate(iter(PROMPTS), budget="5 USD"),
+        lambda client: client.submit_batch(PROMPTS, budget="5 USD"),
+    ],
+    ids=["plan", "list", "iterator", "job"],
+)
+def test_a_budget_that_could_not_be_kept_is_refused_before_anything_is_sent(
+    ask: Callable[[BatchingClient], object], tmp_path: Path
+) -> None:
+    options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
+    with BatchingClient(
+        "openai:unheard-of", provider_options=options, store=str(tmp_path / "jobs.db")
+    ) as client:
+        with pytest.raises(ConfigError, match="the price of openai:unheard-of is unknown"):
+            ask(client)
+        assert client.jobs() == []
+        assert client.books.waiting == 0

@@ -1,0 +1,394 @@
+"""What a client saw: learned at once, kept in the store, shared, and told when it changes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.errors import StoreError
+from smartbatch.events import CallFinished, ClientStarted, Event, ForecastMoved
+from smartbatch.jobs import turnaround_log
+from smartbatch.jobs.store import Store, open_store
+from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, Experience
+from smartbatch.types import Answer, Kind, Request, Route, Usage
+
+MODEL = "openai:gpt-5-mini"
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    """A store of its own in a file."""
+    opened = open_store(str(tmp_path / "jobs.db"), wall=clock.wall, rng=random.Random(1))
+    yield opened
+    opened.close()
+
+
+class Told(list[Event]):
+    """What was told."""
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+Process = Callable[[], Experience]
+
+
+@pytest.fixture
+def process(clock: VirtualClock, store: Store, told: Told) -> Process:
+    """Make the experience of another process on the same store."""
+    return lambda: Experience(clock, told, store=lambda: store)
+
+
+def call(
+    experience: Experience, clock: VirtualClock, *seconds: float, route: Route | None = Route.INDIVIDUAL,
+    size: int = 1, error: str | None = None, model: str = MODEL,
+) -> None:  # fmt: skip
+    """Let calls end, a second apart."""
+    for each in seconds:
+        clock.sleep(1.0)
+        experience(
+            CallFinished(clock.now(), "b", model, size, each, Usage(), None, error, False, route)
+        )  # fmt: skip
+
+
+def median(experience: Experience, route: Route = Route.INDIVIDUAL, size: int = 1) -> float:
+    return experience.latency(route, MODEL).quantile(0.5, size)
+
+
+class TestCalls:
+    def test_before_any_call_the_documented_figures_are_said(self, process: Process) -> None:
+        experience = process()
+        assert median(experience) == pytest.approx(2.0)
+        assert experience.latency(Route.INDIVIDUAL, MODEL).quantile(0.95, 1) == pytest.approx(10.0)
+        assert median(experience, Route.FLEX) == pytest.approx(6.0)
+        assert experience.latency(Route.SHARED, "openai:text-embedding-3-small").quantile(
+            0.5, 1
+        ) == pytest.approx(Forecaster(VECTORS).quantile(0.5, 1, 0.0))
+        assert experience.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(
+            Forecaster(BATCH).quantile(0.5, 100, 0.0)
+        )
+        assert experience.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
+
+    def test_calls_that_end_are_learned_from(self, process: Process, clock: VirtualClock) -> None:
+        experience = process()
+        call(experience, clock, *[20.0] * 30)
+        assert median(experience) == pytest.approx(20.0, rel=0.05)
+        assert experience.latency(Route.INDIVIDUAL, MODEL).chance(25.0, 1) > 0.9
+        assert experience.latency(Route.INDIVIDUAL, MODEL).expected(1) == pytest.approx(20.0, rel=0.1)
+        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 30
+
+    def test_a_call_of_several_requests_tells_of_one_of_a_single_one(
+        self, process: Process, clock: VirtualClock
+    ) -> None:
+        experience = process()
+        for _ in range(20):
+            call(experience, clock, 2.0, size=1)
+            call(experience, clock, 20.0, size=100, route=Route.SHARED)
+        assert median(experience, size=1) == pytest.approx(2.0, rel=0.15)
+        assert median(experience, Route.SHARED, size=10) == pytest.approx(6.3, rel=0.15)
+
+    def test_other_routes_and_models_are_learned_apart(self, process: Process, clock: VirtualClock) -> None:
+        experience = process()
+        call(experience, clock, *[50.0] * 20, route=Route.PACKED, size=10)
+        call(experience, clock, *[50.0] * 20, model="openai:other")
+        assert median(experience) == pytest.approx(2.0)
+        assert median(experience, Route.PACKED, size=10) == pytest.approx(50.0, rel=0.05)
+
+    def test_refusals_teach_nothing(self, process: Process, clock: VirtualClock) -> None:
+        """They come at once, however slow answers are; nor do functions of the user's."""
+        experience = process()
+        call(experience, clock, *[0.01] * 30, error="rate_limit")
+        call(experience, clock, *[0.01] * 30, error="server_error")
+        call(experience, clock, *[0.01] * 30, route=None)
+        experience(ClientStarted(clock.now(), 4))
+        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 0
+
+    def test_a_call_that_ran_out_of_time_would_have_taken_longer(
+        self, process: Process, clock: VirtualClock
+    ) -> None:
+        experience = process()
+        call(experience, clock, *[10.0] * 20, error="timeout")
+        assert median(experience) > 10.5
+        assert experience.latency(Route.INDIVIDUAL, MODEL).chance(10.0, 1) < 0.2
+
+    def test_batches_are_no_calls(self, process: Process) -> None:
+        with pytest.raises(ValueError, match="no route of calls"):
+            process().latency(Route.BATCH, MODEL)
+
+    def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:
+        """Of a thousand at the same moment a hundred, so that learning costs next to nothing."""
+        experience = process()
+        event = CallFinished(clock.now(), "b", MODEL, 1, 1.0, Usage(), None, None, False, Route.INDIVIDUAL)
+        threads = [threading.Thread(target=lambda: [experience(event) for _ in range(250)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30.0)
+        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == A_SECOND
+
+
+class TestTelling:
+    def test_a_sudden_change_is_told_with_its_reason(
+        self, process: Process, clock: VirtualClock, told: Told
+    ) -> None:
+        experience, dice = process(), random.Random(3)
+        call(experience, clock, *[2.0 * dice.uniform(0.7, 1.4) for _ in range(100)])
+        told.clear()
+        call(experience, clock, *[8.0 * dice.uniform(0.7, 1.4) for _ in range(20)])
+        (moved,) = told
+        assert isinstance(moved, ForecastMoved)
+        assert (moved.model, moved.route) == (MODEL, Route.INDIVIDUAL)
+        assert moved.before == pytest.approx(2.0, rel=0.2)
+        assert moved.after == pytest.approx(8.0, rel=0.2)
+        assert moved.observations <= 20
+        assert "times as long as those before" in moved.reason
+        assert moved.fields()["route"] == "individual"
+
+    def test_observers_may_ask_for_the_forecast(self, clock: VirtualClock) -> None:
+        """They are told without a lock held."""
+        heard: list[float] = []
+        experience = Experience(clock, lambda _: heard.append(median(experience)))
+        call(experience, clock, *[30.0] * 12)
+        assert heard == [pytest.approx(30.0, rel=0.3)]
+
+    def test_what_another_process_knew_already_is_no_news(
+        self, process: Process, clock: VirtualClock, told: Told
+    ) -> None:
+        first, second = process(), process()
+        first.refresh()
+        call(first, clock, *[40.0] * 30)
+        first.save()
+        told.clear()
+        second.refresh()
+        assert median(second) == pytest.approx(40.0, rel=0.05)
+        assert told == []
+
+
+class TestTheStore:
+    def test_the_next_process_starts_from_it(self, process: Process, clock: VirtualClock) -> None:
+        first = process()
+        first.refresh()
+        call(first, clock, *[30.0] * 40)
+        call(first, clock, *[500.0] * 10, error="timeout")
+        first.save()
+        second = process()
+        assert median(second) == pytest.approx(2.0)  # before it looked
+        second.refresh()
+        assert second.latency(Route.INDIVIDUAL, MODEL).observations == 50
+        assert median(second) == pytest.approx(median(first), rel=0.01)
+
+    def test_what_was_seen_before_the_first_look_stays(self, process: Process, clock: VirtualClock) -> None:
+        """And counts as later than what the store has."""
+        first, second = process(), process()
+        first.refresh()
+        call(first, clock, *[30.0] * 20)
+        first.save()
+        call(second, clock, *[3.0] * 20)
+        second.refresh()
+        assert second.latency(Route.INDIVIDUAL, MODEL).observations == 40
+        assert median(second) == pytest.approx(3.0, rel=0.2)
+
+    def test_processes_see_each_others_calls_within_a_minute_and_none_twice(
+        self, process: Process, clock: VirtualClock
+    ) -> None:
+        first, second = process(), process()
+        for turn in range(1, 4):
+            for one in (first, second):
+                call(one, clock, *[5.0] * 10)
+            clock.sleep(EVERY)
+            for one in (first, second, first):
+                one.refresh()  # the third look within a minute does nothing
+                assert one.latency(Route.INDIVIDUAL, MODEL).observations in (20 * turn - 10, 20 * turn)
+        clock.sleep(EVERY)
+        for one in (first, second):
+            one.refresh()
+            assert one.latency(Route.INDIVIDUAL, MODEL).observations == 60
+
+    def test_of_many_calls_a_sample_is_written(
+        self, process: Process, clock: VirtualClock, store: Store
+    ) -> None:
+        """Spread over all of them, in one transaction; and what the store has stays bounded."""
+        experience = process()
+        experience.refresh()
+        call(experience, clock, *[1.0 + n / 1000 for n in range(1000)])
+        experience.save()
+        rows = store.turnarounds(f"latency individual {MODEL}", limit=10_000)
+        assert SAMPLE / 2 <= len(rows) <= SAMPLE
+        seconds = sorted(row[1] for row in rows)
+        assert seconds[len(seconds) // 2] == pytest.approx(1.5, abs=0.15)
+        experience.save()
+        assert len(store.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
+
+    def test_batches_are_read_from_it_with_those_that_were_given_up(
+        self, process: Process, clock: VirtualClock, store: Store
+    ) -> None:
+        experience = process()
+        for n in range(20):
+            store.observe_turnaround(MODEL, 100, 600.0, clock.wall() - n)
+            store.observe_turnaround(turnaround_log.cancelling("openai"), 100, 20.0, clock.wall() - n)
+        experience.refresh()
+        assert experience.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
+        assert experience.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
+        on_time = experience.turnaround(MODEL).chance(3000.0, 100)
+        for n in range(20):
+            store.observe_turnaround(turnaround_log.late(MODEL), 100, 3000.0, clock.wall() + n)
+        clock.sleep(EVERY)
+        experience.refresh()
+        assert experience.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
+        assert experience.turnaround(MODEL).observations == 40
+
+    def test_rows_that_make_no_sense_are_passed_over(
+        self, process: Process, clock: VirtualClock, store: Store
+    ) -> None:
+        store.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
+        experience = process()
+        experience.refresh()
+        assert experience.turnaround(MODEL).observations == 0
+
+    def test_nothing_is_opened_before_somebody_looks(self, clock: VirtualClock, told: Told) -> None:
+        """A client that never needs a store makes none, not even at its stop."""
+        opened: list[int] = []
+
+        def opener() -> Store:
+            opened.append(1)
+            raise StoreError("no")
+
+        experience = Experience(clock, told, store=opener)
+        call(experience, clock, *[3.0] * 5)
+        experience.calibration(MODEL, Kind.GENERATE).observe(10, Usage(10, 10))
+        assert median(experience) > 0
+        experience.save()
+        assert opened == []
+
+    def test_a_store_that_fails_hurts_nobody_and_is_tried_again(
+        self, clock: VirtualClock, told: Told, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = [True]
+
+        def opener() -> Store:
+            if broken[0]:
+                raise StoreError("the disk is full")
+            return store
+
+        experience = Experience(clock, told, store=opener)
+        call(experience, clock, *[3.0] * 20)
+        experience.refresh()
+        experience.save()
+        assert median(experience) == pytest.approx(3.0, rel=0.1)
+        broken[0] = False
+        experience.refresh()  # within the minute
+        assert store.turnarounds(f"latency individual {MODEL}") == []
+        clock.sleep(EVERY)
+        experience.refresh()
+        assert len(store.turnarounds(f"latency individual {MODEL}")) == 20
+
+    def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
+        experience = Experience(clock, told)
+        experience.refresh()
+        experience.save()
+        call(experience, clock, *[3.0] * 20)
+        assert median(experience) == pytest.approx(3.0, rel=0.1)
+
+    def test_a_forked_child_reads_the_store_anew(self, process: Process, clock: VirtualClock) -> None:
+        experience = process()
+        experience.refresh()
+        call(experience, clock, *[30.0] * 20)
+        experience.save()
+        experience.renew()
+        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 0
+        experience.refresh()
+        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 20
+
+    def test_as_many_rows_are_read_as_the_forecaster_can_use(self) -> None:
+        assert LOADED <= 500
+        assert CALL.fade < BATCH.fade
+
+
+class TestTokens:
+    def test_calibrations_survive_a_restart(self, process: Process) -> None:
+        first = process()
+        first.refresh()
+        learned = first.calibration(MODEL, Kind.GENERATE)
+        for n in range(50):
+            learned.observe(100, Usage(130, 40 + n))
+        first.save()
+        second = process()
+        second.refresh()
+        known = second.calibration(MODEL, Kind.GENERATE)
+        assert known.input(1000) == learned.input(1000) == 1300
+        assert (known.observed, known.output(None)) == (50, learned.output(None))
+        assert known.mean_output(None) == pytest.approx(learned.mean_output(None))
+        assert second.calibration(MODEL, Kind.EMBED).observed == 0
+
+    def test_the_same_object_is_returned_and_filled_at_the_first_look(self, process: Process) -> None:
+        """Lanes have it since long before."""
+        first, second = process(), process()
+        early = second.calibration(MODEL, Kind.GENERATE)
+        first.refresh()
+        for _ in range(30):
+            first.calibration(MODEL, Kind.GENERATE).observe(100, Usage(200, 10))
+        first.save()
+        second.refresh()
+        assert second.calibration(MODEL, Kind.GENERATE) is early
+        assert early.ratio == pytest.approx(2.0)
+
+    def test_who_knows_less_does_not_overwrite_who_knows_more(self, process: Process) -> None:
+        first, second = process(), process()
+        first.refresh()
+        second.refresh()
+        little = second.calibration(MODEL, Kind.GENERATE)
+        for _ in range(200):
+            first.calibration(MODEL, Kind.GENERATE).observe(100, Usage(200, 10))
+        little.observe(100, Usage(100, 10))
+        first.save()
+        second.save()
+        third = process()
+        third.refresh()
+        assert third.calibration(MODEL, Kind.GENERATE).observed == 200
+        assert little.observed == 200
+
+    @pytest.mark.parametrize(
+        "state",
+        [None, 7, {}, {"seen": 5}, {"seen": 5, "estimated": -1, "billed": 1, "mean": 1, "outputs": [1]}],
+    )
+    def test_what_is_no_calibration_is_left_alone(self, state: object) -> None:
+        calibration = Calibration()
+        assert not calibration.restore(state)
+        assert calibration.observed == 0
+
+
+def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
+    client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Calls of a client reach its experience, and its lanes go on from the store's calibrations."""
+
+    def answer(request: Request, attempt: int) -> Answer:
+        clock.sleep(7.0)
+        return Answer("yes", Usage(50, 30))
+
+    place = str(tmp_path / "jobs.db")
+    first = client_of(answer, store=place)
+    first._experience.refresh()
+    first.generate([f"prompt {n}" for n in range(12)])
+    label = next(iter(first._experience._tokens))[0]
+    first.stop()
+    second = client_of(answer, store=place)
+    second._experience.refresh()
+    assert second._experience.latency(Route.INDIVIDUAL, label).observations == 12
+    assert second._experience.latency(Route.INDIVIDUAL, label).quantile(0.5, 1) == pytest.approx(7.0, rel=0.1)
+    assert second._experience.calibration(label, Kind.GENERATE).observed == 12
+    second.submit("more").result(30.0)
+    assert second._experience.calibration(label, Kind.GENERATE).observed == 13

@@ -1,0 +1,166 @@
+"""A list that goes by batch reads as one that went in real time: hooks, the cache, contexts and order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.remote import Api, Remote
+
+from smartbatch import BatchingClient
+from smartbatch._clock import VirtualClock
+from smartbatch.providers.batch_api import BatchApi, Line
+from smartbatch.types import Answer, Kind, Prompt, Request, Result, Route, Usage, evolve
+
+ClientOf = Callable[..., BatchingClient]
+
+each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
+both_orders = pytest.mark.parametrize("ordered", [True, False])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    """A store and a cache."""
+    return {"store": str(tmp_path / "jobs.db"), "cache": str(tmp_path / "answers.db")}
+
+
+@each_way
+@both_orders
+def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(
+    way: str, ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    seen: list[Any] = []
+
+    def hook(result: Result) -> Result:
+        seen.append(result.context)
+        return evolve(result, text=f"<{result.text}>", parsed=result.context)
+
+    client = client_of(Remote(clock), post_process=hook, **files)
+    requests = [Request(f"p{n}", context={"row": n}) for n in range(30)]
+    results = list(client.as_completed(requests, strategy=way, ordered=ordered))
+    rows = [result.context["row"] for result in results]
+    assert sorted(rows) == list(range(30))
+    assert rows == sorted(rows) or not ordered
+    assert sorted(context["row"] for context in seen) == list(range(30))
+    assert all(result.text == f"<{result.text.strip('<>')}>" for result in results if result.text)
+    assert all(str(result.text).endswith(f" p{result.context['row']}>") for result in results)
+    assert all(result.parsed == result.context for result in results)  # what the hook made of it stays
+
+
+@pytest.mark.parametrize("later", ["individual", "batch"])
+@each_way
+def test_the_cache_keeps_what_the_provider_said_and_the_hook_sees_it_again(
+    way: str, later: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    client = client_of(
+        Remote(clock), post_process=lambda result: evolve(result, text=f"<{result.text}>"), **files
+    )
+    prompts = [f"p{n}" for n in range(20)]
+    first = client.generate(prompts, strategy=way)
+    again = client.generate([*prompts, "another"], strategy=later)
+    assert [result.route for result in again[:20]] == [Route.CACHED] * 20
+    assert [result.text for result in again[:20]] == first.texts
+    assert all(str(text).count("<") == 1 for text in again.texts)
+
+
+class Various(Remote):
+    """Answers whole, cut short, or with objects, as its prompts say; objects in real time only."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        assert self.api is not None
+        self.api = VariousBatches(self, clock, 100.0, frozenset({Kind.GENERATE}))
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
+        return various(super().generate(request, model=model, attempt=attempt, timeout=timeout))
+
+    def batches(self) -> BatchApi | None:
+        return self.api
+
+
+class VariousBatches(Api):
+    """Its Batch API."""
+
+    def read_line(self, line: bytes, kind: Kind) -> Line:
+        read = super().read_line(line, kind)
+        assert read.answer is not None
+        return evolve(read, answer=evolve(various(read.answer), value=None))
+
+
+def various(answer: Answer) -> Answer:
+    text = str(answer.text)
+    usage = answer.usage or Usage()
+    return evolve(
+        answer,
+        finish_reason="length" if "cut" in text else "stop",
+        value={"made": text} if "object" in text else None,
+        usage=usage,
+    )
+
+
+@each_way
+def test_the_same_answers_are_kept_whatever_way_a_list_went(
+    way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    """Whole ones only: none that was cut, and no objects, which the cache could not give back."""
+    client = client_of(Various(clock), **files)
+    prompts: list[Prompt] = [f"{what} {n}" for n in range(10) for what in ("plain", "cut", "object")]
+    first = client.generate(prompts, strategy=way)
+    assert first.succeeded == 30
+    objects = {n for n, result in enumerate(first) if result.parsed is not None}
+    assert objects or way == "batch"
+    again = client.generate(prompts, strategy="individual")
+    cached = {n for n, result in enumerate(again) if result.route is Route.CACHED}
+    assert {n for n in range(30) if n % 3 == 0} <= cached
+    assert not cached & {n for n in range(30) if n % 3 == 1}
+    assert not cached & objects
+
+
+class Numbers(VariousBatches):
+    """Answers with JSON."""
+
+    def read_line(self, line: bytes, kind: Kind) -> Line:
+        read = super().read_line(line, kind)
+        assert read.answer is not None
+        return evolve(read, answer=evolve(read.answer, text='{"n": 1}'))
+
+
+@each_way
+def test_json_that_was_asked_for_is_decoded_whatever_way_a_list_went(
+    way: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    """Also when it comes out of the cache; where the answer holds none, there is none."""
+    remote = Remote(clock, reply=lambda prompt: '{"n": 1}')
+    remote.api = Numbers(remote, clock, 100.0, frozenset({Kind.GENERATE}))
+    client = client_of(remote, **files)
+    prompts = [f"p{n}" for n in range(20)]
+    asked: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    for route in (way, "individual"):
+        results = client.generate(prompts, strategy=route, **asked)
+        assert [result.parsed for result in results] == [{"n": 1}] * 20
+    assert {result.route for result in results} == {Route.CACHED}
+    assert {result.parsed for result in client.generate(prompts, strategy=way)} == {None}
+
+
+@both_orders
+def test_each_answer_of_a_list_is_that_of_its_own_prompt(
+    ordered: bool, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]
+) -> None:
+    """Between answers of the cache, of a hook and of identical prompts, which the job does not have."""
+    client = client_of(
+        Remote(clock), preprocess=[lambda request: "own" if request.prompt == "mine" else None], **files
+    )
+    client.generate([f"p{n}" for n in range(0, 40, 3)], strategy="individual")
+    texts = ["mine" if n % 7 == 0 else f"p{n % 20}" for n in range(40)]
+    requests = [Request(text, context=(text, n)) for n, text in enumerate(texts)]
+    results = list(client.as_completed(requests, strategy="batch", ordered=ordered))
+    assert {result.route for result in results} == {Route.BATCH, Route.CACHED, Route.LOCAL}
+    assert any(result.deduplicated for result in results)
+    for result in results:
+        text, _ = result.context
+        assert result.text == "own" if text == "mine" else str(result.text).endswith(f": {text}")
+    contexts = [result.context for result in results]
+    assert sorted(contexts, key=lambda context: context[1]) == [request.context for request in requests]
+    assert contexts == [request.context for request in requests] or not ordered
