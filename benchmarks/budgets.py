@@ -36,10 +36,10 @@ TINY: Final = 1e-6
 
 
 @define
-class Till:
+class JobBudget:
     """What the provider bills, by the list that asked."""
 
-    dice: random.Random
+    rng: random.Random
     faults: float
     bill: Counter[str] = field(factory=Counter)
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -49,8 +49,8 @@ class Till:
         assert isinstance(request.prompt, str)
         with self._lock:
             fate, tokens = (
-                self.dice.random() / self.faults if self.faults else 1.0,
-                self.dice.randint(0, MOST),
+                self.rng.random() / self.faults if self.faults else 1.0,
+                self.rng.randint(0, MOST),
             )
             if fate < 0.3:
                 tokens = 0
@@ -95,10 +95,10 @@ class Run:
 
 def run(seed: int) -> Run:
     """Have one client spend what it may."""
-    dice = random.Random(seed)
-    till = Till(random.Random(seed + 1), dice.choice([0.0, 0.1, 0.3]))
-    budget = dice.uniform(30, 400) if dice.random() < 0.7 else None
-    bounds = {f"list{n}": dice.choice([None, dice.uniform(5, 200)]) for n in range(dice.randint(1, 3))}
+    rng = random.Random(seed)
+    till = JobBudget(random.Random(seed + 1), rng.choice([0.0, 0.1, 0.3]))
+    budget = rng.uniform(30, 400) if rng.random() < 0.7 else None
+    bounds = {f"list{n}": rng.choice([None, rng.uniform(5, 200)]) for n in range(rng.randint(1, 3))}
     results: list[Result] = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -107,7 +107,7 @@ def run(seed: int) -> Run:
     ):
         asked = [pool.submit(_list, client, name, own) for name, own in bounds.items()]
         if seed % 2:
-            own = float(MOST * dice.randint(5, 30))  # retries that are billed may not fit it
+            own = float(MOST * rng.randint(5, 30))  # retries that are billed may not fit it
             bounds["job"] = own
             asked.append(pool.submit(_job, client, own))
         for each in asked:
@@ -117,7 +117,7 @@ def run(seed: int) -> Run:
     return Run(budget, bounds, {name: till.bill[name] for name in bounds}, answered, stopped)
 
 
-def _client(till: Till, budget: float | None, folder: str, seed: int) -> BatchingClient:
+def _client(till: JobBudget, budget: float | None, folder: str, seed: int) -> BatchingClient:
     provider = MockProvider(till.answer)
     provider.capabilities = type(provider.capabilities)(priced=True)
     return BatchingClient(

@@ -34,17 +34,17 @@ GROWTH = 0.5
 
 def lognormal(sigma: float, drift: float = 0.0) -> World:
     """Times around 3 seconds; the median grows by a factor of ``exp(drift)`` a thousand."""
-    return lambda dice, n: 3 * math.exp(dice.gauss(0, sigma) + drift * n / 1000)
+    return lambda rng, n: 3 * math.exp(rng.gauss(0, sigma) + drift * n / 1000)
 
 
 def pareto(alpha: float) -> World:
     """Heavy tails; with an ``alpha`` of 1.2 there is a mean, but no variance."""
-    return lambda dice, _: dice.paretovariate(alpha)
+    return lambda rng, _: rng.paretovariate(alpha)
 
 
 def bimodal(share: float, factor: float) -> World:
     """Most times are around a second, some ``factor`` times as long."""
-    return lambda dice, _: (factor if dice.random() < share else 1.0) * math.exp(dice.gauss(0, 0.2))
+    return lambda rng, _: (factor if rng.random() < share else 1.0) * math.exp(rng.gauss(0, 0.2))
 
 
 DOUBLES = math.log(2.0)
@@ -83,7 +83,7 @@ class Run:
 
     def __init__(self, world: World, seed: int, *, sized: bool = False) -> None:
         self._world = world
-        self._dice = Random(seed)
+        self._rng = Random(seed)
         self._sized = sized
         self._at = 1.8e9
         self._n = 0
@@ -91,8 +91,8 @@ class Run:
 
     def draw(self, factor: float = 1.0) -> Seen:
         """Return the next thing."""
-        size = int(math.exp(self._dice.uniform(0, math.log(1000)))) if self._sized else 1
-        seconds = factor * self._world(self._dice, self._n) * size**GROWTH
+        size = int(math.exp(self._rng.uniform(0, math.log(1000)))) if self._sized else 1
+        seconds = factor * self._world(self._rng, self._n) * size**GROWTH
         self._n += 1
         self._at += 1
         return Seen(size, seconds, self._at)

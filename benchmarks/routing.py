@@ -42,10 +42,10 @@ from benchmarks.routing_world import (
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import choose
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Offer
-from smartbatch.core.routing.throughput import Pace
-from smartbatch.core.routing.workload import Rates, Sketch
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.workload import Rates, Workload
 from smartbatch.prices import Price, PriceBook, Processing
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Request, Route
@@ -129,22 +129,22 @@ def report_cost(count: int = 1000, runs: int = 5) -> None:
     book = PriceBook({"small": Price(input=INPUT * 1e6, output=OUTPUT * 1e6)})
     rates: dict[str, Rates | None] = {name: book.rates("any", "small", 0.0, name) for name in WAYS}
     requests = [Request(prompt=f"{place} ".ljust(1700, "x")) for place in range(count)]
-    pace = Pace(Forecaster(CALL).at(0.0), policies.PARALLELISM)
+    throughput = Throughput(Forecaster(CALL).at(0.0), policies.PARALLELISM)
     times, cancels = Forecaster(BATCH).at(0.0), Forecaster(CANCEL).at(0.0)
 
-    def decide(wishes: Wishes) -> None:
-        sketch = Sketch(Calibration(), rates)
+    def decide(constraints: Constraints) -> None:
+        workload = Workload(Calibration(), rates)
         for request in requests:
-            sketch.add(request)
-        offers = [Offer(Route.INDIVIDUAL, pace, sketch.cost("standard"))]
-        choose(sketch.load, offers, BatchOffer(times, sketch.cost("batch"), cancels), wishes)
+            workload.add(request)
+        offers = [Offer(Route.INDIVIDUAL, throughput, workload.cost("standard"))]
+        choose(workload.load, offers, BatchOffer(times, workload.cost("batch"), cancels), constraints)
 
     print()
-    for name, wishes in (("no deadline", Wishes()), ("deadline", Wishes(deadline=7200.0))):
+    for name, constraints in (("no deadline", Constraints()), ("deadline", Constraints(deadline=7200.0))):
         took = []
         for _ in range(runs):
             began = process_time()
-            decide(wishes)
+            decide(constraints)
             took.append((process_time() - began) / count)
         print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, sketch included")
 

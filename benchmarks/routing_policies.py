@@ -13,11 +13,11 @@ from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Wo
 from smartbatch.core.forecast.forecaster import Forecaster, Seen
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Infeasible, Option, choose
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.rescue import MARGIN, Held, Speed, rescue
 from smartbatch.core.routing.risk import missed
-from smartbatch.core.routing.throughput import Pace
+from smartbatch.core.routing.throughput import Throughput
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Usage
 
@@ -126,22 +126,22 @@ class Knowledge:
         self.cancels = Forecaster(CANCEL)
         self.tokens = Calibration()
 
-    def pace(self, now: float, tokens: float, rpm: float) -> Pace:
+    def throughput(self, now: float, tokens: float, rpm: float) -> Throughput:
         """Return how fast real time is."""
-        return Pace(self.calls.at(now), PARALLELISM, tokens=tokens, rpm=rpm)
+        return Throughput(self.calls.at(now), PARALLELISM, tokens=tokens, rpm=rpm)
 
-    def decide(self, fate: Fate, wishes: Wishes) -> Option:
+    def decide(self, fate: Fate, constraints: Constraints) -> Option:
         """Return the route by the library's own code.
 
         Raises:
-            Infeasible: nothing meets the wishes.
+            Infeasible: nothing meets the constraints.
         """
         job, now = fate.job, fate.job.at
         n, given = len(job.rows), float(sum(row.given for row in job.rows))
         made = n * self.tokens.mean_output(None)
         price = given * INPUT + made * OUTPUT
         cost = Cost(price, price, price)
-        pace = self.pace(now, (given + made) / n, fate.regime.rpm)
+        throughput = self.throughput(now, (given + made) / n, fate.regime.rpm)
         batch = BatchOffer(
             self.batches.at(now),
             cost.of(HALF),
@@ -150,7 +150,7 @@ class Knowledge:
             seen=self.batches.observations > 0,
         )
         load = Load(n, given, made)
-        return choose(load, [Offer(Route.INDIVIDUAL, pace, cost)], batch, wishes).chosen
+        return choose(load, [Offer(Route.INDIVIDUAL, throughput, cost)], batch, constraints).chosen
 
 
 @define
@@ -213,9 +213,9 @@ class Library:
     def _steps(self, fate: Fate, deadline: bool) -> Steps:
         """Take one job from its decision to its end; yields when it wants to be looked at again."""
         job = fate.job
-        wishes = Wishes(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
+        constraints = Constraints(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
         try:
-            option = self.know.decide(fate, wishes)
+            option = self.know.decide(fate, constraints)
         except Infeasible:
             return Outcome(math.inf, 0.0, None)
         workers = Workers(PARALLELISM, fate.regime.rpm)
@@ -262,7 +262,9 @@ class Library:
         left = job.at + job.deadline - now
         tokens = 1.0
         know = self.know
-        speed = Speed(know.pace(now, tokens, fate.regime.rpm), know.cancels.at(now), know.batches.at(now))
+        speed = Speed(
+            know.throughput(now, tokens, fate.regime.rpm), know.cancels.at(now), know.batches.at(now)
+        )
         held = [_held(shard, now) for shard in open_]
         at_stake = missed(job.cost(), TIME_VALUE)
         found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed, at_stake)

@@ -65,17 +65,17 @@ class Regime:
 
 def lognormal(median: float, sigma: float) -> Turnaround:
     """Times around a median, seconds."""
-    return lambda dice, _: median * math.exp(dice.gauss(0.0, sigma))
+    return lambda rng, _: median * math.exp(rng.gauss(0.0, sigma))
 
 
 def pareto(shortest: float, alpha: float) -> Turnaround:
     """Times with a heavy tail, seconds."""
-    return lambda dice, _: shortest * dice.paretovariate(alpha)
+    return lambda rng, _: shortest * rng.paretovariate(alpha)
 
 
 def slows_down(before: Turnaround, after: Turnaround, at: float) -> Turnaround:
     """One regime up to a moment of each day, then another."""
-    return lambda dice, now: before(dice, now) if now % DAY < at else after(dice, now)
+    return lambda rng, now: before(rng, now) if now % DAY < at else after(rng, now)
 
 
 FAST, SLOW = lognormal(600.0, 0.6), lognormal(3 * 3600.0, 0.8)
@@ -128,14 +128,14 @@ class Fate:
     job: Job
     regime: Regime
     calls: list[float]
-    _dice: Random
+    _rng: Random
 
     @classmethod
     def of(cls, job: Job, regime: Regime) -> Fate:
         """Draw it."""
-        dice = Random(job.seed)
-        calls = [(0.4 + row.made / 80) * math.exp(dice.gauss(0.0, 0.3)) for row in job.rows]
-        return cls(job, regime, calls, dice)
+        rng = Random(job.seed)
+        calls = [(0.4 + row.made / 80) * math.exp(rng.gauss(0.0, 0.3)) for row in job.rows]
+        return cls(job, regime, calls, rng)
 
     def batch(self, place: int, at: float) -> float:
         """Return what the batch at a place in the job takes when it is created at a moment."""
@@ -191,13 +191,13 @@ def days(trace: str, make: Maker, draw: str, count: int = 6) -> Iterator[list[Jo
         yield [evolve(job, at=job.at + day * DAY) for job in jobs]
 
 
-def log_uniform(dice: Random, low: float, high: float) -> float:
+def log_uniform(rng: Random, low: float, high: float) -> float:
     """Draw between two numbers, evenly on a logarithmic scale."""
-    return math.exp(dice.uniform(math.log(low), math.log(high)))
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def _deadline(dice: Random) -> float:
-    return log_uniform(dice, 60.0, DAY)
+def _deadline(rng: Random) -> float:
+    return log_uniform(rng, 60.0, DAY)
 
 
 def _read(path: Path) -> list[tuple[float, Row]]:
@@ -211,7 +211,7 @@ def _read(path: Path) -> list[tuple[float, Row]]:
     return [((at - first) / (last - first) * DAY, row) for at, row in found]
 
 
-def _grouped(rows: Sequence[tuple[float, Row]], users: int, dice: Random) -> Iterator[Job]:
+def _grouped(rows: Sequence[tuple[float, Row]], users: int, rng: Random) -> Iterator[Job]:
     """Cut a trace into jobs: all that comes within a span of 1 s to 5 min of the trace, log-uniform."""
     jobs = []
     for _ in range(users):
@@ -219,48 +219,48 @@ def _grouped(rows: Sequence[tuple[float, Row]], users: int, dice: Random) -> Ite
         until = 0.0
         for at, row in rows:
             if at > until and group:
-                jobs.append(_job(at, group, dice))
+                jobs.append(_job(at, group, rng))
                 group = []
             if not group:
-                until = at + 24 * log_uniform(dice, 1.0, 300.0)
+                until = at + 24 * log_uniform(rng, 1.0, 300.0)
             group.append(row)
     yield from sorted(jobs, key=lambda job: job.at)
 
 
-def _job(at: float, rows: Sequence[Row], dice: Random, deadline: float | None = None) -> Job:
-    return Job(at, tuple(rows), _deadline(dice) if deadline is None else deadline, dice.getrandbits(48))
+def _job(at: float, rows: Sequence[Row], rng: Random, deadline: float | None = None) -> Job:
+    return Job(at, tuple(rows), _deadline(rng) if deadline is None else deadline, rng.getrandbits(48))
 
 
-def rows(dice: Random, count: int) -> list[Row]:
+def rows(rng: Random, count: int) -> list[Row]:
     """Make requests up: tokens like those of conversations."""
     return [
-        Row(round(1000 * math.exp(dice.gauss(0, 0.6))), min(1000, round(130 * math.exp(dice.gauss(0, 0.8)))))
+        Row(round(1000 * math.exp(rng.gauss(0, 0.6))), min(1000, round(130 * math.exp(rng.gauss(0, 0.8)))))
         for _ in range(count)
     ]
 
 
-def _bulk(dice: Random, count: int = 100) -> Iterator[Job]:
+def _bulk(rng: Random, count: int = 100) -> Iterator[Job]:
     """Lists of 500 to 10,000 requests that are due in the morning, 4 to 14 hours later."""
-    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
-        made = rows(dice, round(log_uniform(dice, 500, 10_000)))
-        yield _job(at, made, dice, dice.uniform(4 * 3600, 14 * 3600))
+    for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
+        made = rows(rng, round(log_uniform(rng, 500, 10_000)))
+        yield _job(at, made, rng, rng.uniform(4 * 3600, 14 * 3600))
 
 
-def _bursts(dice: Random, count: int = 500) -> Iterator[Job]:
+def _bursts(rng: Random, count: int = 500) -> Iterator[Job]:
     """Lists of 1 to 40 requests for which somebody waits, half a minute to an hour."""
-    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
-        made = rows(dice, round(log_uniform(dice, 1, 40)))
-        yield _job(at, made, dice, log_uniform(dice, 30.0, 3600.0))
+    for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
+        made = rows(rng, round(log_uniform(rng, 1, 40)))
+        yield _job(at, made, rng, log_uniform(rng, 30.0, 3600.0))
 
 
-def _mixed(dice: Random, count: int = 400) -> Iterator[Job]:
+def _mixed(rng: Random, count: int = 400) -> Iterator[Job]:
     """Lists of 1 to 3,000 requests with any deadline."""
-    for at in sorted(dice.uniform(0, DAY) for _ in range(count)):
-        yield _job(at, rows(dice, round(log_uniform(dice, 1, 3000))), dice)
+    for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
+        yield _job(at, rows(rng, round(log_uniform(rng, 1, 3000))), rng)
 
 
 def heavy(turnaround: str, draw: str, count: int = 1000) -> list[Job]:
     """Return jobs of 1 to 2,000 requests with deadlines of 1 minute to 24 hours, over ten days."""
-    dice = Random(f"{turnaround}, {draw}")
-    moments = sorted(dice.uniform(0, 10 * DAY) for _ in range(count))
-    return [_job(at, rows(dice, round(log_uniform(dice, 1, 2000))), dice) for at in moments]
+    rng = Random(f"{turnaround}, {draw}")
+    moments = sorted(rng.uniform(0, 10 * DAY) for _ in range(count))
+    return [_job(at, rows(rng, round(log_uniform(rng, 1, 2000))), rng) for at in moments]

@@ -55,11 +55,11 @@ class Measured:
     routes: dict[str, int]
 
 
-def measure(client: BatchingClient, count: int, mark: str, **wishes: Any) -> Measured:
+def measure(client: BatchingClient, count: int, mark: str, **constraints: Any) -> Measured:
     """Ask a list and see what it takes."""
     prompts = [f"{PROMPT} {mark} {number}" for number in range(count)]
     began = time.perf_counter()
-    results: ResultList = client.generate(prompts, **wishes)
+    results: ResultList = client.generate(prompts, **constraints)
     seconds = (time.perf_counter() - began) * SCALE
     assert results.succeeded == count, [str(result.error) for result in results if not result.ok][:1]
     routes: dict[str, int] = {}

@@ -31,7 +31,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.realtime import lifecycle
 from smartbatch.realtime.admission import (
     GENERATION,
-    Intake,
+    Admission,
     Preprocess,
     generation,
     open_model,
@@ -40,12 +40,12 @@ from smartbatch.realtime.admission import (
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.engine import Engine
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import Lanes
-from smartbatch.realtime.queue import Books
+from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.router import PostProcess
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.history import Experience
+from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_calls import ListCalls
 from smartbatch.types import Answer, Embedding, Generation, Prompt, Request, Result, Route
 
@@ -119,9 +119,11 @@ class BatchingClient(ListCalls):
         self._middleware = tuple(middleware)
         self._provider, self.model = self._open(model, provider, provider_options)
         self._second = None if config.fallback_model is None else self._open(config.fallback_model)
-        self._intake = Intake(self._provider, self.model, config, self._clock, self._defaults, preprocess)
-        self._desk = self._new_desk()
-        self._experience = Experience(self._clock, self._tell, store=lambda: self._desk.store)
+        self._admission = Admission(
+            self._provider, self.model, config, self._clock, self._defaults, preprocess
+        )
+        self._service = self._new_service()
+        self._history = ForecastHistory(self._clock, self._tell, store=lambda: self._service.store)
         self._advisor = self._new_advisor()
         self._new_process()
         trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
@@ -211,7 +213,7 @@ class BatchingClient(ListCalls):
         """Start the threads; also after a stop. Starting twice is fine."""
         with self._starting:
             self._stopped = False
-        self._desk.open()
+        self._service.open()
         self._running()
         return self
 
@@ -229,7 +231,7 @@ class BatchingClient(ListCalls):
         """
         engine = self._engine
         on_own_thread = engine is not None and engine.dispatcher.on_own_thread()
-        if on_own_thread or self._desk.on_own_thread() or lifecycle.reentered():
+        if on_own_thread or self._service.on_own_thread() or lifecycle.reentered():
             threading.Thread(
                 target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
@@ -269,13 +271,13 @@ class BatchingClient(ListCalls):
     @property
     def queue_size(self) -> int:
         """Requests that wait, those between two tries included."""
-        return self.books.waiting
+        return self.counts.waiting
 
     @property
-    def books(self) -> Books:
+    def counts(self) -> RequestCounts:
         """Requests by where they are, since the client started in this process; always balanced."""
         engine = self._engine
-        return Books() if engine is None else engine.books()
+        return RequestCounts() if engine is None else engine.counts()
 
     @property
     def spent(self) -> float:
@@ -307,22 +309,22 @@ class BatchingClient(ListCalls):
         sink: Callable[[Result], None] | None,
         stream: ChunkBox | None = None,
         *,
-        purse: Budget | None = None,
+        own_budget: Budget | None = None,
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:
-        intake = self._intake
-        prepared = intake.preprocessed(request)
+        admission = self._admission
+        prepared = admission.preprocessed(request)
         if isinstance(prepared, Answer):
-            return self._settled(request, intake.settled(request, prepared, Route.LOCAL), sink, stream)
-        intake.check(prepared)
+            return self._settled(request, admission.settled(request, prepared, Route.LOCAL), sink, stream)
+        admission.check(prepared)
         return self._enqueue(
             prepared,
             sink,
             stream,
             provider=self._provider,
             model=self.model,
-            purse=purse,
+            own_budget=own_budget,
             alone=alone or prepared.purpose in self.config.prefer_individual_for,
             flex=flex,
         )
@@ -336,16 +338,16 @@ class BatchingClient(ListCalls):
         provider: Provider,
         model: str,
         raw: bool = False,
-        purse: Budget | None = None,
+        own_budget: Budget | None = None,
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:
         """Queue a request that was checked; see :meth:`smartbatch.realtime.engine.Engine.submit`."""
-        intake = self._intake
+        admission = self._admission
         own = provider is self._provider and model == self.model
         mixed = raw and self._post_process is not None  # others that join would get it raw as well
-        key = None if stream is not None or mixed or not own else intake.fingerprint(request)
-        known = intake.recalled(request, key)
+        key = None if stream is not None or mixed or not own else admission.fingerprint(request)
+        known = admission.recalled(request, key)
         if known is not None:
             return self._settled(request, self._process(known), sink, stream)
         engine = self._running()
@@ -354,20 +356,20 @@ class BatchingClient(ListCalls):
             lane = lane.home_of(request, self._clock.now())
         # who pays for speed must not wait for an answer of the slower tier
         twin = key + b"flex" if key is not None and lane.standard is not None else key
-        estimates, reserve = intake.demand(lane, request, priced=purse is not None)
+        estimates, reserve = admission.demand(lane, request, priced=own_budget is not None)
         return engine.submit(
             request,
-            intake.id_of(request),
+            admission.id_of(request),
             lane,
             fingerprint=twin if self.config.deduplicate else None,
-            keep=key if intake.cache is not None else None,
+            keep=key if admission.cache is not None else None,
             tokens=estimates,
             reserve=reserve,
             sink=sink,
             stream=stream,
             raw=raw,
             alone=alone,
-            purse=purse,
+            own_budget=own_budget,
         )
 
     def _settled(
@@ -388,10 +390,10 @@ class BatchingClient(ListCalls):
         future.settle(result)
         if sink is not None:
             sink(result)
-        self._tell(self._intake.finished(request, result, now))
+        self._tell(self._admission.finished(request, result, now))
         return future
 
-    def _forsake(self, futures: Iterable[ResultFuture]) -> None:
+    def _abandon_futures(self, futures: Iterable[ResultFuture]) -> None:
         """Cancel what nobody waits for any more; called by a finaliser, in the middle of anything.
 
         If the queue's lock is free, this thread does not hold it. If not, it may, so the lock is not taken:
@@ -402,7 +404,7 @@ class BatchingClient(ListCalls):
             if engine is None or not engine.queue.monitor.lock.locked():
                 future.cancel()
             elif Future.cancel(future):
-                engine.queue.forsaken.append(future)
+                engine.queue.abandoned.append(future)
 
     def _running(self) -> Engine:
         engine = self._engine
@@ -431,20 +433,20 @@ class BatchingClient(ListCalls):
             report=self._callback_raised,
             fallback=lambda lane: self._fallback(engine, lane),
             post_process=self._post_process,
-            keep=None if self._intake.cache is None else self._intake.cache.put,
+            keep=None if self._admission.cache is None else self._admission.cache.put,
         )
-        # Lanes belong to one engine: another one may still be stopping, under a lock of its own.
+        # LaneFactory belong to one engine: another one may still be stopping, under a lock of its own.
         engine.lane_of = self._new_lanes(lambda lane: self._attach(lane, engine)).of
         return engine
 
-    def _new_lanes(self, opened: Callable[[Lane], None]) -> Lanes:
-        return Lanes(
+    def _new_lanes(self, opened: Callable[[Lane], None]) -> LaneFactory:
+        return LaneFactory(
             self.config,
             self._clock,
             self._classifiers,
             self._middleware,
             opened,
-            self._experience.calibration,
+            self._history.calibration,
         )
 
     def _attach(self, lane: Lane, engine: Engine) -> None:
@@ -461,8 +463,8 @@ class BatchingClient(ListCalls):
 
     def _stop(self, timeout: float | None, reason: str) -> None:
         began = self._clock.now()
-        self._experience.save()
-        self._desk.halt()
+        self._history.save()
+        self._service.halt()
         try:
             self._stop_engine(timeout, reason)
         finally:
@@ -524,8 +526,8 @@ class BatchingClient(ListCalls):
         self._rng = self._given_rng or random.Random()
         self._starting = threading.Lock()
         self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
-        self._intake.renew()
-        self._experience.renew()
+        self._admission.renew()
+        self._history.renew()
 
     def _open(
         self,
@@ -546,7 +548,7 @@ class BatchingClient(ListCalls):
     def _tell(self, event: Event) -> None:
         """Tell all observers; whatever one of them raises is logged and hurts nobody."""
         self.metrics(event)
-        self._experience(event)
+        self._history(event)
         self._advisor.learned(event)
         for observer in self._observers:
             try:

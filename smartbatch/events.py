@@ -282,7 +282,7 @@ class RouteChosen(Event):
     p95: float
     cost: float | None
     options: tuple[tuple[str, float, float, float | None, bool], ...]
-    """Every route that was open: name, p50, p95, expected cost in USD, whether it met the wishes."""
+    """Every route that was open: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
 @frozen

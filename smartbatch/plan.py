@@ -57,7 +57,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, fit for JSON."""
-        wishes = self._decision.wishes
+        constraints = self._decision.constraints
         return {
             "route": self.route.value,
             "reason": self.reason,
@@ -65,9 +65,9 @@ class Plan:
             "cached": self.cached,
             "tokens_in": self._decision.load.tokens_in,
             "tokens_out": self._decision.load.tokens_out,
-            "deadline": wishes.deadline,
-            "budget": wishes.budget,
-            "time_value": wishes.time_value,
+            "deadline": constraints.deadline,
+            "budget": constraints.budget,
+            "time_value": constraints.time_value,
             "options": [_plain(option) for option in self.options],
         }
 
@@ -87,10 +87,12 @@ class Plan:
             AllRequestsFailed: when not one request was answered.
         """
         decision = self._decision
-        limit: Any = budget if budget is not None else decision.wishes.budget  # checked as that of a list
+        limit: Any = (
+            budget if budget is not None else decision.constraints.budget
+        )  # checked as that of a list
         if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
             limit = self.cost_high
-        return self._run(evolve(decision, wishes=evolve(decision.wishes, budget=limit)))
+        return self._run(evolve(decision, constraints=evolve(decision.constraints, budget=limit)))
 
 
 def _plain(option: Option) -> dict[str, Any]:

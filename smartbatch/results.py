@@ -10,17 +10,17 @@ from typing import Any
 
 from smartbatch._clock import Clock
 from smartbatch.errors import AllRequestsFailed, InvalidRequest, QueueFull, SmartbatchError, WrongProcess
-from smartbatch.realtime.inbox import Inbox
+from smartbatch.realtime.inbox import ResultInbox
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Usage
 
-__all__ = ["ResultList", "Stream"]
+__all__ = ["BoundedMap", "ResultList"]
 
 _BUFFERED = 10
 """A straggler at the head may let this many times the read-ahead finish behind it before reading pauses."""
 
 
-class Stream(Iterator[Result]):
+class BoundedMap(Iterator[Result]):
     """Submits requests as results are taken, and yields the results; one thread reads it.
 
     When the requests end with an error, or one cannot be submitted, the results of those before it come
@@ -45,13 +45,13 @@ class Stream(Iterator[Result]):
         ahead: int,
         ordered: bool,
         raising: bool,
-        forsake: Callable[[Iterable[ResultFuture]], None] = lambda futures: _cancel_quietly(futures),
+        abandon_futures: Callable[[Iterable[ResultFuture]], None] = lambda futures: _cancel_quietly(futures),
     ) -> None:
         self._under_way: dict[int, ResultFuture] = {}
-        self._forsake = forsake
+        self._abandon_futures = abandon_futures
         self._requests = iter(requests)
         self._submit = submit
-        self._inbox = Inbox(clock)
+        self._inbox = ResultInbox(clock)
         self._ahead = ahead
         self._ordered = ordered
         self._raising = raising
@@ -87,7 +87,7 @@ class Stream(Iterator[Result]):
 
     def __del__(self) -> None:
         if self._under_way:
-            self._forsake(list(self._under_way.values()))
+            self._abandon_futures(list(self._under_way.values()))
 
     def _next(self) -> Result:
         while True:

@@ -12,13 +12,13 @@ from smartbatch.config import BatchingConfig
 from smartbatch.jobs.job import Job
 from smartbatch.observe.progress import Mode, Progress, watched
 from smartbatch.results import ResultList
-from smartbatch.routing.list_routes import WISHES, parted
-from smartbatch.store_jobs import desk_of
+from smartbatch.routing.list_routes import CONSTRAINTS, parted
+from smartbatch.store_jobs import service_of
 from smartbatch.types import Embedding, Prompt
 
 __all__ = ["embed", "generate", "job"]
 
-_WISHES = WISHES - {"budget"}
+_CONSTRAINTS = CONSTRAINTS - {"budget"}
 """Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
 
 
@@ -34,7 +34,7 @@ def generate(
             on a terminal or in a notebook.
         params: generation parameters (``system``, ``max_tokens``, …), settings of
             :class:`~smartbatch.BatchingConfig` (``parallelism``, ``max_rpm``, ``budget``, …), the other
-            arguments of :class:`~smartbatch.BatchingClient`, and the wishes that decide the route:
+            arguments of :class:`~smartbatch.BatchingClient`, and the constraints that decide the route:
             ``strategy``, ``deadline``, ``prefer``, ``time_value``.
 
     Returns:
@@ -44,9 +44,9 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
-    settings, wishes = parted(params, _WISHES)
+    settings, constraints = parted(params, _CONSTRAINTS)
     with BatchingClient(model, **settings) as client:
-        return _run(client, prompts, progress, **wishes)
+        return _run(client, prompts, progress, **constraints)
 
 
 def embed(
@@ -71,9 +71,9 @@ def embed(
         as :func:`generate`; each result has its ``embedding``.
     """
     embedding = Embedding(task_type, dimensions)
-    settings, wishes = parted(params, _WISHES)
+    settings, constraints = parted(params, _CONSTRAINTS)
     with BatchingClient(model, **settings) as client:
-        return _run(client, texts, progress, embedding=embedding, **wishes)
+        return _run(client, texts, progress, embedding=embedding, **constraints)
 
 
 def job(id_or_key: str, *, store: str | None = None) -> Job:
@@ -92,7 +92,7 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
         JobNotFound: the store has none.
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
-    return desk_of(BatchingConfig.load(store=store)).find(id_or_key)
+    return service_of(BatchingConfig.load(store=store)).find(id_or_key)
 
 
 def _run(

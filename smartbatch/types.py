@@ -74,7 +74,7 @@ class Strategy(enum.Enum):
     """How the way is chosen."""
 
     AUTO = "auto"
-    """The cheapest route that meets the wishes."""
+    """The cheapest route that meets the constraints."""
     INDIVIDUAL = "individual"
     BATCH = "batch"
     HYBRID = "hybrid"

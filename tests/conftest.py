@@ -71,7 +71,7 @@ def client_of(clock: VirtualClock) -> Iterator[Callable[..., BatchingClient]]:
     made: list[BatchingClient] = []
 
     def make(provider: Provider | Callable[..., Any], **settings: Any) -> BatchingClient:
-        rng = random.Random(settings.pop("seed_of_dice", SEED))
+        rng = random.Random(settings.pop("seed_of_rng", SEED))
         client = BatchingClient(provider, clock=settings.pop("clock", clock), rng=rng, **settings)
         made.append(client)
         return client

@@ -101,7 +101,7 @@ def test_a_bad_request_raises_at_once_and_is_never_sent(
         client.submit(prompt, **params)
     assert caught.value.field == field
     assert provider.calls == []
-    assert client.books.submitted == 0
+    assert client.counts.submitted == 0
 
 
 def test_an_own_id_and_context_come_back_untouched(client_of: ClientOf) -> None:
@@ -190,7 +190,7 @@ def test_a_hook_may_reject(client_of: ClientOf) -> None:
     client = client_of(echo(), preprocess=[reject])
     with pytest.raises(PermissionError, match="not this one"):
         client.submit("x")
-    assert client.books.submitted == 0
+    assert client.counts.submitted == 0
 
 
 def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
@@ -251,7 +251,7 @@ def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
     error = future.exception(PATIENCE)
     assert isinstance(error, SmartbatchError)
     assert error.__cause__ is refusal
-    assert client.books.failed == 1
+    assert client.counts.failed == 1
 
 
 # -- middleware and observers ----------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_a_mistake_of_the_library_reaches_the_caller(
     assert isinstance(error, ProviderError)
     assert error.__cause__ is mistake
     assert good.result(PATIENCE).ok
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -435,11 +435,11 @@ def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: Cl
     client = client_of(MockProvider(latency=1.0, sleep=clock.sleep), parallelism=1)
     with clock.held():
         futures = [client.submit(f"p{i}") for i in range(5)]
-        books = client.books
-        assert books.submitted == 5
-        assert client.queue_size == books.waiting >= 4
+        counts = client.counts
+        assert counts.submitted == 5
+        assert client.queue_size == counts.waiting >= 4
     for future in futures:
         assert future.result(PATIENCE).ok
     assert client.queue_size == 0
-    assert client.books.succeeded == 5
+    assert client.counts.succeeded == 5
     assert "5" in client.status_summary()

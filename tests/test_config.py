@@ -62,7 +62,7 @@ def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str
 
 @pytest.mark.parametrize("key", NUMBERS)
 def test_both_ends_of_every_range_are_allowed(key: str) -> None:
-    company = {  # what must move along so that nothing contradicts
+    batch_key = {  # what must move along so that nothing contradicts
         "max_batch_size": {"min_batch_size": 1},
         "min_batch_size": {"max_batch_size": 50},
         "batch_window": {"max_wait": 30},
@@ -74,7 +74,7 @@ def test_both_ends_of_every_range_are_allowed(key: str) -> None:
     }
     spec = spec_of(KEYS[key])
     for value in (spec.low, spec.high):
-        config = BatchingConfig(**{key: value, **company.get(key, {})})
+        config = BatchingConfig(**{key: value, **batch_key.get(key, {})})
         assert getattr(config, key) == value
 
 

@@ -227,7 +227,7 @@ def test_imports_go_down(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_decisions_have_no_clock_and_no_dice(file: Path) -> None:
+def test_decisions_have_no_clock_and_no_rng(file: Path) -> None:
     """core imports neither threads nor time, dice, sockets or databases."""
     if room(file) == "core":
         wrong = [str(one) for one in imports(file) if one.module.split(".")[0] in FORBIDDEN_IN_CORE]

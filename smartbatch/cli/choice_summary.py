@@ -21,7 +21,7 @@ def verdict(
         cost: USD; ``None`` where the price is unknown.
         rescued: batches that were taken back for the deadline.
     """
-    chosen, deadline = decision.chosen, decision.wishes.deadline
+    chosen, deadline = decision.chosen, decision.constraints.deadline
     first = f", {chosen.first:,} at once" if chosen.first else ""
     yield "route", f"{chosen.route.value}{first}: {decision.reason}"
     expected = None if chosen.cost is None else chosen.cost.expected

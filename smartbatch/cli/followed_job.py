@@ -10,7 +10,7 @@ from attrs import evolve
 from smartbatch._clock import Clock
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobDesk
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.watcher import PAGE
 from smartbatch.types import Result
@@ -109,23 +109,23 @@ class Follower:
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
 
-    def as_stored(self, job: Job, desk: JobDesk) -> Iterator[Result]:
+    def as_stored(self, job: Job, service: JobService) -> Iterator[Result]:
         """Yield the results of ``job`` in the order in which they are stored: none waits for another.
 
         Once interrupted, what is stored by then.
 
         Args:
-            desk: where the job is.
+            service: where the job is.
         """
-        desk.carry_on(job.id)
+        service.carry_on(job.id)
         last = count = 0
         ended = False
         while count < job.total:
-            seen, stopped = desk.bell.rings, self._stopped()
-            page = desk.store.fresh(job.id, after=last, limit=PAGE)
+            seen, stopped = service.notifier.rings, self._stopped()
+            page = service.store.fresh(job.id, after=last, limit=PAGE)
             for row in page:
                 last, count = row.seq, count + 1
-                yield desk.result_of(row, job.id)
+                yield service.result_of(row, job.id)
             if self._clock.now() >= self._next:
                 self.look()
             if page:
@@ -136,7 +136,7 @@ class Follower:
                 ended = True
                 self._ending()
             else:
-                desk.bell.listen(seen, STEP)
+                service.notifier.listen(seen, STEP)
 
     def look(self) -> None:
         """Look how the jobs stand, and show it."""

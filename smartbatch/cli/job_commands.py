@@ -18,10 +18,10 @@ from smartbatch.cli.result_output import write_results
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobDesk
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.job_progress import JobProgressBar
-from smartbatch.store_jobs import StoreDesk
+from smartbatch.store_jobs import StoreJobs
 
 __all__ = ["run"]
 
@@ -80,12 +80,12 @@ class _Jobs:
         path = missing_store(self._config.store)
         if path is not None:
             return self._no_store(path)
-        action: Callable[[JobDesk], int] = getattr(self, f"_{self._args.action}")
-        desk = StoreDesk(self._config, self._clock)
+        action: Callable[[JobService], int] = getattr(self, f"_{self._args.action}")
+        service = StoreJobs(self._config, self._clock)
         try:
-            return action(desk.desk)
+            return action(service.service)
         finally:
-            desk.close(GRACE)
+            service.close(GRACE)
 
     def _no_store(self, path: str) -> int:
         if self._args.ids:
@@ -99,25 +99,25 @@ class _Jobs:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def _list(self, desk: JobDesk) -> int:
-        rows = desk.store.jobs(limit=_MANY)
+    def _list(self, service: JobService) -> int:
+        rows = service.store.jobs(limit=_MANY)
         if self._args.json:
             for row in rows:
-                _print(as_json(desk.status_of(row)))
+                _print(as_json(service.status_of(row)))
         elif rows:
             _print(table(rows, wall=time.time()))
         else:
-            say(f"no jobs in {desk.store.place}")
+            say(f"no jobs in {service.store.place}")
         return 0
 
-    def _show(self, desk: JobDesk) -> int:
-        return self._each(desk, lambda job: self._tell(job.status()))
+    def _show(self, service: JobService) -> int:
+        return self._each(service, lambda job: self._tell(job.status()))
 
-    def _results(self, desk: JobDesk) -> int:
-        job = desk.find(self._args.ids[0])
+    def _results(self, service: JobService) -> int:
+        job = service.find(self._args.ids[0])
         if self._args.wait and not self._followed([job]):
             return 1
-        write_results(desk, job, self._args.output)
+        write_results(service, job, self._args.output)
         status = job.status()
         if not status.done:
             say(
@@ -128,20 +128,20 @@ class _Jobs:
 
     # -- following -------------------------------------------------------------------------------------------
 
-    def _watch(self, desk: JobDesk) -> int:
-        jobs = self._named_or_open(desk)
+    def _watch(self, service: JobService) -> int:
+        jobs = self._named_or_open(service)
         done = self._followed(jobs)
         return self._end(jobs, done)
 
-    def _resume(self, desk: JobDesk) -> int:
-        jobs = self._named_or_open(desk)
+    def _resume(self, service: JobService) -> int:
+        jobs = self._named_or_open(service)
         for job in jobs:
             job.resume()
         return self._end(jobs, self._followed(jobs))
 
-    def _cancel(self, desk: JobDesk) -> int:
+    def _cancel(self, service: JobService) -> int:
         found: list[Job] = []
-        code = self._each(desk, found.append)
+        code = self._each(service, found.append)
         for job in found:
             job.cancel()
         done = self._followed(found)
@@ -149,26 +149,26 @@ class _Jobs:
             self._tell(job.status())
         return code if done else 1
 
-    def _forget(self, desk: JobDesk) -> int:
+    def _forget(self, service: JobService) -> int:
         def forget(job: Job) -> None:
             job.forget()
             if not self._args.quiet:
                 say(f"job {job.id}: forgotten, with its requests and results")
 
-        return self._each(desk, forget)
+        return self._each(service, forget)
 
-    def _named_or_open(self, desk: JobDesk) -> list[Job]:
+    def _named_or_open(self, service: JobService) -> list[Job]:
         if self._args.ids:
-            return [desk.find(name) for name in self._args.ids]
+            return [service.find(name) for name in self._args.ids]
         found = []
-        for row in reversed(desk.store.jobs(unfinished=True, limit=_MANY)):
-            if row.policy.get("attended") and desk.is_free(row.id):
+        for row in reversed(service.store.jobs(unfinished=True, limit=_MANY)):
+            if row.policy.get("attended") and service.is_free(row.id):
                 say(
                     f"job {row.id}: its run in real time was interrupted, so it is left alone; smartbatch "
                     f"jobs resume {row.id} goes on with it, and so does the same line again"
                 )
             else:
-                found.append(desk.find(row.id))
+                found.append(service.find(row.id))
         if not found:
             say("no job goes on")
         return found
@@ -212,12 +212,12 @@ class _Jobs:
 
     # -- endings ---------------------------------------------------------------------------------------------
 
-    def _each(self, desk: JobDesk, act: Callable[[Job], object]) -> int:
+    def _each(self, service: JobService, act: Callable[[Job], object]) -> int:
         """Do something to every job that is named; an unknown one keeps no other from it."""
         code = 0
         for name in self._args.ids:
             try:
-                act(desk.find(name))
+                act(service.find(name))
             except JobNotFound as error:
                 say(f"smartbatch: {error.message}")
                 code = max(code, 1)

@@ -145,7 +145,7 @@ class ByJob:
             the number of the signal that ended it early, or 0.
 
         Raises:
-            ConfigError: no route meets the wishes, or the provider has no Batch API.
+            ConfigError: no route meets the constraints, or the provider has no Batch API.
             InputError: the input changed, or a job of another input goes on for the same output.
             StoreError: the store cannot be used.
         """
@@ -232,7 +232,7 @@ class ByJob:
                 Kind.GENERATE,
                 {},
                 realtime=chosen.first,
-                wishes=chosen.wishes,
+                constraints=chosen.constraints,
                 missed=chosen.missed,
                 route=chosen.route,
                 most=chosen.piece,
@@ -289,7 +289,7 @@ class ByJob:
         if one.ended or self._follower is None:
             results = one.job.results(wait=False)
         elif self._comes_as_stored(one):
-            results = self._follower.as_stored(one.job, self._client._desk)
+            results = self._follower.as_stored(one.job, self._client._service)
         else:
             # after Ctrl-C, an output gets all that is stored; who reads batches on standard output waits for
             # the order

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from smartbatch.cli.requests import Questions
 from smartbatch.client import BatchingClient
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.types import Kind, Route
 
 __all__ = ["Chooser", "Chosen"]
@@ -27,7 +27,7 @@ class Chosen:
     Attributes:
         realtime: all of them go in real time.
         first: how many go in real time at once, where the others go in a batch.
-        wishes: what the route has to meet.
+        constraints: what the route has to meet.
         missed: what missing its deadline counts as.
         route: its name.
         piece: most rows of one batch; ``None`` for as many as the settings allow.
@@ -35,7 +35,7 @@ class Chosen:
 
     realtime: bool
     first: int
-    wishes: Wishes
+    constraints: Constraints
     missed: float
     route: Route
     piece: int | None
@@ -45,7 +45,9 @@ class Chosen:
         """Return what a decision means for a run."""
         chosen = decision.chosen
         realtime = chosen.route not in _BATCHED
-        return cls(realtime, chosen.first, decision.wishes, decision.missed, chosen.route, decision.piece)
+        return cls(
+            realtime, chosen.first, decision.constraints, decision.missed, chosen.route, decision.piece
+        )
 
 
 class Chooser:
@@ -54,17 +56,17 @@ class Chooser:
     Args:
         client: whose settings, prices and experience count.
         questions: the input.
-        args: strategy and wishes.
+        args: strategy and constraints.
 
     Raises:
-        ConfigError: for wishes that are none, and where batches are asked for and there is no Batch API.
+        ConfigError: for constraints that are none, and where batches are asked for and there is no Batch API.
     """
 
     def __init__(self, client: BatchingClient, questions: Questions, args: argparse.Namespace) -> None:
         self._client = client
         self._questions = questions
         self._began = client._clock.now()
-        self._wishes = client._wishes({**_given(args), "budget": client.config.budget})
+        self._constraints = client._constraints({**_given(args), "budget": client.config.budget})
         if args.batching_strategy in _FORCED:
             client._check_batches(Kind.GENERATE, args.fallback)
 
@@ -82,29 +84,31 @@ class Chooser:
             stopped: asked before each row; once true, the decision is given up, with ``None``.
 
         Raises:
-            ConfigError: no route meets the wishes.
+            ConfigError: no route meets the constraints.
             InputError: the input changed.
         """
-        client, intake = self._client, self._client._intake
-        sketch = client._advisor.sketch(
-            Kind.GENERATE, sum(needed), self._wishes, batchable=True, flexible=client._flexible(())
+        client, admission = self._client, self._client._admission
+        workload = client._advisor.workload(
+            Kind.GENERATE, sum(needed), self._constraints, batchable=True, flexible=client._flexible(())
         )
         for request in self._questions.requests(skip=lambda i: not needed[i], stopped=stopped):
-            if intake.cache is not None and intake.recalled(request, intake.fingerprint(request)):
-                sketch.cached += 1
+            if admission.cache is not None and admission.recalled(request, admission.fingerprint(request)):
+                workload.cached += 1
             else:
-                sketch.add(request)
+                workload.add(request)
         if stopped():
             return None
         room = client._budget.left
-        return client._advisor.consider(sketch, self._left(), Kind.GENERATE, batchable=True, room=room)
+        return client._advisor.consider(workload, self._left(), Kind.GENERATE, batchable=True, room=room)
 
-    def _left(self) -> Wishes:
-        """Return the wishes with what is left of the time."""
-        deadline = self._wishes.deadline
+    def _left(self) -> Constraints:
+        """Return the constraints with what is left of the time."""
+        deadline = self._constraints.deadline
         if deadline is None:
-            return self._wishes
-        return evolve(self._wishes, deadline=max(0.0, deadline - (self._client._clock.now() - self._began)))
+            return self._constraints
+        return evolve(
+            self._constraints, deadline=max(0.0, deadline - (self._client._clock.now() - self._began))
+        )
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TypeAlias, overload
 
 from attrs import frozen
 
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.provider_api import Reply
 from smartbatch.emulator.settings import Settings
@@ -27,7 +27,7 @@ class Desk:
         url: the server's own address as the client calls it, without a path.
     """
 
-    house: House
+    backend: BatchBackend
     settings: Settings
     now: float
     url: str
@@ -40,7 +40,7 @@ class Desk:
         """Return monotonic seconds as the date and time of RFC 3339 in UTC; ``None`` for ``None``."""
         if moment is None:
             return None
-        return datetime.fromtimestamp(self.house.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return datetime.fromtimestamp(self.backend.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 BatchCall: TypeAlias = "Callable[[Head, bytes, Desk], Reply]"

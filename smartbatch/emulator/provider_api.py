@@ -46,7 +46,7 @@ class Reply:
     headers: list[tuple[str, str]] = field(factory=list)
     content_type: str = "application/json"
     delay: float = 0.0
-    pace: float = 0.0
+    throughput: float = 0.0
     damage: str | None = None
     billed: int = 0
     call: Call | None = None

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.anthropic.api import AnthropicApi
 from smartbatch.emulator.batch_service import BatchCall, Desk
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import Lost
 from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.gemini.api import GeminiApi
@@ -63,9 +63,9 @@ class Service:
         self._first: float | None = None
         self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
         ledger.judge_by(self._rules.limits)
-        self.house = House(settings, ledger, epoch=time.time() - time.monotonic())
+        self.backend = BatchBackend(settings, ledger, epoch=time.time() - time.monotonic())
         # The loop that serves has the same clock.
-        ledger.follow(lambda: self.house.advance(time.monotonic()))
+        ledger.follow(lambda: self.backend.advance(time.monotonic()))
 
     @property
     def settings(self) -> Settings:
@@ -83,7 +83,7 @@ class Service:
         settings = evolve(self.settings, **changes)
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._rules.limits
         self._rules = _Rules(settings, FaultPlan(settings), limits)
-        self.house.configure(settings)
+        self.backend.configure(settings)
         self.ledger.judge_by(limits)
 
     def reset(self) -> None:
@@ -92,7 +92,7 @@ class Service:
         self._first = None
         self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
         self.ledger.judge_by(self._rules.limits)
-        self.house.reset()
+        self.backend.reset()
         self.ledger.reset()
 
     def most_body(self, head: Head) -> int:
@@ -172,7 +172,7 @@ class Service:
         if (refused := _refused_at_once(api, rules.settings, "", call.fault)) is not None:
             return refused
         url = f"http://{head.headers.get('host', '127.0.0.1')}"
-        reply = answer(head, body, Desk(self.house, rules.settings, now, url))
+        reply = answer(head, body, Desk(self.backend, rules.settings, now, url))
         delay = call.latency = rules.plan.first_token(call.index)
         return _spoiled(api, evolve(reply, delay=delay), call.fault)
 
@@ -217,9 +217,9 @@ def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
     rules.limits.spend(now, 0 if fault in ("500", "html") else done.output_tokens)
     reply = Reply(200, done.body, delay=delay, billed=done.billed)
     if isinstance(done.body, list) and fault not in ("500", "html"):
-        pace = slower * settings.per_token * done.output_tokens / len(done.body)
+        throughput = slower * settings.per_token * done.output_tokens / len(done.body)
         delay = slower * rules.plan.first_token(call.index)
-        reply = evolve(reply, content_type="text/event-stream", delay=delay, pace=pace)
+        reply = evolve(reply, content_type="text/event-stream", delay=delay, throughput=throughput)
     return _spoiled(api, reply, fault)
 
 
@@ -248,11 +248,11 @@ def _spoiled(api: Api, reply: Reply, fault: str | None) -> Reply:
         case "html":
             return Reply(502, _HTML, content_type="text/html", delay=reply.delay)
         case "bad_json":
-            return evolve(reply, body=b'{"id": "chatcmpl-', pace=0.0, delivered=None)
+            return evolve(reply, body=b'{"id": "chatcmpl-', throughput=0.0, delivered=None)
         case "empty":
-            return evolve(reply, body=b"", pace=0.0, delivered=None)
+            return evolve(reply, body=b"", throughput=0.0, delivered=None)
         case "html_200":
-            return evolve(reply, body=_HTML, content_type="text/html", pace=0.0, delivered=None)
+            return evolve(reply, body=_HTML, content_type="text/html", throughput=0.0, delivered=None)
         case "stream_end" | "stream_error" if isinstance(body, list):
             begun = body[: max(1, len(body) // 2)]
             error = [api.error_event()] if fault == "stream_error" else []

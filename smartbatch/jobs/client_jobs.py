@@ -11,26 +11,26 @@ from contextlib import contextmanager
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.budget_reservations import Allotments
+from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import ConfigError, SmartbatchError, StoreError, WrongProcess
 from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
-from smartbatch.jobs.dependencies import Host
+from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.job_budget import bill
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobDesk
+from smartbatch.jobs.service import JobService
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
-from smartbatch.realtime.admission import Intake
+from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.effects import PostProcess, processed
 from smartbatch.realtime.engine import Engine
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.history import Experience
+from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Request, Result, Route, evolve
 
-__all__ = ["LAST_STEP", "JobHost", "tell_waiters", "warn_of"]
+__all__ = ["LAST_STEP", "ClientJobs", "tell_waiters", "warn_of"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -41,13 +41,13 @@ LAST_STEP = 1.0
 """Seconds for what is under way at a stop whose time is over."""
 
 
-class JobHost:
+class ClientJobs:
     """The part of a client that its jobs need; see :class:`~smartbatch.BatchingClient`."""
 
     config: BatchingConfig
     model: str
     _clock: Clock
-    _intake: Intake
+    _admission: Admission
     _provider: Provider
     _providers: dict[str, Provider]
     _second: tuple[Provider, str] | None
@@ -57,15 +57,15 @@ class JobHost:
     _leaving: Engine | None
     _starting: threading.Lock
     _budget: Budget
-    _allotments: Allotments
-    _experience: Experience
-    _desk: JobDesk
+    _reservations: JobReservations
+    _history: ForecastHistory
+    _service: JobService
     _job_callbacks: CallbackThread | None
 
-    # -- for the desk ----------------------------------------------------------------------------------------
+    # -- for the service ----------------------------------------------------------------------------------------
 
-    def _new_desk(self) -> JobDesk:
-        host = Host(
+    def _new_service(self) -> JobService:
+        dependencies = JobDependencies(
             own=(self._provider,),
             opened=self._opened,
             ask=self._ask_directly,
@@ -79,13 +79,13 @@ class JobHost:
             outer=self._payer_beside,
         )
         self._job_callbacks = None
-        return JobDesk(self.config, clock=self._clock, rng=self._given_rng, host=host)
+        return JobService(self.config, clock=self._clock, rng=self._given_rng, dependencies=dependencies)
 
     def _ask_directly(
-        self, row: JobRow, request: Request, sink: Callable[[Result], None], purse: Budget | None
+        self, row: JobRow, request: Request, sink: Callable[[Result], None], own_budget: Budget | None
     ) -> Future[Result]:
         """Submit an item of a job: checked and preprocessed long ago, post-processed when it is read."""
-        provider = self._desk.serving.provider_of(row)
+        provider = self._service.serving.provider_of(row)
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
         limit = self.config.request_timeout
@@ -99,7 +99,7 @@ class JobHost:
             provider=provider,
             model=model,
             raw=True,
-            purse=purse,
+            own_budget=own_budget,
             alone=route == Route.INDIVIDUAL.value,
             flex=route == Route.FLEX.value,
         )
@@ -130,7 +130,7 @@ class JobHost:
         if self.config.store is None:
             return
         try:
-            self._desk.carry_on()
+            self._service.carry_on()
         except SmartbatchError as error:  # requests in real time do not need it
             warn_of(None, error)
 
@@ -139,7 +139,7 @@ class JobHost:
     def _new_budget(self) -> None:
         """Begin with nothing spent and nothing held back for jobs, as a forked child does, too."""
         self._budget = Budget(self.config.budget)
-        self._allotments = Allotments(self._budget, self._money)
+        self._reservations = JobReservations(self._budget, self._money)
 
     @contextmanager
     def _money(self) -> Iterator[None]:
@@ -154,40 +154,40 @@ class JobHost:
 
     def _payer_beside(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""
-        mine = row.policy.get("account") == self._allotments.account or self._allotments.has(row.id)
+        mine = row.policy.get("account") == self._reservations.account or self._reservations.has(row.id)
         return None if mine else self._budget
 
     def _calibration_of(self, row: JobRow) -> Calibration:
-        return self._experience.calibration(row.model, Kind(row.kind))
+        return self._history.calibration(row.model, Kind(row.kind))
 
     def _job_told(self, event: Event) -> None:
         if isinstance(event, JobProgress):
-            self._allotments.book(event.job_id, event.cost, ended=False)
-        elif isinstance(event, (JobFinished, ShardChanged)) and self._allotments.has(event.job_id):
-            self._look_at_allotment(event.job_id)
+            self._reservations.book(event.job_id, event.cost, ended=False)
+        elif isinstance(event, (JobFinished, ShardChanged)) and self._reservations.has(event.job_id):
+            self._refresh_reservation(event.job_id)
         self._tell(event)
 
-    def _look_at_allotment(self, job_id: str) -> None:
+    def _refresh_reservation(self, job_id: str) -> None:
         """Book what a job has cost. When it has ended, what may have been billed all the same counts, too;
         that is known when the last of its batches is settled."""
         try:
-            owed = bill(self._desk.store, job_id)
+            owed = bill(self._service.store, job_id)
         except SmartbatchError:  # it stays held back
             return
-        self._allotments.book(job_id, owed.cost, ended=owed.ended, pledged=owed.open)
+        self._reservations.book(job_id, owed.cost, ended=owed.ended, pledged=owed.open)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 
     def _halt_jobs(self) -> None:
         """Ask nothing more of any job; what is under way goes on. The first half of a stop."""
-        self._desk.halt()
+        self._service.halt()
 
     def _finish_jobs(self, timeout: float | None, began: float) -> None:
         """Store what came, and give the jobs back."""
         steps = STEP_GRACE
         if timeout is not None:
             steps = max(LAST_STEP, timeout - (self._clock.now() - began))
-        self._desk.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
+        self._service.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
         callbacks, self._job_callbacks = self._job_callbacks, None
         if callbacks is not None:
             callbacks.drain(LAST_STEP)
@@ -196,7 +196,7 @@ class JobHost:
     def _fork_jobs(self, error: WrongProcess) -> None:
         """In a forked child: start empty."""
         self._job_callbacks = None
-        self._desk.abandon(error)
+        self._service.abandon(error)
 
     # -- what the client brings ------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class JobHost:
         provider: Provider,
         model: str,
         raw: bool = False,
-        purse: Budget | None = None,
+        own_budget: Budget | None = None,
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:

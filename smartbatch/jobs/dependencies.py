@@ -15,22 +15,22 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.realtime_runner import Ask
-from smartbatch.jobs.records import Grip, JobRow
+from smartbatch.jobs.records import JobLease, JobRow
 from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result
 
-__all__ = ["Asker", "Host", "Tended", "unknown_outcome"]
+__all__ = ["Asker", "JobDependencies", "StepResult", "unknown_outcome"]
 
 
 @frozen(kw_only=True)
-class Host:
-    """What the desk needs of its client.
+class JobDependencies:
+    """What the service needs of its client.
 
     Attributes:
         own: the client's providers.
         opened: called with a provider that was made for a job, before it is used.
-        ask, drop: see :class:`~smartbatch.jobs.realtime_runner.DirectAsker`.
+        ask, drop: see :class:`~smartbatch.jobs.realtime_runner.RealtimeRunner`.
         process: the user's post-processing of a result.
         new_future: makes a future whose callbacks run where they hold up nobody.
         tell: takes events.
@@ -53,8 +53,8 @@ class Host:
     outer: Callable[[JobRow], Budget | None] = lambda _: None
 
 
-class Tended(Protocol):
-    """What a step of a job leaves behind; see :class:`smartbatch.jobs.steps.runner.Tended`."""
+class StepResult(Protocol):
+    """What a step of a job leaves behind; see :class:`smartbatch.jobs.steps.runner.StepResult`."""
 
     @property
     def next_at(self) -> float | None: ...
@@ -67,9 +67,9 @@ class Tended(Protocol):
 
 
 class Asker(Protocol):
-    """Who asks items alone; see :class:`smartbatch.jobs.realtime_runner.DirectAsker`."""
+    """Who asks items alone; see :class:`smartbatch.jobs.realtime_runner.RealtimeRunner`."""
 
-    def offer(self, grip: Grip) -> None:
+    def offer(self, lease: JobLease) -> None:
         """There are items of this job to be asked."""
         ...
 

@@ -17,7 +17,7 @@ from typing import Any
 from smartbatch.core.limits.backoff import pause
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import enqueued_limit
 
 __all__ = ["QUOTA_CODES", "admitted", "is_quota", "known_limit", "known_most", "refused", "room_for"]
@@ -42,82 +42,82 @@ def is_quota(code: str | None) -> bool:
     return code in QUOTA_CODES
 
 
-def known_limit(work: Work, named: float = math.inf) -> float:
+def known_limit(step: StepContext, named: float = math.inf) -> float:
     """Return the most tokens of the job's model that may be enqueued, or infinity.
 
     Args:
         named: what the provider says just now; it counts instead of what it said earlier.
     """
-    limit = named if math.isfinite(named) else float(_known(work).get("limit") or math.inf)
-    return min(limit, work.limits.enqueued_tokens or math.inf)
+    limit = named if math.isfinite(named) else float(_known(step).get("limit") or math.inf)
+    return min(limit, step.limits.enqueued_tokens or math.inf)
 
 
-def room_for(work: Work, shard: ShardRow) -> float:
+def room_for(step: StepContext, shard: ShardRow) -> float:
     """Return 0 when the shard may be created now, or else the seconds after which to look again."""
-    ours = _ours(work, shard)
-    if ours and sum(ours) + shard.tokens > known_limit(work):
-        return work.limits.poll_interval
-    until = float(_known(work).get("until") or 0)
+    ours = _ours(step, shard)
+    if ours and sum(ours) + shard.tokens > known_limit(step):
+        return step.limits.poll_interval
+    until = float(_known(step).get("until") or 0)
     # a wall clock that was put back must not turn minutes into hours
-    return min(max(0.0, until - work.wall), work.limits.longest_pause)
+    return min(max(0.0, until - step.wall), step.limits.longest_pause)
 
 
-def refused(work: Work, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
+def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
     """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
 
     Returns:
         True when the shard will not pass as it is, and its items are to be cut anew.
     """
-    known = _known(work)
+    known = _known(step)
     refusals = int(known.get("refusals") or 0) + 1
     named = enqueued_limit(reason)
     wait = pause(
         refusals,
-        work.rng,
-        first=work.limits.poll_interval,
-        longest=work.limits.longest_pause,
+        step.rng,
+        first=step.limits.poll_interval,
+        longest=step.limits.longest_pause,
         asked=None if error is None else error.retry_after,
     )
     limit = named if math.isfinite(named) else known.get("limit")
-    too_much = shard.tokens > known_limit(work, named)
+    too_much = shard.tokens > known_limit(step, named)
     most = known.get("most")
-    if not too_much and shard.size > 1 and refusals >= ALONE and not _ours(work, shard):
+    if not too_much and shard.size > 1 and refusals >= ALONE and not _ours(step, shard):
         too_much, refusals, most = True, 0, max(1, shard.size // 2)
-    work.store.remember(
-        _key(work), {"limit": limit, "until": work.wall + wait, "refusals": refusals, "most": most}
+    step.store.remember(
+        _key(step), {"limit": limit, "until": step.wall + wait, "refusals": refusals, "most": most}
     )
     return too_much
 
 
-def known_most(work: Work, otherwise: int) -> int:
+def known_most(step: StepContext, otherwise: int) -> int:
     """Return the most requests of a shard where larger ones were refused although they were alone."""
-    return int(_known(work).get("most") or otherwise)
+    return int(_known(step).get("most") or otherwise)
 
 
-def admitted(work: Work) -> None:
+def admitted(step: StepContext) -> None:
     """Forget the pauses, and let shards grow again: a batch passed."""
-    known = _known(work)
+    known = _known(step)
     if not (known.get("refusals") or known.get("most")):
         return
     most = 2 * int(known.get("most") or 0)
-    if most >= work.limits.max_requests:
+    if most >= step.limits.max_requests:
         most = 0
-    work.store.remember(_key(work), {**known, "until": 0.0, "refusals": 0, "most": most or None})
+    step.store.remember(_key(step), {**known, "until": 0.0, "refusals": 0, "most": most or None})
 
 
-def _ours(work: Work, shard: ShardRow) -> list[int]:
+def _ours(step: StepContext, shard: ShardRow) -> list[int]:
     """Return the tokens of each other shard of the model that is enqueued."""
     return [
         other.tokens
-        for other in work.store.shards_in_scope(shard.scope, states=ENQUEUED)
+        for other in step.store.shards_in_scope(shard.scope, states=ENQUEUED)
         if other.model == shard.model and other.id != shard.id
     ]
 
 
-def _known(work: Work) -> dict[str, Any]:
-    learned = work.store.recall(_key(work))
+def _known(step: StepContext) -> dict[str, Any]:
+    learned = step.store.recall(_key(step))
     return learned if isinstance(learned, dict) else {}
 
 
-def _key(work: Work) -> str:
-    return f"enqueued:{work.job.scope}:{work.job.model}"
+def _key(step: StepContext) -> str:
+    return f"enqueued:{step.job.scope}:{step.job.model}"

@@ -14,7 +14,7 @@ from smartbatch.jobs.watcher import PAGE
 from smartbatch.types import Result
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.service import JobDesk
+    from smartbatch.jobs.service import JobService
 
 __all__ = ["Job"]
 
@@ -37,8 +37,8 @@ class Job:
         total: requests.
     """
 
-    def __init__(self, desk: JobDesk, row: JobRow) -> None:
-        self._desk = desk
+    def __init__(self, service: JobService, row: JobRow) -> None:
+        self._service = service
         self.id = row.id
         self.key = row.key
         self.model = row.model
@@ -59,19 +59,19 @@ class Job:
             JobNotFound: it was forgotten.
             StoreError: the store cannot be read.
         """
-        return self._desk.status_of(self._row())
+        return self._service.status_of(self._row())
 
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""
-        return self._desk.store.incidents(self.id)
+        return self._service.store.incidents(self.id)
 
     def on_progress(self, callback: Callable[[JobStatus], object]) -> None:
         """Call ``callback`` with the status now and after each change, up to the end.
 
         It runs on a thread of its own, with no lock held; what it raises is logged.
         """
-        self._desk.carry_on(self.id)
-        self._desk.watcher_of(self.id).listen(callback)
+        self._service.carry_on(self.id)
+        self._service.watcher_of(self.id).listen(callback)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -85,13 +85,13 @@ class Job:
             JobTimeout: the time is over; the job goes on.
             ClientClosed: the client was stopped, and nobody carries the job on.
         """
-        self._desk.carry_on(self.id)
+        self._service.carry_on(self.id)
         until = self._until(timeout)
         while True:
-            seen = self._desk.bell.rings
+            seen = self._service.notifier.rings
             row = self._row()
             if row.state is JobState.DONE:
-                return self._desk.status_of(row)
+                return self._service.status_of(row)
             self._await(seen, row, until)
 
     def results(
@@ -112,17 +112,17 @@ class Job:
             JobTimeout, ClientClosed: as :meth:`wait`.
         """
         if wait:
-            self._desk.carry_on(self.id)
+            self._service.carry_on(self.id)
         until = self._until(timeout)
         if not wait:
             return self._stored(ordered, after)
-        read = self._desk.result_of
+        read = self._service.result_of
         return self._in_order(until, after + 1, read) if ordered else self._as_stored(until, read)
 
     def _unprocessed(self, *, ordered: bool) -> Iterator[Result]:
         """As :meth:`results`, before ``post_process``: for a list, whose own contexts that has to see."""
-        self._desk.carry_on(self.id)
-        read = self._desk.stored_result
+        self._service.carry_on(self.id)
+        read = self._service.stored_result
         return self._in_order(math.inf, 0, read) if ordered else self._as_stored(math.inf, read)
 
     def futures(self) -> list[Future[Result]]:
@@ -132,8 +132,8 @@ class Job:
         leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``. Each takes
         some 2 kB of memory, which :meth:`results` does without.
         """
-        self._desk.carry_on(self.id)
-        return self._desk.watcher_of(self.id).futures(self.total)
+        self._service.carry_on(self.id)
+        return self._service.watcher_of(self.id).futures(self.total)
 
     # -- acting ----------------------------------------------------------------------------------------------
 
@@ -143,15 +143,15 @@ class Job:
         Nothing more is sent, batches under way are cancelled at the provider, and what they have done by
         then, and is paid for, is kept.
         """
-        self._desk.store.request_cancel(self.id)
-        self._desk.carry_on(self.id)
-        self._desk.recall(self.id)
+        self._service.store.request_cancel(self.id)
+        self._service.carry_on(self.id)
+        self._service.recall(self.id)
 
     def resume(self) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
-        self._desk.store.unhold(self.id)
-        self._desk.carry_on(self.id)
-        self._desk.resume(self.id)
+        self._service.store.unhold(self.id)
+        self._service.carry_on(self.id)
+        self._service.resume(self.id)
 
     def forget(self) -> None:
         """Delete a finished job, its requests and its results from the store.
@@ -159,18 +159,18 @@ class Job:
         Raises:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
-        self._desk.store.forget(self.id)
+        self._service.store.forget(self.id)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _row(self) -> JobRow:
-        row = self._desk.store.job(self.id)
+        row = self._service.store.job(self.id)
         if row is None:
-            raise JobNotFound(f"job {self.id} is no longer in the store {self._desk.store.place}")
+            raise JobNotFound(f"job {self.id} is no longer in the store {self._service.store.place}")
         return row
 
     def _until(self, timeout: float | None) -> float:
-        return math.inf if timeout is None else self._desk.clock.now() + timeout
+        return math.inf if timeout is None else self._service.clock.now() + timeout
 
     def _await(self, seen: int, row: JobRow, until: float) -> None:
         """Wait for news, once.
@@ -178,28 +178,28 @@ class Job:
         Raises:
             JobTimeout: it is too late for that.
         """
-        self._desk.check_carried(row)
-        self._desk.tell_held(row)
-        remaining = until - self._desk.clock.now()
+        self._service.check_carried(row)
+        self._service.tell_held(row)
+        remaining = until - self._service.clock.now()
         if remaining <= 0:
-            note = self._desk.status_of(row).note
+            note = self._service.status_of(row).note
             raise JobTimeout(
                 f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
-                f"their results. It goes on in the store {self._desk.store.place}, and nothing is lost: wait "
+                f"their results. It goes on in the store {self._service.store.place}, and nothing is lost: wait "
                 f"again, or take it up in any process with smartbatch.job({self.id!r})"
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        self._desk.bell.listen(seen, min(remaining, self._desk.patience(self.id)))
+        self._service.notifier.listen(seen, min(remaining, self._service.patience(self.id)))
 
     def _stored(self, ordered: bool, after: int) -> Iterator[Result]:
         """Yield what there is."""
-        store, last = self._desk.store, after if ordered else 0
+        store, last = self._service.store, after if ordered else 0
         while True:
             page = (store.results if ordered else store.fresh)(self.id, after=last, limit=PAGE)
             for row in page:
                 last = row.ix if ordered else row.seq
-                yield self._desk.result_of(row, self.id)
+                yield self._service.result_of(row, self.id)
             if not page:
                 return
 
@@ -207,9 +207,9 @@ class Job:
         """Yield every result as it is stored."""
         last = count = 0
         while count < self.total:
-            seen = self._desk.bell.rings
+            seen = self._service.notifier.rings
             job = self._row()
-            page = self._desk.store.fresh(self.id, after=last, limit=PAGE)
+            page = self._service.store.fresh(self.id, after=last, limit=PAGE)
             for row in page:
                 last, count = row.seq, count + 1
                 yield read(row, self.id)
@@ -220,9 +220,9 @@ class Job:
         """Yield every result in its place."""
         limit = PAGE
         while following < self.total:
-            seen = self._desk.bell.rings
+            seen = self._service.notifier.rings
             job = self._row()
-            page = self._desk.store.results(self.id, after=following - 1, limit=limit)
+            page = self._service.store.results(self.id, after=following - 1, limit=limit)
             began = following
             for row in _without_gap(page, following):
                 following += 1
@@ -235,7 +235,7 @@ class Job:
     def _pause(self, seen: int, job: JobRow, until: float) -> None:
         if job.state is JobState.DONE:
             raise StoreError(
-                f"job {self.id} is done, and the store {self._desk.store.place} lacks some of its results: "
+                f"job {self.id} is done, and the store {self._service.store.place} lacks some of its results: "
                 "it was changed by something else; restore it from a copy"
             )
         self._await(seen, job, until)

@@ -26,7 +26,7 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.steps.context import Work, report
+from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.prices import PriceBook
@@ -140,40 +140,40 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
     )
 
 
-def affordable(work: Work, items: Sequence[OpenItem]) -> dict[int, float]:
+def affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]:
     """Return the open items that the budget has room for, with the most each can cost.
 
     None while batches are under way: when they have ended at less than was pledged for them there is room for
     more, and few large batches do it sooner than many small ones.
     """
-    if work.store.shards(work.job.id, states=_SENT):
+    if step.store.shards(step.job.id, states=_SENT):
         return {}
-    left = room(work.store.job(work.job.id) or work.job)
+    left = room(step.store.job(step.job.id) or step.job)
     chosen: dict[int, float] = {}
-    for item, most in _priced(work, items):
+    for item, most in _priced(step, items):
         if most <= left + _TINY:
             chosen[item.ix] = most
             left -= most
     return chosen
 
 
-def end_unaffordable(work: Work, items: Sequence[OpenItem]) -> bool:
+def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     """End open items for which there is no room and never will be; return whether they were.
 
     Room comes when something under way costs less than it could, so everything else has to end first.
     """
-    row = work.store.job(work.job.id)
-    if row is None or _something_goes_on(work.store, row):
+    row = step.store.job(step.job.id)
+    if row is None or _something_goes_on(step.store, row):
         return False
-    least = min(most for _, most in _priced(work, items))
+    least = min(most for _, most in _priced(step, items))
     if least <= room(row) + _TINY:
         return True  # it came just now
     error = exceeded(row, len(items), least)
-    nonce = new_nonce(work.rng)
+    nonce = new_nonce(step.rng)
     ixs = tuple(item.ix for item in items)
-    shard = work.store.plan(work.grip, NewShard(f"shard-{nonce}", nonce, ixs, 0, 0, work.wall))
-    work.store.fail_shard(work.grip, shard, encode_error(error), note="beyond the budget", at=work.wall)
-    report(work.store, work.job, work.tell, work.clock)
+    shard = step.store.plan(step.lease, NewShard(f"shard-{nonce}", nonce, ixs, 0, 0, step.wall))
+    step.store.fail_shard(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
+    report(step.store, step.job, step.tell, step.clock)
     return True
 
 
@@ -184,25 +184,25 @@ def _something_goes_on(store: Store, row: JobRow) -> bool:
     return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.DIRECT, ItemState.ASKING))
 
 
-def lost(work: Work, shard: ShardRow, ixs: Sequence[int]) -> float:
+def lost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     """Return the most that items of a shard have cost whose answers are lost, USD."""
     if not shard.most:
         return 0.0
-    meter, most = meter_of(work), 0.0
+    meter, most = meter_of(step), 0.0
     for page in _pages(ixs):
-        most += sum(meter.in_batch(body) for body in work.store.bodies(work.job.id, page).values())
+        most += sum(meter.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
     return min(shard.most, most)
 
 
-def meter_of(work: Work) -> Meter:
+def meter_of(step: StepContext) -> Meter:
     """Return the meter of the job."""
-    return Meter(work.job, work.prices, work.calibration(work.job), work.wall)
+    return Meter(step.job, step.prices, step.calibration(step.job), step.wall)
 
 
-def _priced(work: Work, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
-    meter = meter_of(work)
+def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
+    meter = meter_of(step)
     for page in _pages(items):
-        bodies = work.store.bodies(work.job.id, [item.ix for item in page])
+        bodies = step.store.bodies(step.job.id, [item.ix for item in page])
         for item in page:
             yield item, meter.in_batch(bodies[item.ix], item.tokens)
 

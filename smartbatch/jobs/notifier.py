@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from smartbatch._clock import Clock
 
-__all__ = ["Bell"]
+__all__ = ["ChangeNotifier"]
 
 
-class Bell:
+class ChangeNotifier:
     """Rings when something was stored; safe from any thread, and held by none while others run.
 
     Read :attr:`rings` before you look at the store, and hand it to :meth:`listen` afterwards: what came

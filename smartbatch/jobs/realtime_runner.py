@@ -21,13 +21,13 @@ from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event
 from smartbatch.jobs.item_outcomes import Verdict, item_id
 from smartbatch.jobs.payload import decode_params, decode_request
-from smartbatch.jobs.realtime_budget import AskedJob, Till, short_of_money
-from smartbatch.jobs.records import Grip, JobRow, JobState, NewResult
+from smartbatch.jobs.realtime_budget import JobBudget, RealtimeItems, short_of_money
+from smartbatch.jobs.records import JobLease, JobRow, JobState, NewResult
 from smartbatch.jobs.steps.context import report
-from smartbatch.jobs.store.base import Direct, LostGrip, Store
+from smartbatch.jobs.store.base import Direct, LeaseLost, Store
 from smartbatch.types import Request, Result
 
-__all__ = ["Ask", "DirectAsker"]
+__all__ = ["Ask", "RealtimeRunner"]
 
 PORTION = 100
 """Items claimed in one transaction."""
@@ -38,7 +38,7 @@ Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Futu
 """Submits a request of a job; its third argument gets the result, whatever comes of it, the last one pays."""
 
 
-class DirectAsker:
+class RealtimeRunner:
     """Asks the ``DIRECT`` items of the jobs this process owns.
 
     Args:
@@ -60,7 +60,7 @@ class DirectAsker:
         store: Store,
         *,
         ask: Ask,
-        till: Callable[[Grip, JobRow], Till | None] = lambda _grip, _row: None,
+        till: Callable[[JobLease, JobRow], JobBudget | None] = lambda _lease, _row: None,
         drop: Callable[[Future[Result]], None],
         limit: int,
         ahead: int,
@@ -84,33 +84,33 @@ class DirectAsker:
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
-        self._jobs: dict[str, AskedJob] = {}
+        self._jobs: dict[str, RealtimeItems] = {}
         self._turns: deque[str] = deque()
-        self._answers: deque[tuple[AskedJob, int, Verdict]] = deque()
+        self._answers: deque[tuple[RealtimeItems, int, Verdict]] = deque()
         self._mine = threading.local()
         self._out = 0
         self._started: set[str] = set()
         self._halted = self._ended = False
 
-    # -- for the keeper --------------------------------------------------------------------------------------
+    # -- for the supervisor --------------------------------------------------------------------------------------
 
-    def offer(self, grip: Grip) -> None:
+    def offer(self, lease: JobLease) -> None:
         """Ask the items of a job; called again and again while there are any."""
         with self._monitor:
-            known = self._jobs.get(grip.job_id)
-            if known is not None and known.grip == grip:
+            known = self._jobs.get(lease.job_id)
+            if known is not None and known.lease == lease:
                 known.wanting = True
                 self._monitor.notify()
                 return
-        row = self._store.job(grip.job_id)
+        row = self._store.job(lease.job_id)
         if row is None:
             return
-        job = AskedJob(grip, row, decode_params(row.params))
+        job = RealtimeItems(lease, row, decode_params(row.params))
         with self._monitor:
             if self._halted:
                 return
-            self._jobs[grip.job_id] = job
-            self._turns.append(grip.job_id)
+            self._jobs[lease.job_id] = job
+            self._turns.append(lease.job_id)
             self._start_locked()
             self._monitor.notify()
 
@@ -136,12 +136,12 @@ class DirectAsker:
         with self._monitor:
             self._jobs.pop(job_id, None)
 
-    def _lost(self, job: AskedJob) -> None:
+    def _lost(self, job: RealtimeItems) -> None:
         """Forget a job, unless it was taken anew meanwhile."""
         with self._monitor:
-            known = self._jobs.get(job.grip.job_id) is job
+            known = self._jobs.get(job.lease.job_id) is job
         if known:
-            self.forget(job.grip.job_id)
+            self.forget(job.lease.job_id)
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of this class, in an observer of the user's."""
@@ -191,14 +191,14 @@ class DirectAsker:
                 job, room = turn
                 try:
                     self._ask_some(job, room)
-                except LostGrip:
+                except LeaseLost:
                     self._lost(job)
                 except BaseException as error:  # nothing may end this thread
                     self._stumbled(job, error)
         finally:
             self._clock.ended()
 
-    def _next_turn(self) -> tuple[AskedJob, int] | None:
+    def _next_turn(self) -> tuple[RealtimeItems, int] | None:
         """Wait until there is room for a further item and a job that has one."""
         with self._monitor:
             while not self._halted:
@@ -219,18 +219,18 @@ class DirectAsker:
                 self._monitor.wait(None if soonest == math.inf else soonest - self._clock.now())
             return None
 
-    def _ask_some(self, job: AskedJob, room: int) -> None:
+    def _ask_some(self, job: RealtimeItems, room: int) -> None:
         with self._monitor:
             job.wanting = False  # before the claim: an offer that comes after it is a new one
-        row = self._store.job(job.grip.job_id)
+        row = self._store.job(job.lease.job_id)
         if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
             with self._monitor:
                 settled = not job.out
             if row is not None and row.cancel_requested and settled:
-                self._done(job.grip.job_id)
+                self._done(job.lease.job_id)
             return
-        job.till = job.till or self._till(job.grip, row)
-        items = self._store.claim_direct(job.grip, room)
+        job.till = job.till or self._till(job.lease, row)
+        items = self._store.claim_direct(job.lease, room)
         with self._monitor:
             job.stumbles = 0
             job.wanting = job.wanting or len(items) == room
@@ -238,7 +238,7 @@ class DirectAsker:
             job.out.update(dict.fromkeys(item.ix for item in items))
             nothing = not job.out
         if nothing:
-            self._done(job.grip.job_id)  # others of the job may have waited for that
+            self._done(job.lease.job_id)  # others of the job may have waited for that
         refused = {} if job.till is None else self._without_money(job, job.till, items)
         for item in items:
             if item.ix in refused:
@@ -246,7 +246,9 @@ class DirectAsker:
             else:
                 self._ask_one(job, item)
 
-    def _without_money(self, job: AskedJob, till: Till, items: Sequence[Direct]) -> dict[int, Verdict]:
+    def _without_money(
+        self, job: RealtimeItems, till: JobBudget, items: Sequence[Direct]
+    ) -> dict[int, Verdict]:
         """Pledge what items can cost; say what becomes of those the job's budget has no room for."""
         try:
             refused = till.draw(items)
@@ -261,15 +263,15 @@ class DirectAsker:
             return {}
         return dict.fromkeys(refused, short_of_money(self._store, job.row, refused, others=others))
 
-    def _ask_one(self, job: AskedJob, item: Direct) -> None:
+    def _ask_one(self, job: RealtimeItems, item: Direct) -> None:
         def sink(result: Result) -> None:
             self._answered(job, item.ix, job.verdict_of(item.ix, result))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         try:
             request = decode_request(item.payload, job.shared, id=user_id)
-            purse = None if job.till is None else job.till.purse
-            future = self._ask(job.row, request, sink, purse)
+            own_budget = None if job.till is None else job.till.own_budget
+            future = self._ask(job.row, request, sink, own_budget)
         except BaseException as error:  # closed, full, refused: each has its verdict
             sink(Result(user_id, error=_as_ours(error, user_id)))
             return
@@ -280,12 +282,12 @@ class DirectAsker:
         if late:
             self._drop(future)
 
-    def _answered(self, job: AskedJob, ix: int, verdict: Verdict) -> None:
+    def _answered(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._answers.append((job, ix, verdict))
             self._inbox.notify()
 
-    def _stumbled(self, job: AskedJob, error: BaseException) -> None:
+    def _stumbled(self, job: RealtimeItems, error: BaseException) -> None:
         with self._monitor:
             job.stumbles += 1
             job.wanting = True
@@ -294,14 +296,14 @@ class DirectAsker:
                 job.stumbles, self._rng, first=1.0, longest=LONGEST_PAUSE
             )
         if first:
-            self._report(job.grip.job_id, error)
+            self._report(job.lease.job_id, error)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
     def _storing(self) -> None:
         self._clock.began()
         self._mine.here = True
-        pending: dict[AskedJob, list[tuple[int, Verdict]]] = {}
+        pending: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         tries = 0
         try:
             while self._gather(pending, tries):
@@ -312,14 +314,14 @@ class DirectAsker:
                     except BaseException as error:  # paid answers: kept and tried again
                         failed = True
                         if not tries:
-                            self._report(job.grip.job_id, error)
+                            self._report(job.lease.job_id, error)
                     else:
                         del pending[job]
                 tries = tries + 1 if failed else 0
         finally:
             self._clock.ended()
 
-    def _gather(self, pending: dict[AskedJob, list[tuple[int, Verdict]]], tries: int) -> bool:
+    def _gather(self, pending: dict[RealtimeItems, list[tuple[int, Verdict]]], tries: int) -> bool:
         """Take all that came: while one group is stored, the next one gathers. False at the end."""
         with self._inbox:
             if tries and not self._ended:
@@ -335,30 +337,30 @@ class DirectAsker:
                 pending.setdefault(job, []).append((ix, verdict))
             return True
 
-    def _store_all(self, job: AskedJob, answers: Sequence[tuple[int, Verdict]]) -> None:
+    def _store_all(self, job: RealtimeItems, answers: Sequence[tuple[int, Verdict]]) -> None:
         results = [verdict.result(ix) for ix, verdict in answers]
         verdicts = [verdict for _, verdict in answers]
         try:
             if job.till is None:
-                self._store.answer(job.grip, results, at=self._clock.wall())
+                self._store.answer(job.lease, results, at=self._clock.wall())
             else:
                 job.till.store(results, at=self._clock.wall())
-        except LostGrip:
+        except LeaseLost:
             self._lost(job)
         else:
             self._tell_of(job, results, verdicts)
         self._stored(job, results, max(verdict.wait for verdict in verdicts))
 
-    def _tell_of(self, job: AskedJob, results: Sequence[NewResult], verdicts: Sequence[Verdict]) -> None:
+    def _tell_of(self, job: RealtimeItems, results: Sequence[NewResult], verdicts: Sequence[Verdict]) -> None:
         """Note and tell what is stored. No failure may lead back: an answer is stored once."""
         try:
             self._note(job, verdicts)
             if any(result.final for result in results):
                 job.row = report(self._store, job.row, self._tell, self._clock)
         except Exception as error:
-            self._report(job.grip.job_id, error)
+            self._report(job.lease.job_id, error)
 
-    def _stored(self, job: AskedJob, results: Sequence[NewResult], wait: float) -> None:
+    def _stored(self, job: RealtimeItems, results: Sequence[NewResult], wait: float) -> None:
         with self._monitor:
             for result in results:
                 job.out.pop(result.ix, None)
@@ -373,17 +375,17 @@ class DirectAsker:
             self._monitor.notify()
             self._empty.notify_all()
         if settled:
-            self._done(job.grip.job_id)
+            self._done(job.lease.job_id)
 
-    def _note(self, job: AskedJob, verdicts: Sequence[Verdict]) -> None:
+    def _note(self, job: RealtimeItems, verdicts: Sequence[Verdict]) -> None:
         """Say in the store what the job waits for, or that it waits no more."""
         for verdict in verdicts:
             if verdict.note is not None:
-                self._store.note(job.grip, verdict.note, hold=verdict.hold)
+                self._store.note(job.lease, verdict.note, hold=verdict.hold)
                 job.noted = not verdict.hold
                 return
         if job.noted:
-            self._store.note(job.grip, None)
+            self._store.note(job.lease, None)
             job.noted = False
 
 

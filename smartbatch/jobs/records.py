@@ -17,9 +17,9 @@ __all__ = [
     "OPEN_SHARDS",
     "TRANSITIONS",
     "UNSENT_SHARDS",
-    "Grip",
     "IncidentRow",
     "ItemState",
+    "JobLease",
     "JobRow",
     "JobState",
     "NewItem",
@@ -108,7 +108,7 @@ UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 
 
 @frozen
-class Grip:
+class JobLease:
     """The right to write to a job: lost as soon as another process takes the job over.
 
     Attributes:

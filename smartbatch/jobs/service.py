@@ -1,4 +1,4 @@
-"""Where a client keeps its jobs: the store, the keeper that carries them on, and everybody who waits."""
+"""Where a client keeps its jobs: the store, the supervisor that carries them on, and everybody who waits."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.dependencies import Host, unknown_outcome
+from smartbatch.jobs.dependencies import JobDependencies, unknown_outcome
 from smartbatch.jobs.item_outcomes import item_id
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.notifier import Bell
+from smartbatch.jobs.notifier import ChangeNotifier
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_budget import till_of
-from smartbatch.jobs.realtime_runner import DirectAsker
+from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of
-from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
+from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store.base import Store
-from smartbatch.jobs.supervisor import LEASE, Keeper
+from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.time_left import time_left
 from smartbatch.jobs.watcher import Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result
 
-__all__ = ["JobDesk"]
+__all__ = ["JobService"]
 
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
@@ -64,7 +64,7 @@ DRAWS = 10
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
-class JobDesk:
+class JobService:
     """The jobs of one client. Opens the store when first asked for something, and starts threads when there
     is work; both again after a stop.
 
@@ -79,21 +79,23 @@ class JobDesk:
         bell: rings whenever something of a job was stored.
     """
 
-    def __init__(self, config: BatchingConfig, *, clock: Clock, rng: Random | None, host: Host) -> None:
+    def __init__(
+        self, config: BatchingConfig, *, clock: Clock, rng: Random | None, dependencies: JobDependencies
+    ) -> None:
         self._config = config
         self.clock = clock
         self._given_rng = rng
-        self._host = host
+        self._dependencies = dependencies
         self._new_process()
 
     def _new_process(self) -> None:
         self._rng = self._given_rng or SystemRandom()
         self._lock = threading.Lock()
-        self.bell = Bell(self.clock)
-        self.serving = Serving(self._host.own, opened=self._host.opened, clock=self.clock)
+        self.notifier = ChangeNotifier(self.clock)
+        self.serving = Serving(self._dependencies.own, opened=self._dependencies.opened, clock=self.clock)
         self._store: Store | None = None
-        self._keeper: Keeper | None = None
-        self._asker: DirectAsker | None = None
+        self._supervisor: JobSupervisor | None = None
+        self._asker: RealtimeRunner | None = None
         self._watchers: dict[str, Watcher] = {}
         self._finished: set[str] = set()
         self._held: dict[str, str | None] = {}
@@ -193,14 +195,14 @@ class JobDesk:
             new = job_id is not None and job_id not in self._attended
             if job_id is not None:
                 self._attended.add(job_id)
-            keeper, running = self._keeper, self._keeper is not None
-            if keeper is None:
+            supervisor, running = self._supervisor, self._supervisor is not None
+            if supervisor is None:
                 self._asker = self._new_asker(store)
-                self._keeper = keeper = self._new_keeper(store, self._asker)
+                self._supervisor = supervisor = self._new_supervisor(store, self._asker)
         if not running:
-            keeper.start()
+            supervisor.start()
         elif new:
-            keeper.poke(job_id)
+            supervisor.poke(job_id)
 
     def serves(self, row: JobRow) -> bool:
         """Whether this process can carry a job on, and may: an attended one only where it was named."""
@@ -221,20 +223,20 @@ class JobDesk:
             False while another process carries it on, or this one does.
         """
         store = self.store
-        grip = store.claim(job_id, LEASE)
-        if grip is None:
+        lease = store.claim(job_id, LEASE)
+        if lease is None:
             return False
         try:
             error = RequestCancelled("the job was withdrawn before this request was sent")
-            store.drop_unsent(grip, encode_error(error), at=self.clock.wall())
+            store.drop_unsent(lease, encode_error(error), at=self.clock.wall())
         finally:
-            store.release(grip)
+            store.release(lease)
         return True
 
     def poke(self, job_id: str) -> None:
         """Look at a job at once."""
-        if self._keeper is not None:
-            self._keeper.poke(job_id)
+        if self._supervisor is not None:
+            self._supervisor.poke(job_id)
 
     def recall(self, job_id: str) -> None:
         """A job is to be cancelled: take back what has not started."""
@@ -262,18 +264,18 @@ class JobDesk:
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
 
-    def _new_keeper(self, store: Store, asker: DirectAsker) -> Keeper:
+    def _new_supervisor(self, store: Store, asker: RealtimeRunner) -> JobSupervisor:
         config = self._config
-        engine = JobEngine(
+        engine = StepRunner(
             store,
             api_of=self.serving.api_of,
             clock=self.clock,
             rng=self._rng,
             tell=self.told,
             prices=PriceBook(config.prices),
-            speed=self._host.speed,
-            calibration=self._host.calibration,
-            limits=EngineLimits(
+            speed=self._dependencies.speed,
+            calibration=self._dependencies.calibration,
+            limits=StepLimits(
                 poll_interval=config.batch_poll_interval,
                 timeout=config.batch_timeout,
                 settle=config.batch_settle,
@@ -281,30 +283,30 @@ class JobDesk:
                 enqueued_tokens=config.batch_enqueued_tokens,
             ),
         )
-        return Keeper(
+        return JobSupervisor(
             store,
-            tend=engine.tend,
+            run_step=engine.run_step,
             serves=self.serves,
             unknown=unknown_outcome,
             asker=asker,
-            changed=self.bell.ring,
-            report=self._host.report,
+            changed=self.notifier.ring,
+            report=self._dependencies.report,
             clock=self.clock,
             rng=self._rng,
         )
 
-    def _new_asker(self, store: Store) -> DirectAsker:
+    def _new_asker(self, store: Store) -> RealtimeRunner:
         limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
-        return DirectAsker(
+        return RealtimeRunner(
             store,
-            ask=self._host.ask,
-            till=lambda grip, row: till_of(store, grip, row, self._host, prices, self.clock.wall()),
-            drop=self._host.drop,
+            ask=self._dependencies.ask,
+            till=lambda lease, row: till_of(store, lease, row, self._dependencies, prices, self.clock.wall()),
+            drop=self._dependencies.drop,
             limit=limit,
             ahead=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
             done=self.poke,
             tell=self.told,
-            report=self._host.report,
+            report=self._dependencies.report,
             clock=self.clock,
             rng=self._rng,
         )
@@ -313,8 +315,8 @@ class JobDesk:
 
     def patience(self, job_id: str) -> float:
         """Return the seconds after which a job is looked at although nothing rang."""
-        keeper = self._keeper
-        own = keeper is not None and keeper.owns(job_id)
+        supervisor = self._supervisor
+        own = supervisor is not None and supervisor.owns(job_id)
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow) -> JobStatus:
@@ -331,7 +333,7 @@ class JobDesk:
             shards,
             asking=asking,
             incidents=store.incidents(row.id),
-            remaining=time_left(store, row, shards, asking=asking, speed=self._host.speed, wall=wall),
+            remaining=time_left(store, row, shards, asking=asking, speed=self._dependencies.speed, wall=wall),
             note=self._note(row),
             wall=wall,
         )
@@ -339,7 +341,7 @@ class JobDesk:
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as its user gets it."""
         result = self.stored_result(row, job_id)
-        return self._host.process(result) if result.ok else result
+        return self._dependencies.process(result) if result.ok else result
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it."""
@@ -351,7 +353,7 @@ class JobDesk:
 
     def new_future(self) -> Any:
         """Return a future whose callbacks hold up nobody."""
-        return self._host.new_future()
+        return self._dependencies.new_future()
 
     def watcher_of(self, job_id: str) -> Watcher:
         """Return what tells of a job; after a stop it tells what is stored, and that is all."""
@@ -364,7 +366,7 @@ class JobDesk:
 
     def report(self, job_id: str | None, error: BaseException) -> None:
         """Tell of what went wrong."""
-        self._host.report(job_id, error)
+        self._dependencies.report(job_id, error)
 
     def told(self, event: Event) -> None:
         """Tell an event; the end of a job once only, whoever stored its last result."""
@@ -374,8 +376,8 @@ class JobDesk:
                     return
                 self._finished.add(event.job_id)
         if isinstance(event, _NEWS):
-            self.bell.ring()
-        self._host.tell(event)
+            self.notifier.ring()
+        self._dependencies.tell(event)
 
     def tell_held(self, row: JobRow) -> None:
         """Tell whoever waits for a job that it is held; once, until it goes on."""
@@ -388,14 +390,14 @@ class JobDesk:
             self._held[row.id] = row.note
         reason = row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
-        self._host.tell(JobHeld(self.clock.now(), row.id, row.model, reason, remedy))
+        self._dependencies.tell(JobHeld(self.clock.now(), row.id, row.model, reason, remedy))
 
     def _note(self, row: JobRow) -> str | None:
         """What keeps the job from going on, as far as this process can tell."""
-        keeper = self._keeper
+        supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
-        if keeper is not None and (trouble := keeper.trouble(row.id)) is not None:
+        if supervisor is not None and (trouble := supervisor.trouble(row.id)) is not None:
             return trouble
         if row.policy.get("attended") and row.id not in self._attended and self.is_free(row.id):
             goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
@@ -404,14 +406,18 @@ class JobDesk:
             return None
         if (problem := self.serving.problem_with(row)) is not None:
             return problem
-        return None if keeper is not None else "nobody carries it on at the moment: wait for it, or resume it"
+        return (
+            None
+            if supervisor is not None
+            else "nobody carries it on at the moment: wait for it, or resume it"
+        )
 
     # -- endings ---------------------------------------------------------------------------------------------
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread of the desk, in an observer of the user's."""
-        keeper, asker = self._keeper, self._asker
-        return (keeper is not None and keeper.on_own_thread()) or (
+        """Whether the caller runs on a thread of the service, in an observer of the user's."""
+        supervisor, asker = self._supervisor, self._asker
+        return (supervisor is not None and supervisor.on_own_thread()) or (
             asker is not None and asker.on_own_thread()
         )
 
@@ -419,9 +425,9 @@ class JobDesk:
         """Begin to stop: start nothing more, but keep the jobs while answers are under way."""
         with self._lock:
             self._closed = True
-            keeper, asker = self._keeper, self._asker
-        if keeper is not None:
-            keeper.halt()
+            supervisor, asker = self._supervisor, self._asker
+        if supervisor is not None:
+            supervisor.halt()
         if asker is not None:
             asker.halt()
 
@@ -434,16 +440,16 @@ class JobDesk:
         """
         began = self.clock.now()
         with self._lock:
-            keeper, self._keeper = self._keeper, None
+            supervisor, self._supervisor = self._supervisor, None
             asker, self._asker = self._asker, None
             watchers, self._watchers = list(self._watchers.values()), {}
         if asker is not None:
             lost = asker.finish(answers)
             if lost:
                 text = f"{lost} answers came, or were still to come, that could not be stored"
-                self._host.report(None, StoreError(text))
-        if keeper is not None:
-            keeper.stop(max(0.0, steps - (self.clock.now() - began)))
+                self._dependencies.report(None, StoreError(text))
+        if supervisor is not None:
+            supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
         for watcher in watchers:
             watcher.end(_stopped())
         for watcher in watchers:

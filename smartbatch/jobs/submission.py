@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.jobs.acceptance import (
     Items,
@@ -20,7 +20,7 @@ from smartbatch.jobs.acceptance import (
     policy_of,
     row_named,
 )
-from smartbatch.jobs.client_jobs import LAST_STEP, JobHost
+from smartbatch.jobs.client_jobs import LAST_STEP, ClientJobs
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_budget import budget_of
 from smartbatch.jobs.payload import Shared
@@ -33,7 +33,7 @@ from smartbatch.providers.batch_api import BatchApi
 from smartbatch.results import ResultList
 from smartbatch.types import Answer, Kind, Prompt, Request, Result, Route
 
-__all__ = ["BatchJobs", "Fallback"]
+__all__ = ["Fallback", "JobSubmission"]
 
 Fallback = Literal["batch", "individual"]
 OnProgress = Callable[[JobStatus], object]
@@ -63,7 +63,7 @@ class _Draft:
     realtime: int | None = field(kw_only=True)
 
 
-class BatchJobs(JobHost):
+class JobSubmission(ClientJobs):
     """The part of a client that is about jobs; see :class:`~smartbatch.BatchingClient`."""
 
     # -- for users -------------------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ class BatchJobs(JobHost):
         """Submit a job, wait for its end, and return all results in order.
 
         Fewer than ``batch_threshold`` requests, and all where there are no batches, are asked in real time:
-        as a job all the same, so that they too outlive the process. With any of the wishes that is the
+        as a job all the same, so that they too outlive the process. With any of the constraints that is the
         ``"threshold"`` strategy, unless ``strategy`` says otherwise.
 
         Args:
-            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, wishes included.
+            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, constraints included.
             timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
             on_progress: called with the :class:`~smartbatch.jobs.status.JobStatus` after each change.
             progress: show a bar, or lines where there is no terminal.
@@ -144,7 +144,7 @@ class BatchJobs(JobHost):
                 job.on_progress(on_progress)
             results.extend(_all_of(job, self._patience(job) if timeout is None else timeout))
             if progress or on_progress is not None:
-                self._desk.watcher_of(job.id).finish(LAST_STEP)  # the end is told before this returns
+                self._service.watcher_of(job.id).finish(LAST_STEP)  # the end is told before this returns
             bar.show(job.status())
         results.wall = self._clock.now() - began
         results.raise_if_all_failed()
@@ -156,7 +156,7 @@ class BatchJobs(JobHost):
         Raises:
             StoreError: the store cannot be used.
         """
-        return self._desk.jobs(limit)
+        return self._service.jobs(limit)
 
     def job(self, id_or_key: str) -> Job:
         """Return a job by its id or its key.
@@ -165,7 +165,7 @@ class BatchJobs(JobHost):
             JobNotFound: the store has none.
             StoreError: the store cannot be used.
         """
-        return self._desk.find(id_or_key)
+        return self._service.find(id_or_key)
 
     # -- accepting -------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class BatchJobs(JobHost):
 
     def _patience(self, job: Job) -> float:
         """Return the seconds that waiting for a job lasts by default."""
-        row = self._desk.store.job(job.id)
+        row = self._service.store.job(job.id)
         deadline = None if row is None else row.policy.get("deadline")
         left = 0.0 if deadline is None else deadline - self._clock.wall()
         return max(self.config.batch_timeout, left)
@@ -199,7 +199,7 @@ class BatchJobs(JobHost):
         params: Mapping[str, Any],
         *,
         realtime: int | None,
-        wishes: Wishes,
+        constraints: Constraints,
         missed: float | None = None,
         route: Route | None = None,
         most: int | None = None,
@@ -215,7 +215,7 @@ class BatchJobs(JobHost):
             route: that was chosen for all of them.
             most: most requests of one batch, where that is fewer than the settings allow.
         """
-        policy = self._policy(fallback, wishes, missed, route)
+        policy = self._policy(fallback, constraints, missed, route)
         if most is not None:
             policy["max_requests"] = min(most, policy["max_requests"])
         return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
@@ -231,13 +231,13 @@ class BatchJobs(JobHost):
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
 
     def _policy(
-        self, fallback: str | None, wishes: Wishes, missed: float | None, route: Route | None
+        self, fallback: str | None, constraints: Constraints, missed: float | None, route: Route | None
     ) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
-        deadline = None if wishes.deadline is None else self._clock.wall() + wishes.deadline
+        deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
         chosen = "individual" if deadline is not None else self._fallback_of(fallback)
         return policy_of(
-            self.config, chosen, deadline=deadline, missed=missed, budget=wishes.budget, route=route
+            self.config, chosen, deadline=deadline, missed=missed, budget=constraints.budget, route=route
         )
 
     def _submit_attended(
@@ -255,27 +255,27 @@ class BatchJobs(JobHost):
     def _accept(self, draft: _Draft) -> Job:
         if self.config.budget is None or draft.policy.get("attended"):  # asked within the client's
             return self._stored(draft)
-        for job_id in self._allotments.jobs:  # they may have ended elsewhere
-            self._look_at_allotment(job_id)
-        if draft.key is not None and self._desk.store.job(draft.key) is not None:
+        for job_id in self._reservations.jobs:  # they may have ended elsewhere
+            self._refresh_reservation(job_id)
+        if draft.key is not None and self._service.store.job(draft.key) is not None:
             self._take_up(draft.key)
             return self._stored(draft)
-        with self._allotments.taken(draft.policy.get("budget")) as taking:
-            policy = {**draft.policy, "budget": taking.usd, "account": self._allotments.account}
+        with self._reservations.taken(draft.policy.get("budget")) as taking:
+            policy = {**draft.policy, "budget": taking.usd, "account": self._reservations.account}
             job = self._stored(evolve(draft, policy=policy))
-            self._allotments.keep(job.id, taking, 0.0)
-        self._look_at_allotment(job.id)
+            self._reservations.keep(job.id, taking, 0.0)
+        self._refresh_reservation(job.id)
         return job
 
     def _take_up(self, id_or_key: str) -> None:
         """Hold back in the client's budget what a job of earlier can still spend."""
-        row = self._desk.store.job(id_or_key)
+        row = self._service.store.job(id_or_key)
         if self.config.budget is None or row is None or row.policy.get("attended"):
             return
-        if row.state is JobState.DONE or self._allotments.has(row.id):
+        if row.state is JobState.DONE or self._reservations.has(row.id):
             return
-        with self._allotments.taken(_still(row)) as taking:
-            self._allotments.keep(row.id, taking, row.cost)
+        with self._reservations.taken(_still(row)) as taking:
+            self._reservations.keep(row.id, taking, row.cost)
 
     def _check_priced(self, *, by_batch: bool) -> None:
         """Check that a budget can be kept.
@@ -301,10 +301,10 @@ class BatchJobs(JobHost):
         api, _ = self._batches(draft.kind)
         if draft.policy.get("budget") is not None:
             self._check_priced(by_batch=api is not None)
-        shared = Shared(self._intake.defaults_of(draft.params), draft.params.get("embedding"))
+        shared = Shared(self._admission.defaults_of(draft.params), draft.params.get("embedding"))
         model = f"{self._provider.name}:{self.model}"
         row = new_job(
-            id=self._desk.new_id(),
+            id=self._service.new_id(),
             key=_checked_key(draft.key),
             scope=self._provider.scope,
             model=model,
@@ -324,7 +324,7 @@ class BatchJobs(JobHost):
             kind=draft.kind,
             head=head_of(model, row.params),
         )
-        return self._desk.accept(row, items)
+        return self._service.accept(row, items)
 
     def _fallback_of(self, fallback: str | None) -> str:
         chosen = fallback or self.config.batch_fallback
@@ -334,26 +334,26 @@ class BatchJobs(JobHost):
 
     def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
         """Return what the first request asks for, and all of them, checked as they are read."""
-        intake = self._intake
+        admission = self._admission
 
         def checked() -> Iterator[Request]:
             for row, request in enumerate(admitted):
                 yield row_named(row, partial(self._prepared, request))
 
-        admitted = intake.admitted(requests, params)
+        admitted = admission.admitted(requests, params)
         rows = checked()
         first = next(rows, None)
         return (Kind.GENERATE, rows) if first is None else (kind_of(first), chain((first,), rows))
 
     def _prepared(self, request: Request) -> Request:
-        prepared = self._intake.preprocessed(request)
+        prepared = self._admission.preprocessed(request)
         if isinstance(prepared, Answer):
             raise InvalidRequest(
                 "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
                 "rows out, or use generate()",
                 field="prompt",
             )
-        self._intake.check(prepared)
+        self._admission.check(prepared)
         return prepared
 
     def _batches(self, kind: Kind) -> tuple[BatchApi | None, str | None]:

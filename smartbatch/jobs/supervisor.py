@@ -1,4 +1,4 @@
-"""The keeper: a few threads that carry the jobs of a store on, for as long as the process lives.
+"""The supervisor: a few threads that carry the jobs of a store on, for as long as the process lives.
 
 One thread watches the time: it claims jobs nobody alive owns, renews leases, also while a remote call takes
 long, and hands out what is due. A few hands tend jobs, each one step of one job at a time.
@@ -17,11 +17,11 @@ from attrs import define
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import pause
 from smartbatch.errors import SmartbatchError, StoreError
-from smartbatch.jobs.dependencies import Asker, Tended
-from smartbatch.jobs.records import Grip, JobRow
-from smartbatch.jobs.store.base import LostGrip, Store
+from smartbatch.jobs.dependencies import Asker, StepResult
+from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.store.base import LeaseLost, Store
 
-__all__ = ["HANDS", "LEASE", "LOOK_EVERY", "Keeper"]
+__all__ = ["HANDS", "LEASE", "LOOK_EVERY", "JobSupervisor"]
 
 LEASE = 15.0
 """Seconds a job belongs to a process that does not renew: so long a frozen one keeps others waiting."""
@@ -41,7 +41,7 @@ LONGEST_PAUSE = 60.0
 class _Held:
     """A job this process owns."""
 
-    grip: Grip
+    lease: JobLease
     row: JobRow
     due: float = -math.inf
     busy: bool = False
@@ -50,7 +50,7 @@ class _Held:
     trouble: str | None = None
 
 
-class Keeper:
+class JobSupervisor:
     """Owns jobs and tends them. Start it once; after :meth:`stop` it is over.
 
     Args:
@@ -69,7 +69,7 @@ class Keeper:
         self,
         store: Store,
         *,
-        tend: Callable[[Grip], Tended],
+        run_step: Callable[[JobLease], StepResult],
         serves: Callable[[JobRow], bool],
         unknown: Callable[[JobRow], bytes | None],
         asker: Asker,
@@ -79,7 +79,7 @@ class Keeper:
         rng: Random,
     ) -> None:
         self._store = store
-        self._tend = tend
+        self._run_step = run_step
         self._serves = serves
         self._unknown = unknown
         self._asker = asker
@@ -133,7 +133,7 @@ class Keeper:
             return self._trouble if held is None else held.trouble or self._trouble
 
     def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread of the keeper, in an observer of the user's."""
+        """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""
         return getattr(self._mine, "here", False)
 
     def halt(self) -> None:
@@ -163,7 +163,7 @@ class Keeper:
             self._held.clear()
             self._ready.clear()
         for one in held:
-            self._give_back(one.grip)
+            self._give_back(one.lease)
 
     # -- the thread that watches -----------------------------------------------------------------------------
 
@@ -226,12 +226,12 @@ class Keeper:
 
     def _renew(self) -> None:
         with self._monitor:
-            grips = [held.grip for held in self._held.values()]
-        kept = set(self._store.renew(grips, LEASE))
+            leases = [held.lease for held in self._held.values()]
+        kept = set(self._store.renew(leases, LEASE))
         self._trouble = None
-        for grip in grips:
-            if grip not in kept:
-                self._drop(grip)
+        for lease in leases:
+            if lease not in kept:
+                self._drop(lease)
 
     def _look(self) -> None:
         """Claim what nobody alive owns; notice what others asked of the own jobs."""
@@ -246,10 +246,10 @@ class Keeper:
                 return
             if not self._serves(row):
                 continue
-            grip = self._store.claim(row.id, LEASE, unknown=self._unknown(row))
-            if grip is None:
+            lease = self._store.claim(row.id, LEASE, unknown=self._unknown(row))
+            if lease is None:
                 continue
-            if not self._take_in(_Held(grip, row)):
+            if not self._take_in(_Held(lease, row)):
                 return
             claims += 1
             if claims == CLAIMS:
@@ -270,22 +270,22 @@ class Keeper:
             if not self._halted:
                 if not self._held:
                     self._renew_at = self._clock.now() + RENEW_EVERY
-                self._held[held.grip.job_id] = held
+                self._held[held.lease.job_id] = held
                 return True
-        self._give_back(held.grip)  # stopped meanwhile
+        self._give_back(held.lease)  # stopped meanwhile
         return False
 
     def _notice(self) -> None:
         with self._monitor:
             mine = list(self._held.values())
         for held in mine:
-            row = self._store.job(held.grip.job_id)
+            row = self._store.job(held.lease.job_id)
             before, held.row = held.row, row or held.row
             asked = row is not None and row.cancel_requested and not before.cancel_requested
             if asked:
-                self._asker.recall(held.grip.job_id)
+                self._asker.recall(held.lease.job_id)
             if asked or row is None or row.state is not before.state:
-                self.poke(held.grip.job_id)
+                self.poke(held.lease.job_id)
 
     # -- the hands -------------------------------------------------------------------------------------------
 
@@ -316,28 +316,28 @@ class Keeper:
 
     def _step(self, held: _Held) -> None:
         """Tend one job once; whatever happens, it is tended again."""
-        grip = held.grip
+        lease = held.lease
         try:
-            tended = self._tend(grip)
-            if tended.direct and not tended.finished:
-                self._asker.offer(grip)
-        except LostGrip:
-            self._drop(grip)
+            step_result = self._run_step(lease)
+            if step_result.direct and not step_result.finished:
+                self._asker.offer(lease)
+        except LeaseLost:
+            self._drop(lease)
             return
         except BaseException as error:
             self._stumbled(held, error)
             return
         held.stumbles, held.trouble = 0, None
-        if tended.finished:
-            self._drop(grip)
+        if step_result.finished:
+            self._drop(lease)
         else:
-            self._put_back(held, math.inf if tended.next_at is None else tended.next_at)
+            self._put_back(held, math.inf if step_result.next_at is None else step_result.next_at)
         self._changed()
 
     def _stumbled(self, held: _Held, error: BaseException) -> None:
         held.stumbles += 1
         if held.stumbles == 1:  # told once, not with every try
-            self._troubled(held.grip.job_id, error)
+            self._troubled(held.lease.job_id, error)
         held.trouble = in_words(error)
         wait = pause(held.stumbles, self._rng, first=2.0, longest=LONGEST_PAUSE)
         self._put_back(held, self._clock.wall() + wait)
@@ -355,21 +355,21 @@ class Keeper:
 
     # -- endings ---------------------------------------------------------------------------------------------
 
-    def _drop(self, grip: Grip) -> None:
+    def _drop(self, lease: JobLease) -> None:
         """Let go of a job: it is finished, or somebody else's."""
         with self._monitor:
-            held = self._held.get(grip.job_id)
-            if held is not None and held.grip == grip:
-                del self._held[grip.job_id]
-        self._asker.forget(grip.job_id)
-        self._give_back(grip)
+            held = self._held.get(lease.job_id)
+            if held is not None and held.lease == lease:
+                del self._held[lease.job_id]
+        self._asker.forget(lease.job_id)
+        self._give_back(lease)
         self._changed()
 
-    def _give_back(self, grip: Grip) -> None:
+    def _give_back(self, lease: JobLease) -> None:
         try:
-            self._store.release(grip)
+            self._store.release(lease)
         except SmartbatchError as error:  # the lease runs out, or the process ends: that says the same
-            self._report(grip.job_id, error)
+            self._report(lease.job_id, error)
 
     def _troubled(self, job_id: str | None, error: BaseException) -> None:
         if job_id is None:

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from smartbatch.core.forecast.turnaround import Observed, Running, remaining
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Pace
+from smartbatch.core.routing.throughput import Throughput
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     UNSENT_SHARDS,
@@ -57,15 +57,15 @@ def time_left(
     batches = _batches(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
     if batches is None:
         return None
-    return max(batches, _calls(speed(job).pace, rest, asking) if alone else 0.0, SOON)
+    return max(batches, _calls(speed(job).throughput, rest, asking) if alone else 0.0, SOON)
 
 
-def _calls(pace: Pace, rest: int, asking: int) -> float:
+def _calls(throughput: Throughput, rest: int, asking: int) -> float:
     """Return the time of what is asked in real time.
 
     Not at the pace of the results so far: how long a batch was waited for says nothing of calls.
     """
-    return evolve(pace, ahead=max(0, pace.ahead - asking)).finish(rest, 0.5)  # these are its own
+    return evolve(throughput, ahead=max(0, throughput.ahead - asking)).finish(rest, 0.5)  # these are its own
 
 
 def _some(store: Store, job: JobRow, state: ItemState) -> bool:

@@ -7,7 +7,7 @@ is only known that they would have taken longer; without them, forecasts would k
 from __future__ import annotations
 
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = ["CANCELLED_AT", "cancelling", "late", "learn"]
@@ -26,11 +26,11 @@ def cancelling(provider: str) -> str:
     return f"cancel {provider}"
 
 
-def learn(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
+def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
     """Remember what the end of a batch teaches."""
     if shard.submitted_at is None:
         return
-    now, model, store = work.wall, work.job.model, work.store
+    now, model, store = step.wall, step.job.model, step.store
     cancelled_at = shard.remote.get(CANCELLED_AT)
     if isinstance(cancelled_at, float) and cancelled_at <= now:
         provider = model.partition(":")[0]

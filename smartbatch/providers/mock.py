@@ -76,7 +76,7 @@ class MockProvider(Provider):
         answers: Script | None = None,
         *,
         latency: float = 0.0,
-        pace: float = 0.0,
+        throughput: float = 0.0,
         sleep: Callable[[float], None] | None = None,
         rate_limit_on: Collection[int] = (),
         retry_after: float | None = None,
@@ -86,7 +86,7 @@ class MockProvider(Provider):
         max_shared: int = 1,
         name: str = "mock",
     ) -> None:
-        if (latency or pace) and sleep is None:
+        if (latency or throughput) and sleep is None:
             raise ConfigError("latency and pace need sleep=, such as time.sleep or that of a VirtualClock")
         self.name = name
         self.scope = f"{name}:{id(self):x}"
@@ -97,7 +97,7 @@ class MockProvider(Provider):
         self._script = answers
         self._next_answer = 0
         self._latency = latency
-        self._pace = pace
+        self._throughput = throughput
         self._sleep = sleep
         self._rate_limit_on = frozenset(rate_limit_on)
         self._retry_after = retry_after
@@ -132,8 +132,8 @@ class MockProvider(Provider):
             answer = self._sure_answer(request, model)
             words = words_of(answer.text or "")
             for position, word in enumerate(words):
-                if position and self._sleep is not None and self._pace:
-                    self._sleep(self._pace)
+                if position and self._sleep is not None and self._throughput:
+                    self._sleep(self._throughput)
                 if position and position == self._fail_after:
                     self._fail(number)
                 yield word

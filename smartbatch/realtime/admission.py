@@ -23,7 +23,7 @@ from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import Answer, Generation, Prompt, Request, Result, Route
 
-__all__ = ["GENERATION", "Intake", "Preprocess", "generation", "open_model", "with_settings"]
+__all__ = ["GENERATION", "Admission", "Preprocess", "generation", "open_model", "with_settings"]
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 """A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
@@ -32,7 +32,7 @@ GENERATION = frozenset(fields_dict(Generation))
 """Names of the parameters that are about generating and not about the request."""
 
 
-class Intake:
+class Admission:
     """Turns what callers pass into checked requests, and answers what needs no call.
 
     Args:

@@ -16,11 +16,11 @@ from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKE
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
 from smartbatch.events import FlexChanged, PackingChanged
-from smartbatch.realtime.effects import Aftermath
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import Flight, ResponseRouter
+from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Usage
 
@@ -58,7 +58,7 @@ class Collector:
         self._fallback = fallback
         self._moved = False  # to a lane that may have had its turn in this look
 
-    def take_locked(self, now: float, aftermath: Aftermath) -> Flight | float:
+    def take_locked(self, now: float, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next flight with its permit taken, or when to ask again."""
         queue = self._queue
         wake = math.inf
@@ -74,8 +74,8 @@ class Collector:
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                flight = self._try_locked(lane, now, aftermath)
-                if isinstance(flight, Flight):
+                flight = self._try_locked(lane, now, effects)
+                if isinstance(flight, InFlightCall):
                     return flight
                 if flight > now:
                     wake = min(wake, flight)
@@ -84,29 +84,29 @@ class Collector:
                 wake = min(wake, lane.retry_budget.look(now))
         return now if self._moved else wake
 
-    def expire_locked(self, now: float, aftermath: Aftermath) -> float:
+    def expire_locked(self, now: float, effects: DeferredEffects) -> float:
         """Fail what has run out of its own time; return when the next one does.
 
         What was cancelled without the monitor is struck as well.
         """
-        for ticket, claim in self._queue.strike_forsaken_locked():
-            aftermath.cancelled(ticket, claim, now)
-        for ticket, claim in self._queue.expired_locked(now):
+        for ticket, waiter in self._queue.strike_abandoned_locked():
+            effects.cancelled(ticket, waiter, now)
+        for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
-                f"the request's time-out ended after {now - claim.submitted:.3g} s and "
+                f"the request's time-out ended after {now - waiter.submitted:.3g} s and "
                 f"{ticket.attempts} finished calls; give it a longer timeout",
                 kind=ErrorKind.TIMEOUT,
-                request_id=claim.request_id,
+                request_id=waiter.request_id,
             )
-            aftermath.fail(ticket, [claim], error, now)
+            effects.fail(ticket, [waiter], error, now)
         return self._queue.next_deadline_locked()
 
-    def _try_locked(self, lane: Lane, now: float, aftermath: Aftermath) -> Flight | float:
+    def _try_locked(self, lane: Lane, now: float, effects: DeferredEffects) -> InFlightCall | float:
         """Try to send the head of ``lane``; ``now`` means that something was cleared away: look again."""
         head = lane.head()
         if head is None:
             return math.inf
-        if self._clear_away_locked(lane, head, now, aftermath):
+        if self._clear_away_locked(lane, head, now, effects):
             return now
         if head.charged and lane.retry_budget.look(now) > now:
             lane.hold(head)  # a first call may go all the same
@@ -114,16 +114,16 @@ class Collector:
         if lane.shares:  # what the head must wait for, its company would: do not gather it for each newcomer
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
-                self._note_changes_locked(lane, now, aftermath)
+                self._note_changes_locked(lane, now, effects)
                 return self._patience_ends(lane, at)
         tickets = self._company_locked(lane, head)
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
         if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
-            aftermath.events.append(PackingChanged(now, lane.label, True, reason))
+            effects.events.append(PackingChanged(now, lane.label, True, reason))
         if lane.standard is not None and (reason := lane.quota.flex.resume(now)) is not None:
-            aftermath.events.append(FlexChanged(now, lane.label, True, reason))
-        self._note_changes_locked(lane, now, aftermath)
+            effects.events.append(FlexChanged(now, lane.label, True, reason))
+        self._note_changes_locked(lane, now, effects)
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane.unpop(ticket)
@@ -131,13 +131,13 @@ class Collector:
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
-            aftermath.freed.append(lane.quota)
+            effects.freed.append(lane.quota)
             return now
         batch: Batch[Ticket] = Batch(self._new_id(), min(ticket.due for ticket in starting))
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
-        lane.took_off(len(batch))
-        return Flight(batch, permit, now)
+        lane.started(len(batch))
+        return InFlightCall(batch, permit, now)
 
     def _company_locked(self, lane: Lane, head: Ticket) -> list[Ticket]:
         """Take out the head and, where calls are shared, who travels with it and can be paid for."""
@@ -163,7 +163,7 @@ class Collector:
             tokens += ticket.input_estimate
             cost += ticket.reserve
             whole = cost + _frame_cost(lane, len(tickets) + 1)
-            if tokens > lane.max_tokens or not self._gates.payer(head.purse).fits(whole):
+            if tokens > lane.max_tokens or not self._gates.payer(head.own_budget).fits(whole):
                 passed.append(ticket)
                 break
             tickets.append(ticket)
@@ -171,25 +171,27 @@ class Collector:
             lane.unpop(ticket)
         return tickets
 
-    def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, aftermath: Aftermath) -> bool:
+    def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, effects: DeferredEffects) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
         if lane.standard is not None and not lane.quota.flex.is_open(now):
             self._move_locked(lane, lane.standard, head, now)
             return True
-        short = self._gates.payer(head.purse).short(head.reserve)
+        short = self._gates.payer(head.own_budget).short(head.reserve)
         if short is not None:
             whose = (
-                "the budget" if head.purse is None or short is self._gates.budget else "this list's budget"
+                "the budget"
+                if head.own_budget is None or short is self._gates.budget
+                else "this list's budget"
             )
             error = BudgetExceeded(
                 f"the request could cost up to {head.reserve:.6g} USD, and {short.left:.6g} USD are left of "
                 f"{whose}; nothing was sent. Raise the budget or lower max_tokens",
             )
-            self._router.fail_locked(head, error, now, aftermath)
+            self._router.fail_locked(head, error, now, effects)
             return True
         stopped = lane.breaker.stopped(now)
         if stopped is not None:
-            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, aftermath)
+            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, effects)
             return True
         since = lane.standing.open_since
         if since is None:
@@ -203,7 +205,7 @@ class Collector:
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
             reason = f"it has been failing for {now - since:.3g} s and the circuit breaker is open"
-            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, aftermath)
+            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, effects)
             return True
         return False
 
@@ -211,17 +213,17 @@ class Collector:
         """Let the head of ``lane`` wait in ``other``, where it may take more tokens and cost more."""
         lane.pop()
         head.lane = other
-        head.company = other.company(head.request)
-        priced = self._config.budget is not None or head.purse is not None
+        head.batch_key = other.batch_key(head.request)
+        priced = self._config.budget is not None or head.own_budget is not None
         head.estimate, head.reserve = other.demand(head.request, head.input_estimate, priced=priced)
         other.put(head, head.due, now)
         self._moved = True
 
-    def _note_changes_locked(self, lane: Lane, now: float, aftermath: Aftermath) -> None:
+    def _note_changes_locked(self, lane: Lane, now: float, effects: DeferredEffects) -> None:
         """Tell of what the breaker became when it was looked at."""
         if lane.standing.open_since is not None:
             for change in lane.breaker.changes():
-                self._router.note_change(lane, change, now, aftermath)
+                self._router.note_change(lane, change, now, effects)
 
     def _patience_ends(self, lane: Lane, at: float) -> float:
         since = lane.standing.open_since
@@ -237,7 +239,7 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
         cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
         first=tickets[0].attempts == 0,
         retry=tickets[0].charged,
-        purse=tickets[0].purse,
+        own_budget=tickets[0].own_budget,
     )
 
 
@@ -268,8 +270,8 @@ def _frame_cost(lane: Lane, size: int) -> float:
 
 
 def _may_travel_together(head: Ticket, other: Ticket) -> bool:
-    together = not other.alone and other.group is head.group and other.purse is head.purse
-    return together and other.company == head.company
+    together = not other.alone and other.group is head.group and other.own_budget is head.own_budget
+    return together and other.batch_key == head.batch_key
 
 
 def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:

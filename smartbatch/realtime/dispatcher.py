@@ -22,9 +22,9 @@ from smartbatch.events import CallFinished, CallStarted, Event
 from smartbatch.realtime.accounting import cost_of, route_of
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
-from smartbatch.realtime.effects import Aftermath
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import Flight, ResponseRouter
+from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.types import Answer, Result, Route, Usage
 
 __all__ = ["BatchDispatcher"]
@@ -34,7 +34,7 @@ __all__ = ["BatchDispatcher"]
 class _Errand:
     """What a thread is started for; ``void`` once another thread was started for it."""
 
-    flight: Flight
+    flight: InFlightCall
     void: bool = False
 
 
@@ -113,34 +113,34 @@ class BatchDispatcher:
         self._mine.here = True
         try:
             while True:
-                aftermath = Aftermath(self._queue)
+                effects = DeferredEffects(self._queue)
                 with self._monitor:
                     if self._stopping:
                         return
-                    wake = self._step_locked(aftermath)
-                    if not aftermath:
+                    wake = self._step_locked(effects)
+                    if not effects:
                         self._wakes_at = wake
                         timeout = None if wake == math.inf else wake - self._clock.now()
                         if timeout is None or timeout > 0:
                             self._monitor.wait(timeout)
                         self._wakes_at = -math.inf
-                aftermath.perform(self._tell)
+                effects.perform(self._tell)
         finally:
             self._clock.ended()
 
-    def _step_locked(self, aftermath: Aftermath) -> float:
+    def _step_locked(self, effects: DeferredEffects) -> float:
         """Expire what is late, start workers for what is ready; return when to look again."""
         now = self._clock.now()
-        deadline = self._collector.expire_locked(now, aftermath)
+        deadline = self._collector.expire_locked(now, effects)
         while self._busy < self._workers:
-            found = self._collector.take_locked(now, aftermath)
-            if not isinstance(found, Flight):
+            found = self._collector.take_locked(now, effects)
+            if not isinstance(found, InFlightCall):
                 return min(found, deadline)
-            if not self._spawn_locked(found, aftermath):
+            if not self._spawn_locked(found, effects):
                 break
         return deadline  # a worker that ends looks for itself
 
-    def _spawn_locked(self, flight: Flight, aftermath: Aftermath) -> bool:
+    def _spawn_locked(self, flight: InFlightCall, effects: DeferredEffects) -> bool:
         """Start a worker with ``flight``; False when no thread could be had.
 
         Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
@@ -153,11 +153,11 @@ class BatchDispatcher:
         if refusal is not None:
             self._busy -= 1
             self._clock.unspawned()
-            self._without_thread_locked(flight, refusal, aftermath)
+            self._without_thread_locked(flight, refusal, effects)
         _leave_exit_alone(self._pool)
         return refusal is None
 
-    def _start_worker(self, pool: ThreadPoolExecutor, flight: Flight) -> RuntimeError | None:
+    def _start_worker(self, pool: ThreadPoolExecutor, flight: InFlightCall) -> RuntimeError | None:
         """Have a thread of the pool work, or a thread of its own; return why neither could be had.
 
         The pool takes nothing any more once the main thread has ended, although threads of the user and exit
@@ -177,32 +177,34 @@ class BatchDispatcher:
                 return refusal
         return None
 
-    def _without_thread_locked(self, flight: Flight, refusal: RuntimeError, aftermath: Aftermath) -> None:
+    def _without_thread_locked(
+        self, flight: InFlightCall, refusal: RuntimeError, effects: DeferredEffects
+    ) -> None:
         """The system has no thread left: the workers there are do the work; without any, it fails."""
         now = self._clock.now()
         if self._busy:
-            self._router.return_locked(flight, now, aftermath)
+            self._router.return_locked(flight, now, effects)
             return
         closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-        self._router.drop_locked(flight, closed, now, aftermath)
+        self._router.drop_locked(flight, closed, now, effects)
 
     def _run(self, errand: _Errand) -> None:
         if not errand.void:
             self._work(errand.flight)
 
-    def _work(self, flight: Flight) -> None:
+    def _work(self, flight: InFlightCall) -> None:
         self._clock.began()
         self._mine.here = True
-        carried: Flight | None = flight
+        carried: InFlightCall | None = flight
         try:
             while carried is not None:
-                aftermath = Aftermath(self._queue)
-                carried = self._carry(carried, aftermath)
-                aftermath.perform(self._tell)
+                effects = DeferredEffects(self._queue)
+                carried = self._carry(carried, effects)
+                effects.perform(self._tell)
         finally:
             self._clock.ended()
 
-    def _carry(self, flight: Flight, aftermath: Aftermath) -> Flight | None:
+    def _carry(self, flight: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
         """Make the call of ``flight``, route it, and return the next flight."""
         lane = flight.permit.lane
         results: list[Result | None]
@@ -215,19 +217,19 @@ class BatchDispatcher:
             outcomes, results = _mistaken(flight, mistake), [None] * len(flight.batch)
         with self._monitor:
             try:
-                self._router.route_locked(flight, outcomes, results, now, aftermath)
+                self._router.route_locked(flight, outcomes, results, now, effects)
             except Exception as mistake:
-                self._router.give_up_locked(flight, _verdict(flight, mistake), now, aftermath)
-            following = self._next_locked(aftermath)
+                self._router.give_up_locked(flight, _verdict(flight, mistake), now, effects)
+            following = self._next_locked(effects)
         lane.quota.wake_others(self._queue)
         return following
 
-    def _next_locked(self, aftermath: Aftermath) -> Flight | None:
+    def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
         """Take the next batch, or let this worker go; the collector is told when to look."""
         if not self._stopping:
-            found = self._collector.take_locked(self._clock.now(), aftermath)
-            if isinstance(found, Flight):
-                if self._busy < self._workers and self._queue.books.waiting:
+            found = self._collector.take_locked(self._clock.now(), effects)
+            if isinstance(found, InFlightCall):
+                if self._busy < self._workers and self._queue.counts.waiting:
                     self._monitor.notify()  # a gate may just have opened for more than this one
                 return found
             if found < self._wakes_at:
@@ -235,7 +237,7 @@ class BatchDispatcher:
         self._busy -= 1
         return None
 
-    def _call(self, flight: Flight) -> list[Outcome]:
+    def _call(self, flight: InFlightCall) -> list[Outcome]:
         batch, lane = flight.batch, flight.permit.lane
         batch.move(BatchState.SENDING)
         now = flight.started = self._clock.now()
@@ -258,7 +260,7 @@ class BatchDispatcher:
         self._tell(self._finished(flight, outcomes))
         return outcomes
 
-    def _finished(self, flight: Flight, outcomes: list[Outcome]) -> CallFinished:
+    def _finished(self, flight: InFlightCall, outcomes: list[Outcome]) -> CallFinished:
         now = self._clock.now()
         usage: Usage | None = None
         cost: float | None = 0.0
@@ -285,7 +287,7 @@ class BatchDispatcher:
         )
 
 
-def _route(flight: Flight, outcomes: list[Outcome]) -> Route | None:
+def _route(flight: InFlightCall, outcomes: list[Outcome]) -> Route | None:
     """Return the route a call takes; ``None`` for a function of the user's."""
     if any(ticket.request.call is not None for ticket in flight.batch.items):
         return None
@@ -293,7 +295,7 @@ def _route(flight: Flight, outcomes: list[Outcome]) -> Route | None:
     return Route.PACKED if size > 1 and lane.health is not None else route_of(lane, outcomes[0], size)
 
 
-def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:
+def _mistaken(flight: InFlightCall, mistake: BaseException) -> list[Outcome]:
     """Return the outcome for every request of a call that an error of this library broke off."""
     batch = flight.batch
     if batch.state is BatchState.SENDING:
@@ -301,7 +303,7 @@ def _mistaken(flight: Flight, mistake: BaseException) -> list[Outcome]:
     return [_verdict(flight, mistake)] * len(batch)
 
 
-def _verdict(flight: Flight, mistake: BaseException) -> ProviderError:
+def _verdict(flight: InFlightCall, mistake: BaseException) -> ProviderError:
     verdict = ProviderError(
         f"an error inside smartbatch ({type(mistake).__name__}); please report it with its cause",
         batch_id=flight.batch.id,

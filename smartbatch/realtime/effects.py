@@ -11,17 +11,17 @@ from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
-from smartbatch.realtime.ticket import Claim, Ticket
+from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Result, Route, Usage, evolve
 
-__all__ = ["Aftermath", "PostProcess", "processed"]
+__all__ = ["DeferredEffects", "PostProcess", "processed"]
 
 PostProcess = Callable[[Result], "Result | None"]
 """Takes an answered result and returns it, or a changed one."""
 
 
 @define(eq=False)
-class Aftermath:
+class DeferredEffects:
     """A list of deeds for when no lock is held.
 
     Attributes:
@@ -32,66 +32,66 @@ class Aftermath:
     """
 
     queue: RequestQueue
-    settlements: list[tuple[Claim, Result]] = field(factory=list)
+    settlements: list[tuple[Waiter, Result]] = field(factory=list)
     events: list[Event] = field(factory=list)
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
 
-    def answer(self, ticket: Ticket, claims: list[Claim], result: Result, now: float) -> None:
+    def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result, now: float) -> None:
         """Settle ``claims`` with the result of ``ticket``; the first pays, the others share it at no cost."""
-        for position, claim in enumerate(claims):
+        for position, waiter in enumerate(waiters):
             if position:
-                result = shared(result, claim)
-            elif result.request_id != claim.request_id:  # the one it was made for ran out of time meanwhile
-                result = evolve(result, request_id=claim.request_id, context=claim.request.context)
-            self._settle(ticket, claim, result, now)
+                result = shared(result, waiter)
+            elif result.request_id != waiter.request_id:  # the one it was made for ran out of time meanwhile
+                result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
+            self._settle(ticket, waiter, result, now)
 
-    def fail(self, ticket: Ticket, claims: list[Claim], error: SmartbatchError, now: float) -> None:
+    def fail(self, ticket: Ticket, waiters: list[Waiter], error: SmartbatchError, now: float) -> None:
         """Settle ``claims`` with an error that names each request.
 
         The first pays for the tries so far, unless somebody is left who will pay for all of them.
         """
-        left = any(claim not in claims and not claim.future.cancelled() for claim in ticket.claims)
-        for position, claim in enumerate(claims):
+        left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
+        for position, waiter in enumerate(waiters):
             first = position == 0 and not left
             own = (
-                error if position == 0 and error.request_id is None else for_request(error, claim.request_id)
+                error if position == 0 and error.request_id is None else for_request(error, waiter.request_id)
             )
-            own.request_id = claim.request_id
+            own.request_id = waiter.request_id
             result = Result(
-                request_id=claim.request_id,
+                request_id=waiter.request_id,
                 error=own,
                 usage=ticket.usage if first else Usage(),
                 cost=ticket.cost if first else 0.0,
                 attempts=ticket.attempts,
-                queued=max(0.0, now - claim.submitted),
+                queued=max(0.0, now - waiter.submitted),
                 time_to_first_chunk=_first_chunk(ticket),
                 model=ticket.lane.label,
-                context=claim.request.context,
-                deduplicated=claim.joined and not first,
+                context=waiter.request.context,
+                deduplicated=waiter.joined and not first,
             )
-            self._settle(ticket, claim, result, now)
+            self._settle(ticket, waiter, result, now)
 
-    def cancelled(self, ticket: Ticket, claim: Claim, now: float) -> None:
+    def cancelled(self, ticket: Ticket, waiter: Waiter, now: float) -> None:
         """Tell that a claim was cancelled before its call started."""
         self.events.append(
             RequestFinished(
                 at=now,
-                request_id=claim.request_id,
-                priority=claim.request.priority,
+                request_id=waiter.request_id,
+                priority=waiter.request.priority,
                 model=ticket.lane.label,
                 ok=False,
                 cancelled=True,
                 error=None,
                 attempts=ticket.attempts,
-                queued=now - claim.submitted,
-                seconds=now - claim.submitted,
+                queued=now - waiter.submitted,
+                seconds=now - waiter.submitted,
                 usage=Usage(),
                 cost=0.0,
                 route=None,
-                deduplicated=claim.joined,
+                deduplicated=waiter.joined,
             )
         )
 
@@ -99,14 +99,14 @@ class Aftermath:
         """Do it all. No lock may be held."""
         begun = 0
         try:
-            for claim, result in self.settlements:
+            for waiter, result in self.settlements:
                 begun += 1
-                claim.end(result)
+                waiter.end(result)
             for event in self.events:
                 tell(event)
         except BaseException:  # Ctrl-C on a user's thread; others wait for the rest, without end
-            for claim, result in self.settlements[max(0, begun - 1) :]:
-                claim.end(result)
+            for waiter, result in self.settlements[max(0, begun - 1) :]:
+                waiter.end(result)
             raise
         finally:
             if self.settlements:
@@ -114,22 +114,22 @@ class Aftermath:
             for quota in self.freed:
                 quota.wake_others(self.queue)
 
-    def _settle(self, ticket: Ticket, claim: Claim, result: Result, now: float) -> None:
+    def _settle(self, ticket: Ticket, waiter: Waiter, result: Result, now: float) -> None:
         self.queue.settling[self] = None
-        self.settlements.append((claim, result))
+        self.settlements.append((waiter, result))
         error = result.error
         self.events.append(
             RequestFinished(
                 now,
-                claim.request_id,
-                claim.request.priority,
+                waiter.request_id,
+                waiter.request.priority,
                 ticket.lane.label,
                 error is None,
                 False,
                 None if error is None else (error.kind.value if error.kind else type(error).__name__),
                 result.attempts,
                 result.queued,
-                now - claim.submitted,
+                now - waiter.submitted,
                 result.usage,
                 result.cost,
                 result.route,
@@ -140,8 +140,8 @@ class Aftermath:
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     """Return the result of the ticket's first claim."""
-    claim = next(iter(ticket.claims), None)  # one step: a time-out may empty the list at any moment
-    submitted = claim.submitted if claim else ticket.started
+    waiter = next(iter(ticket.waiters), None)  # one step: a time-out may empty the list at any moment
+    submitted = waiter.submitted if waiter else ticket.started
     whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
     return Result(
         request_id=ticket.request_id,
@@ -159,7 +159,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         finish_reason=answer.finish_reason,
         model=ticket.lane.label,
         provider_request_id=answer.provider_request_id,
-        context=claim.request.context if claim else None,
+        context=waiter.request.context if waiter else None,
     )
 
 
@@ -196,14 +196,14 @@ def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
     return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
 
 
-def shared(result: Result, claim: Claim) -> Result:
+def shared(result: Result, waiter: Waiter) -> Result:
     """The same answer for somebody who joined: paid once, by the one who came first."""
     return evolve(
         result,
-        request_id=claim.request_id,
+        request_id=waiter.request_id,
         usage=Usage(),
         cost=0.0,
-        context=claim.request.context,
+        context=waiter.request.context,
         deduplicated=True,
     )
 

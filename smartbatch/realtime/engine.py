@@ -22,13 +22,13 @@ from smartbatch.providers.base import Provider
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
-from smartbatch.realtime.effects import Aftermath
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.queue import Books, RequestQueue
+from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import PostProcess, ResponseRouter
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Answer, Embedding, Request, Result
 
 __all__ = ["Engine"]
@@ -43,7 +43,7 @@ class LaneOf(Protocol):
     def __call__(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
     ) -> Lane:
-        """See :meth:`smartbatch.realtime.lane_factory.Lanes.of`."""
+        """See :meth:`smartbatch.realtime.lane_factory.LaneFactory.of`."""
 
 
 class Engine:
@@ -141,7 +141,7 @@ class Engine:
         stream: ChunkBox | None = None,
         raw: bool = False,
         alone: bool = False,
-        purse: Budget | None = None,
+        own_budget: Budget | None = None,
     ) -> ResultFuture:
         """Put a checked request into the queue and return its future.
 
@@ -154,7 +154,7 @@ class Engine:
             stream: takes the answer piece by piece.
             raw: leave the result as it came; it is post-processed when it is read.
             alone: share its call with no other request.
-            purse: pays for it, within the client's budget.
+            budget: pays for it, within the client's budget.
 
         Raises:
             QueueFull: see :class:`~smartbatch.realtime.queue.RequestQueue`.
@@ -163,42 +163,42 @@ class Engine:
         now = self._clock.now()
         deadline = None if request.timeout is None else now + request.timeout
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
-        claim = Claim(request, request_id, future, now, deadline, sink)
-        ticket = Ticket(request, lane, claim, fingerprint, stream)
+        waiter = Waiter(request, request_id, future, now, deadline, sink)
+        ticket = Ticket(request, lane, waiter, fingerprint, stream)
         ticket.keep = keep
         ticket.raw = raw
         ticket.alone = ticket.alone or alone
-        ticket.purse = purse
+        ticket.own_budget = own_budget
         ticket.input_estimate, ticket.estimate = tokens
         ticket.reserve = reserve
-        future.claim = claim
+        future.waiter = waiter
         if stream is not None:
             stream.request_id = request_id
             stream.drop = partial(self.drop, future)
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
-                if not claim.running or claim.deadline is not None:  # one that joined may be more urgent
+                if not waiter.running or waiter.deadline is not None:  # one that joined may be more urgent
                     self.dispatcher.wake_locked()
-                if claim.deadline is not None:
-                    self.dispatcher.wake_before_locked(claim.deadline)
+                if waiter.deadline is not None:
+                    self.dispatcher.wake_before_locked(waiter.deadline)
             self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
         except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
         return future
 
-    def books(self) -> Books:
+    def counts(self) -> RequestCounts:
         """Return a copy of the books, taken at one moment."""
         with self.queue.monitor:
-            books = self.queue.books
-            return Books(
-                books.submitted,
-                books.waiting,
-                books.in_flight,
-                books.succeeded,
-                books.failed,
-                books.cancelled,
+            counts = self.queue.counts
+            return RequestCounts(
+                counts.submitted,
+                counts.waiting,
+                counts.in_flight,
+                counts.succeeded,
+                counts.failed,
+                counts.cancelled,
             )
 
     def flush(self) -> None:
@@ -237,7 +237,7 @@ class Engine:
         if not idle:
             failed = self._end(reason, release)
         self.dispatcher.stop()
-        self._tell_forsaken()
+        self._tell_abandoned()
         if timeout is not None:
             timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
         self.callbacks.drain(timeout)
@@ -250,80 +250,80 @@ class Engine:
         self.dispatcher.stop()
         return failed
 
-    def _tell_forsaken(self) -> None:
+    def _tell_abandoned(self) -> None:
         """Tell of what was cancelled behind the collector's back, which looks no more."""
-        aftermath = Aftermath(self.queue)
+        effects = DeferredEffects(self.queue)
         with self.queue.monitor:
-            for ticket, claim in self.queue.strike_forsaken_locked():
-                aftermath.cancelled(ticket, claim, self._clock.now())
-        aftermath.perform(self._tell)
+            for ticket, waiter in self.queue.strike_abandoned_locked():
+                effects.cancelled(ticket, waiter, self._clock.now())
+        effects.perform(self._tell)
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         for ticket in list(self.queue.live):
-            for claim in list(ticket.claims):
-                claim.future.abandon(error)
-        for aftermath in list(self.queue.settling):  # ended, but a thread that is not here was to tell them
-            assert isinstance(aftermath, Aftermath)
-            for claim, _ in aftermath.settlements:
-                claim.future.abandon(error)
+            for waiter in list(ticket.waiters):
+                waiter.future.abandon(error)
+        for effects in list(self.queue.settling):  # ended, but a thread that is not here was to tell them
+            assert isinstance(effects, DeferredEffects)
+            for waiter, _ in effects.settlements:
+                waiter.future.abandon(error)
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started, and make no further tries; return how many."""
-        aftermath = Aftermath(self.queue)
+        effects = DeferredEffects(self.queue)
         with self.queue.monitor:
             now = self._clock.now()
-            futures = [claim.future for ticket in self.queue.live for claim in ticket.claims]
+            futures = [waiter.future for ticket in self.queue.live for waiter in ticket.waiters]
             for ticket in list(self.queue.live):
                 if ticket.state is TicketState.IN_FLIGHT:
                     ticket.final = True
                 elif ticket.last_error is not None:
-                    self.router.fail_locked(ticket, ticket.last_error, now, aftermath)
-        aftermath.perform(self._tell)
+                    self.router.fail_locked(ticket, ticket.last_error, now, effects)
+        effects.perform(self._tell)
         return sum(future.cancel() for future in futures)
 
     def _cancelled(self, future: ResultFuture) -> None:
-        claim = future.claim
-        if claim is None:
+        waiter = future.waiter
+        if waiter is None:
             return
-        aftermath = Aftermath(self.queue)
+        effects = DeferredEffects(self.queue)
         with self.queue.monitor:
-            ticket = claim.ticket
-            first = ticket is not None and self.queue.cancelled_locked(ticket, claim)
+            ticket = waiter.ticket
+            first = ticket is not None and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
-                aftermath.cancelled(ticket, claim, self._clock.now())
+                effects.cancelled(ticket, waiter, self._clock.now())
                 self.dispatcher.wake_locked()  # it may have been what the others waited behind
-        aftermath.perform(self._tell)
-        if first and claim.sink is not None:
-            claim.sink(_cancelled_result(claim))
+        effects.perform(self._tell)
+        if first and waiter.sink is not None:
+            waiter.sink(_cancelled_result(waiter))
 
     def drop(self, future: ResultFuture) -> None:
         """Cancel a request whose call has not started, one that waits for a further try included."""
-        claim = future.claim
-        if future.cancel() or claim is None:
+        waiter = future.waiter
+        if future.cancel() or waiter is None:
             return
-        aftermath = Aftermath(self.queue)
+        effects = DeferredEffects(self.queue)
         with self.queue.monitor:
-            ticket = claim.ticket
-            alone = ticket is not None and len(ticket.claims) == 1  # others wait for it, who did not ask
+            ticket = waiter.ticket
+            alone = ticket is not None and len(ticket.waiters) == 1  # others wait for it, who did not ask
             if ticket is not None and alone and ticket.state is TicketState.WAITING:
-                error = _cancelled_result(claim).error
+                error = _cancelled_result(waiter).error
                 assert error is not None
-                self.router.fail_locked(ticket, error, self._clock.now(), aftermath)
+                self.router.fail_locked(ticket, error, self._clock.now(), effects)
                 self.dispatcher.wake_locked()
-        aftermath.perform(self._tell)
+        effects.perform(self._tell)
 
     def _fail_the_rest(self, error: SmartbatchError) -> int:
-        aftermath = Aftermath(self.queue)
+        effects = DeferredEffects(self.queue)
         with self.queue.monitor:
             now = self._clock.now()
             for ticket in list(self.queue.live):
-                self.router.fail_locked(ticket, error, now, aftermath)
-        aftermath.perform(self._tell)
-        return len(aftermath.settlements)
+                self.router.fail_locked(ticket, error, now, effects)
+        effects.perform(self._tell)
+        return len(effects.settlements)
 
 
-def _cancelled_result(claim: Claim) -> Result:
+def _cancelled_result(waiter: Waiter) -> Result:
     """What whoever waits without a future gets for a cancelled request."""
-    error = RequestCancelled("the request was cancelled before its call", request_id=claim.request_id)
-    return Result(claim.request_id, error=error, context=claim.request.context)
+    error = RequestCancelled("the request was cancelled before its call", request_id=waiter.request_id)
+    return Result(waiter.request_id, error=error, context=waiter.request.context)

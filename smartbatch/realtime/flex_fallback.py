@@ -6,7 +6,7 @@ import enum
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import FlexChanged
-from smartbatch.realtime.effects import Aftermath
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 
@@ -45,10 +45,10 @@ def go_home(ticket: Ticket) -> None:
     """Let ``ticket`` wait at the standard price from now on; it was reserved for."""
     assert ticket.lane.standard is not None
     ticket.lane = ticket.lane.standard
-    ticket.company = ticket.lane.company(ticket.request)
+    ticket.batch_key = ticket.lane.batch_key(ticket.request)
 
 
-def judge_flex(lane: Lane, error: ProviderError | None, now: float, aftermath: Aftermath) -> None:
+def judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: DeferredEffects) -> None:
     """Book how a call in the slower tier went, and tell when it is left alone from now on.
 
     Args:
@@ -67,4 +67,4 @@ def judge_flex(lane: Lane, error: ProviderError | None, now: float, aftermath: A
         declined = turn is Turn.DECLINED
         reason = health.refused(now, turn.value, beside=lane.flying, for_good=declined)
     if reason is not None:
-        aftermath.events.append(FlexChanged(now, lane.label, False, reason))
+        effects.events.append(FlexChanged(now, lane.label, False, reason))

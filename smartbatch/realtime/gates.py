@@ -49,7 +49,7 @@ class Demand:
         first: True for the first call of its requests.
         retry: True when it repeats a call that failed by itself, and not for the provider's state.
         output: the part of ``tokens`` that is output.
-        purse: pays for it; the client's budget when ``None``.
+        budget: pays for it; the client's budget when ``None``.
     """
 
     tokens: float
@@ -57,7 +57,7 @@ class Demand:
     first: bool
     retry: bool
     output: float = 0.0
-    purse: Budget | None = None
+    own_budget: Budget | None = None
 
 
 Change: TypeAlias = "Transition | Cooldown"
@@ -108,19 +108,19 @@ class Gates:
             lane.retry_budget.called()
         self.permits_out += 1
         through = lane.breaker.take(now, now + self._call_timeout)
-        return Permit(lane, demand, reservation, through, self.payer(demand.purse).reserve(demand.cost))
+        return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
         at = lane.breaker.look(now)
         if demand.retry:
             at = max(at, lane.retry_budget.look(now))
-        if not self.payer(demand.purse).fits(demand.cost):
+        if not self.payer(demand.own_budget).fits(demand.cost):
             return math.inf
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
 
-    def payer(self, purse: Budget | None) -> Budget:
-        """Return who pays for a request: the purse of its list, or else the client's budget."""
-        return self.budget if purse is None else purse
+    def payer(self, own_budget: Budget | None) -> Budget:
+        """Return who pays for a request: the budget of its list, or else the client's budget."""
+        return self.budget if own_budget is None else own_budget
 
     def end(
         self,
@@ -164,7 +164,7 @@ class Gates:
                 quota.failed(reservation, now, tokens, output)
             if limits is not None and ending is not Ending.REFUSED:
                 quota.learn(limits, reservation, now)
-        payer = self.payer(demand.purse)
+        payer = self.payer(demand.own_budget)
         if ending is Ending.SUCCESS:
             payer.settle(permit.hold, demand.cost if cost is None else cost)
             if demand.retry:

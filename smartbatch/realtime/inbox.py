@@ -7,10 +7,10 @@ from collections import deque
 from smartbatch._clock import Clock
 from smartbatch.types import Result
 
-__all__ = ["Inbox"]
+__all__ = ["ResultInbox"]
 
 
-class Inbox:
+class ResultInbox:
     """Results in the order they came, each with the position of its request."""
 
     def __init__(self, clock: Clock) -> None:

@@ -87,7 +87,7 @@ class Lane:
     calibration: Calibration
     call: Call
     max_tokens: float = math.inf
-    company: Callable[[Request], Hashable] = attrgetter("isolation_key")
+    batch_key: Callable[[Request], Hashable] = attrgetter("isolation_key")
     health: PackingHealth | None = None
     packed: Lane | None = None
     tier: FlexTier | None = None
@@ -199,7 +199,7 @@ class Lane:
         if self.shares:  # its entries in the other heaps are still there
             self._urgent += self._skips_window(ticket)
 
-    def took_off(self, size: int) -> None:
+    def started(self, size: int) -> None:
         """Note that a call of ``size`` requests begins."""
         self._flying += size
 

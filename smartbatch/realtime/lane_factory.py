@@ -29,7 +29,7 @@ from smartbatch.realtime.lane import Lane, Standing
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
-__all__ = ["Lanes"]
+__all__ = ["LaneFactory"]
 
 
 @frozen(eq=False)
@@ -42,7 +42,7 @@ class _Health:
     rates: RateCard | None
 
 
-class Lanes:
+class LaneFactory:
     """Builds a lane of one engine when it is first needed, and remembers it.
 
     Args:
@@ -171,7 +171,7 @@ class Lanes:
                 tier=tier,
             ),
             max_tokens=max_tokens,
-            company=pack_key if packed else attrgetter("isolation_key"),
+            batch_key=pack_key if packed else attrgetter("isolation_key"),
             health=PackingHealth() if packed else None,
             tier=tier,
         )

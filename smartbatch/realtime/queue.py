@@ -12,10 +12,10 @@ from attrs import define
 from smartbatch._clock import Clock, Monitor
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority
 
-__all__ = ["Books", "RequestQueue"]
+__all__ = ["RequestCounts", "RequestQueue"]
 
 _sequence = itertools.count(1)
 _SPARE = 64
@@ -23,7 +23,7 @@ _SPARE = 64
 
 
 @define
-class Books:
+class RequestCounts:
     """Requests by where they are.
 
     ``submitted == waiting + in_flight + succeeded + failed + cancelled`` at every step.
@@ -41,13 +41,13 @@ class Books:
         ended = self.succeeded + self.failed + self.cancelled
         return self.submitted == self.waiting + self.in_flight + ended
 
-    def start(self, claims: int) -> None:
-        self.waiting -= claims
-        self.in_flight += claims
+    def start(self, waiters: int) -> None:
+        self.waiting -= waiters
+        self.in_flight += waiters
 
-    def back(self, claims: int) -> None:
-        self.in_flight -= claims
-        self.waiting += claims
+    def back(self, waiters: int) -> None:
+        self.in_flight -= waiters
+        self.waiting += waiters
 
 
 class RequestQueue:
@@ -78,15 +78,15 @@ class RequestQueue:
         self.room: Monitor = clock.monitor(self.monitor.lock)
         self.urgent_room: Monitor = clock.monitor(self.monitor.lock)
         self.idle: Monitor = clock.monitor(self.monitor.lock)
-        self.books = Books()
+        self.counts = RequestCounts()
         self.lanes: list[Lane] = []
         self.live: dict[Ticket, None] = {}
         self.settling: dict[object, None] = {}
-        self.forsaken: deque[ResultFuture] = deque()
+        self.abandoned: deque[ResultFuture] = deque()
         self.flushing = False
         self.closed: ClientClosed | None = None
         self._identical: dict[bytes, Ticket] = {}
-        self._deadlines: list[tuple[float, int, Ticket, Claim]] = []
+        self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
         self._blocked = 0
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
@@ -96,101 +96,101 @@ class RequestQueue:
             QueueFull: there is no room, and waiting is not configured or took too long.
             ClientClosed: the client was stopped.
         """
-        claim = ticket.claims[0]
+        waiter = ticket.waiters[0]
         if self.closed is not None:
-            raise _again(self.closed, claim.request_id)
+            raise _again(self.closed, waiter.request_id)
         leader = self._twin_locked(ticket)
-        if leader is None and self._make_room_locked(claim):
+        if leader is None and self._make_room_locked(waiter):
             leader = self._twin_locked(ticket)  # it may have come while this one waited
             if leader is not None:
                 self._freed_locked(1)
         if leader is not None:
             self._join_locked(leader, ticket, now)
             return True
-        self._watch_deadline_locked(ticket, claim)
+        self._watch_deadline_locked(ticket, waiter)
         # No call between these lines, so that no Ctrl-C can come between them either.
         if ticket.fingerprint is not None:
             self._identical[ticket.fingerprint] = ticket
         self.live[ticket] = None
-        claim.ticket = ticket
-        self.books.submitted += 1
-        self.books.waiting += 1
+        waiter.ticket = ticket
+        self.counts.submitted += 1
+        self.counts.waiting += 1
         ticket.lane.put(ticket, ticket.due, now)
         return False
 
     def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
         """Let a ticket that was in flight wait once more, from ``due`` on. It needs no room: it had some."""
-        self.books.back(len(ticket.claims))
+        self.counts.back(len(ticket.waiters))
         ticket.lane.put(ticket, due, now)
 
     def start_locked(self, ticket: Ticket, now: float) -> bool:
         """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
-        for claim in list(ticket.claims):
-            if not claim.running and not claim.begin():
-                self._drop_claim_locked(ticket, claim)
-        if not ticket.claims:
+        for waiter in list(ticket.waiters):
+            if not waiter.running and not waiter.begin():
+                self._drop_waiter_locked(ticket, waiter)
+        if not ticket.waiters:
             self._forget_locked(ticket)
             return False
-        self.books.start(len(ticket.claims))
+        self.counts.start(len(ticket.waiters))
         ticket.state = TicketState.IN_FLIGHT
         ticket.started = now
-        self._freed_locked(len(ticket.claims))
+        self._freed_locked(len(ticket.waiters))
         return True
 
-    def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Claim]:
+    def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Waiter]:
         """End ``ticket``, in flight or waiting; returns whom to tell once the monitor is free."""
-        claims = ticket.claims
+        waiters = ticket.waiters
         if ticket.state is TicketState.IN_FLIGHT:
-            self.books.in_flight -= len(claims)
+            self.counts.in_flight -= len(waiters)
         else:
             ticket.lane.remove(ticket)
-            self.books.waiting -= len(claims)
-            self._freed_locked(len(claims))
-            claims = [claim for claim in claims if claim.running or claim.begin()]
-            self.books.cancelled += len(ticket.claims) - len(claims)
+            self.counts.waiting -= len(waiters)
+            self._freed_locked(len(waiters))
+            waiters = [waiter for waiter in waiters if waiter.running or waiter.begin()]
+            self.counts.cancelled += len(ticket.waiters) - len(waiters)
         if ok:
-            self.books.succeeded += len(claims)
+            self.counts.succeeded += len(waiters)
         else:
-            self.books.failed += len(claims)
+            self.counts.failed += len(waiters)
         self._forget_locked(ticket)
-        return claims
+        return waiters
 
-    def cancelled_locked(self, ticket: Ticket, claim: Claim) -> bool:
+    def cancelled_locked(self, ticket: Ticket, waiter: Waiter) -> bool:
         """Strike a claim whose future was cancelled; False when that was told before.
 
         A worker that met the cancelled future first has struck it already; to tell is left to the canceller.
         """
-        if claim.future.claim is None:
+        if waiter.future.waiter is None:
             return False
-        claim.future.claim = None
-        if not claim.running:
-            claim.begin()
-            self._drop_claim_locked(ticket, claim)
-            if not ticket.claims:
+        waiter.future.waiter = None
+        if not waiter.running:
+            waiter.begin()
+            self._drop_waiter_locked(ticket, waiter)
+            if not ticket.waiters:
                 self._forget_locked(ticket)  # first: if Ctrl-C comes now, a worker will pass the ticket over
                 ticket.lane.remove(ticket)
         return True
 
-    def expired_locked(self, now: float) -> list[tuple[Ticket, Claim]]:
+    def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
         """Take out the claims whose own time-out is over; the caller fails them."""
-        late: list[tuple[Ticket, Claim]] = []
+        late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, ticket, claim = heapq.heappop(self._deadlines)
-            if ticket.state is TicketState.DONE or claim not in ticket.claims:
+            _, _, ticket, waiter = heapq.heappop(self._deadlines)
+            if ticket.state is TicketState.DONE or waiter not in ticket.waiters:
                 continue
             waiting = ticket.state is TicketState.WAITING
-            ticket.claims.remove(claim)
+            ticket.waiters.remove(waiter)
             if waiting:
-                self.books.waiting -= 1
+                self.counts.waiting -= 1
                 self._freed_locked(1)
             else:
-                self.books.in_flight -= 1
-            if waiting and not claim.running and not claim.begin():
-                self.books.cancelled += 1
+                self.counts.in_flight -= 1
+            if waiting and not waiter.running and not waiter.begin():
+                self.counts.cancelled += 1
             else:
-                self.books.failed += 1
-                late.append((ticket, claim))
-            if not ticket.claims:
+                self.counts.failed += 1
+                late.append((ticket, waiter))
+            if not ticket.waiters:
                 if waiting:
                     ticket.lane.remove(ticket)
                 self._forget_locked(ticket)
@@ -202,14 +202,14 @@ class RequestQueue:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def strike_forsaken_locked(self) -> list[tuple[Ticket, Claim]]:
+    def strike_abandoned_locked(self) -> list[tuple[Ticket, Waiter]]:
         """Strike the claims whose futures were cancelled without the monitor; the caller tells of them."""
-        struck: list[tuple[Ticket, Claim]] = []
-        while self.forsaken:
-            claim = self.forsaken.popleft().claim
-            ticket = None if claim is None else claim.ticket
-            if claim is not None and ticket is not None and self.cancelled_locked(ticket, claim):
-                struck.append((ticket, claim))
+        struck: list[tuple[Ticket, Waiter]] = []
+        while self.abandoned:
+            waiter = self.abandoned.popleft().waiter
+            ticket = None if waiter is None else waiter.ticket
+            if waiter is not None and ticket is not None and self.cancelled_locked(ticket, waiter):
+                struck.append((ticket, waiter))
         return struck
 
     def settled(self, deeds: object) -> None:
@@ -248,32 +248,32 @@ class RequestQueue:
             self.urgent_room.notify(places)
             self.room.notify(places)
 
-    def _make_room_locked(self, claim: Claim) -> bool:
+    def _make_room_locked(self, waiter: Waiter) -> bool:
         """Return once there is room; True when that took waiting."""
-        hurried = claim.request.priority >= Priority.HIGH
+        hurried = waiter.request.priority >= Priority.HIGH
         limit = self.capacity + (self.reserve if hurried else 0)
-        if self.books.waiting < limit:
+        if self.counts.waiting < limit:
             return False
         if not self.block:
             raise QueueFull(
-                f"the queue is full ({self.books.waiting} of {self.capacity} requests wait); try later, "
+                f"the queue is full ({self.counts.waiting} of {self.capacity} requests wait); try later, "
                 f"raise queue_capacity, or set queue_full to 'block'",
-                request_id=claim.request_id,
+                request_id=waiter.request_id,
             )
         give_up = math.inf if self.patience is None else self.clock.now() + self.patience
         room = self.urgent_room if hurried else self.room
         self._blocked += 1
         try:
-            while self.books.waiting >= limit:
+            while self.counts.waiting >= limit:
                 remaining = give_up - self.clock.now()
                 if remaining <= 0:
                     raise QueueFull(
                         f"the queue stayed full for {self.patience} s (queue_timeout)",
-                        request_id=claim.request_id,
+                        request_id=waiter.request_id,
                     )
                 room.wait(None if remaining == math.inf else remaining)
                 if self.closed is not None:
-                    raise _again(self.closed, claim.request_id)
+                    raise _again(self.closed, waiter.request_id)
         except BaseException:
             self._freed_locked(1)  # the place it may have been woken for is the next one's
             raise
@@ -282,17 +282,17 @@ class RequestQueue:
         return True
 
     def _join_locked(self, leader: Ticket, twin: Ticket, now: float) -> None:
-        claim = twin.claims[0]
-        claim.joined = True
-        self._watch_deadline_locked(leader, claim)
-        leader.claims += (claim,)  # as in admit_locked: no call, no Ctrl-C
-        claim.ticket = leader
-        self.books.submitted += 1
+        waiter = twin.waiters[0]
+        waiter.joined = True
+        self._watch_deadline_locked(leader, waiter)
+        leader.waiters += (waiter,)  # as in admit_locked: no call, no Ctrl-C
+        waiter.ticket = leader
+        self.counts.submitted += 1
         if leader.state is TicketState.IN_FLIGHT:
-            self.books.in_flight += 1
-            claim.begin()
+            self.counts.in_flight += 1
+            waiter.begin()
             return
-        self.books.waiting += 1
+        self.counts.waiting += 1
         # The more urgent of two askers decides; the old entries in the heaps are passed over.
         key, must_start = min(leader.key, twin.key), min(leader.must_start, twin.must_start)
         urgent = leader.urgent or twin.urgent
@@ -301,19 +301,19 @@ class RequestQueue:
             leader.key, leader.must_start, leader.urgent = key, must_start, urgent
             leader.lane.put(leader, leader.due, now)
 
-    def _watch_deadline_locked(self, ticket: Ticket, claim: Claim) -> None:
-        if claim.deadline is None:
+    def _watch_deadline_locked(self, ticket: Ticket, waiter: Waiter) -> None:
+        if waiter.deadline is None:
             return
-        if len(self._deadlines) > 2 * (self.books.waiting + self.books.in_flight) + _SPARE:
+        if len(self._deadlines) > 2 * (self.counts.waiting + self.counts.in_flight) + _SPARE:
             pending = [item for item in self._deadlines if item[2].state is not TicketState.DONE]
             heapq.heapify(pending)
             self._deadlines = pending
-        heapq.heappush(self._deadlines, (claim.deadline, next(_sequence), ticket, claim))
+        heapq.heappush(self._deadlines, (waiter.deadline, next(_sequence), ticket, waiter))
 
-    def _drop_claim_locked(self, ticket: Ticket, claim: Claim) -> None:
-        ticket.claims.remove(claim)
-        self.books.waiting -= 1
-        self.books.cancelled += 1
+    def _drop_waiter_locked(self, ticket: Ticket, waiter: Waiter) -> None:
+        ticket.waiters.remove(waiter)
+        self.counts.waiting -= 1
+        self.counts.cancelled += 1
         self._freed_locked(1)
 
     def _forget_locked(self, ticket: Ticket) -> None:

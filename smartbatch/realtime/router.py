@@ -20,7 +20,7 @@ from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, R
 from smartbatch.realtime.accounting import account, cost_of, route_of, sum_usage
 from smartbatch.realtime.answer_validation import Repair, Validation, resize
 from smartbatch.realtime.call.layers import Outcome
-from smartbatch.realtime.effects import Aftermath, PostProcess, answered, processed
+from smartbatch.realtime.effects import DeferredEffects, PostProcess, answered, processed
 from smartbatch.realtime.flex_fallback import go_home, judge_flex, turned_away
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
@@ -28,7 +28,7 @@ from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
 from smartbatch.types import Answer, Result, evolve
 
-__all__ = ["Flight", "PostProcess", "ResponseRouter"]
+__all__ = ["InFlightCall", "PostProcess", "ResponseRouter"]
 
 UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
@@ -44,7 +44,7 @@ STOP_SECONDS = 30.0
 
 
 @define(eq=False)
-class Flight:
+class InFlightCall:
     """A batch on its way, from take-off to verdicts. Owned by one worker."""
 
     batch: Batch[Ticket]
@@ -76,7 +76,7 @@ class ResponseRouter:
         self._validation = Validation(validation_retries)
         self._rng = rng
 
-    def prepare(self, flight: Flight, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
+    def prepare(self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
         """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
         size = len(flight.batch)
         seconds = now - flight.started
@@ -107,36 +107,36 @@ class ResponseRouter:
 
     def route_locked(
         self,
-        flight: Flight,
+        flight: InFlightCall,
         outcomes: Sequence[Outcome],
         results: Sequence[Result | None],
         now: float,
-        aftermath: Aftermath,
+        effects: DeferredEffects,
     ) -> None:
         """Give every ticket of ``flight`` its verdict. The monitor is held."""
         batch = flight.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
         lane = flight.permit.lane
         lane.landed(len(batch), now - flight.started, now)
-        self._end_permit(flight, outcomes, now, aftermath)
+        self._end_permit(flight, outcomes, now, effects)
         poisoned = _poison(outcomes)
         if lane.health is not None and len(batch) > 1:
-            self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, aftermath)
+            self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, effects)
         if poisoned is not None:
-            self._bisect(batch, poisoned, now, aftermath)
+            self._bisect(batch, poisoned, now, effects)
         for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
             if ticket.state is not TicketState.IN_FLIGHT:
                 continue  # everybody's own time-out ended during the call, or it goes again with its half
             if result is not None and result.error is None:
-                claims = self._queue.end_locked(ticket, ok=True)
-                aftermath.answer(ticket, claims, result, now)
+                waiters = self._queue.end_locked(ticket, ok=True)
+                effects.answer(ticket, waiters, result, now)
             elif result is not None:
                 assert result.error is not None
-                self.fail_locked(ticket, result.error, now, aftermath)
+                self.fail_locked(ticket, result.error, now, effects)
             elif isinstance(outcome, Answer):
-                self._repair_or_fail(ticket, now, aftermath)
+                self._repair_or_fail(ticket, now, effects)
             else:
-                self._again_or_fail(lane, ticket, outcome, now, aftermath)
+                self._again_or_fail(lane, ticket, outcome, now, effects)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
 
@@ -147,7 +147,7 @@ class ResponseRouter:
         outcomes: Sequence[Outcome],
         refused: bool,
         now: float,
-        aftermath: Aftermath,
+        effects: DeferredEffects,
     ) -> None:
         """Book how a pack went; what the provider could not carry out at all says nothing about packing."""
         missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
@@ -155,9 +155,11 @@ class ResponseRouter:
             size = len(outcomes)
             reason = health.observe(now, size, size if refused else missing)
             if reason is not None:
-                aftermath.events.append(PackingChanged(now, lane.label, False, reason))
+                effects.events.append(PackingChanged(now, lane.label, False, reason))
 
-    def _bisect(self, batch: Batch[Ticket], error: ProviderError, now: float, aftermath: Aftermath) -> None:
+    def _bisect(
+        self, batch: Batch[Ticket], error: ProviderError, now: float, effects: DeferredEffects
+    ) -> None:
         """Send both halves of a shared call again, apart: one of its requests spoils it for all.
 
         A call of n with one bad request ends after at most 2 log2 n further calls, and nobody is charged
@@ -170,14 +172,14 @@ class ResponseRouter:
                 if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
                     ticket.group = group
                     ticket.alone = len(half) == 1
-                    self._reschedule(ticket, error, 0.0, False, now, aftermath)
+                    self._reschedule(ticket, error, 0.0, False, now, effects)
 
-    def _repair_or_fail(self, ticket: Ticket, now: float, aftermath: Aftermath) -> None:
+    def _repair_or_fail(self, ticket: Ticket, now: float, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
         repair, ticket.repair = ticket.repair, None
         assert repair is not None
         if ticket.final:
-            self.fail_locked(ticket, repair.error, now, aftermath)
+            self.fail_locked(ticket, repair.error, now, effects)
             return
         ticket.repairs += 1
         resize(ticket, repair.request)
@@ -185,47 +187,51 @@ class ResponseRouter:
         ticket.last_error = repair.error
         ticket.charged = False  # the provider did nothing wrong
         self._queue.again_locked(ticket, now, now)
-        aftermath.events.append(
+        effects.events.append(
             RetryScheduled(
                 now, ticket.request_id, ticket.lane.label, "validation", ticket.attempts, 0.0, False
             )
         )
 
     def give_up_locked(
-        self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath
+        self, flight: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
     ) -> None:
         """End a flight that a mistake broke off on the ground: whoever waits must hear of it all the same."""
         if not flight.permit.ended:
             self._gates.end(flight.permit, Ending.IGNORED, now)
         for ticket in flight.batch.items:
             if ticket.state is TicketState.IN_FLIGHT:
-                self.fail_locked(ticket, error, now, aftermath)
+                self.fail_locked(ticket, error, now, effects)
 
-    def drop_locked(self, flight: Flight, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+    def drop_locked(
+        self, flight: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
+    ) -> None:
         """End a flight that never took off."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
-        aftermath.freed.append(flight.permit.lane.quota)
+        effects.freed.append(flight.permit.lane.quota)
         flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
-            self.fail_locked(ticket, error, now, aftermath)
+            self.fail_locked(ticket, error, now, effects)
 
-    def return_locked(self, flight: Flight, now: float, aftermath: Aftermath) -> None:
+    def return_locked(self, flight: InFlightCall, now: float, effects: DeferredEffects) -> None:
         """Let a flight that never took off wait again: somebody else will carry it."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
-        aftermath.freed.append(flight.permit.lane.quota)
+        effects.freed.append(flight.permit.lane.quota)
         flight.permit.lane.landed(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self._queue.again_locked(ticket, now, now)
 
-    def fail_locked(self, ticket: Ticket, error: SmartbatchError, now: float, aftermath: Aftermath) -> None:
+    def fail_locked(
+        self, ticket: Ticket, error: SmartbatchError, now: float, effects: DeferredEffects
+    ) -> None:
         """End ``ticket`` with ``error``."""
-        claims = self._queue.end_locked(ticket, ok=False)
-        aftermath.fail(ticket, claims, error, now)
+        waiters = self._queue.end_locked(ticket, ok=False)
+        effects.fail(ticket, waiters, error, now)
 
     def _again_or_fail(
-        self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, aftermath: Aftermath
+        self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, effects: DeferredEffects
     ) -> None:
         assert not isinstance(outcome, Answer)
         outcome = MissingAnswer() if outcome is None else outcome
@@ -233,12 +239,12 @@ class ResponseRouter:
         if turn is not None:
             go_home(ticket)
             if turn.uncounted and not ticket.final:
-                self._reschedule(ticket, outcome, 0.0, False, now, aftermath, kind="flex")
+                self._reschedule(ticket, outcome, 0.0, False, now, effects, kind="flex")
                 return
         if isinstance(outcome, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             counted = lane.health is None  # what a pack did not say is not the provider's failure
-            self._reschedule(ticket, outcome, 0.0, counted, now, aftermath)
+            self._reschedule(ticket, outcome, 0.0, counted, now, effects)
             return
         outage = self._is_outage(lane, outcome)
         retry = decide(
@@ -250,18 +256,18 @@ class ResponseRouter:
         last = ticket.final or (stream is not None and stream.final)
         standing.answered = standing.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
-            self.fail_locked(ticket, outcome, now, aftermath)
+            self.fail_locked(ticket, outcome, now, effects)
             if outcome.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
-                self._stop(lane, outcome, now, aftermath)
+                self._stop(lane, outcome, now, effects)
             return
-        if len(ticket.claims) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
+        if len(ticket.waiters) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.tally.counted > 1)
         if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
-        self._reschedule(ticket, outcome, retry.delay, retry.counted, now, aftermath)
+        self._reschedule(ticket, outcome, retry.delay, retry.counted, now, effects)
 
     def _reschedule(
         self,
@@ -270,13 +276,13 @@ class ResponseRouter:
         delay: float,
         counted: bool,
         now: float,
-        aftermath: Aftermath,
+        effects: DeferredEffects,
         kind: str | None = None,
     ) -> None:
         ticket.last_error = error
         ticket.charged = counted
         self._queue.again_locked(ticket, now + delay, now)
-        aftermath.events.append(
+        effects.events.append(
             RetryScheduled(
                 now,
                 ticket.request_id,
@@ -298,7 +304,7 @@ class ResponseRouter:
         return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
 
     def _end_permit(
-        self, flight: Flight, outcomes: Sequence[Outcome], now: float, aftermath: Aftermath
+        self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float, effects: DeferredEffects
     ) -> None:
         lane = flight.permit.lane
         ending, worst = _ending(outcomes)
@@ -320,26 +326,26 @@ class ResponseRouter:
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
-            self._stop(lane, worst, now, aftermath)
+            self._stop(lane, worst, now, effects)
         if usage is not None and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
             for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
                     lane.calibration.observe(ticket.input_estimate, outcome.usage)
         for change in changes:
-            self.note_change(lane, change, now, aftermath)
-        judge_flex(lane, worst, now, aftermath)
+            self.note_change(lane, change, now, effects)
+        judge_flex(lane, worst, now, effects)
 
-    def _stop(self, lane: Lane, error: ProviderError, now: float, aftermath: Aftermath) -> None:
+    def _stop(self, lane: Lane, error: ProviderError, now: float, effects: DeferredEffects) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""
         transition = lane.breaker.stop(error, now, now + STOP_SECONDS)
         if transition is not None:
-            self.note_change(lane, transition, now, aftermath)
+            self.note_change(lane, transition, now, effects)
 
-    def note_change(self, lane: Lane, change: Change, now: float, aftermath: Aftermath) -> None:
+    def note_change(self, lane: Lane, change: Change, now: float, effects: DeferredEffects) -> None:
         """Book a change of the breaker or a new cooldown, and tell about it."""
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others are news of the same pause
-                aftermath.events.append(
+                effects.events.append(
                     CooldownStarted(now, lane.provider.scope, lane.label, change.seconds, change.consecutive)
                 )
             return
@@ -348,7 +354,7 @@ class ResponseRouter:
             lane.standing.open_since = None
         elif lane.standing.open_since is None:
             lane.standing.open_since = now
-        aftermath.events.append(
+        effects.events.append(
             BreakerChanged(
                 now,
                 lane.label,

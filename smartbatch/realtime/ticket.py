@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smartbatch.realtime.lane import Lane
     from smartbatch.realtime.text_stream import ChunkBox
 
-__all__ = ["PATIENCE", "Claim", "ResultFuture", "Ticket", "TicketState", "latest_start"]
+__all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
 
 PATIENCE: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,
@@ -67,7 +67,7 @@ class ResultFuture(Future[Result]):
     ) -> None:
         super().__init__()
         self.outcome: Result | None = None
-        self.claim: Claim | None = None
+        self.waiter: Waiter | None = None
         self._run_later = run_later
         self._on_cancel = on_cancel
         self._on_interrupt = on_interrupt
@@ -117,7 +117,7 @@ class ResultFuture(Future[Result]):
     def settle(self, result: Result) -> None:
         """End the future with ``result``, unless it was cancelled before its call started."""
         self.outcome = result
-        self.claim = None  # the ticket is done with; a future must not keep it alive
+        self.waiter = None  # the ticket is done with; a future must not keep it alive
         try:
             if result.error is None:
                 self.set_result(result)
@@ -138,7 +138,7 @@ class ResultFuture(Future[Result]):
             self.set_exception(error)
 
 
-class Claim:
+class Waiter:
     """One request's share in a ticket: its future, and what only concerns this asker.
 
     Attributes:
@@ -202,9 +202,8 @@ class Ticket:
     __slots__ = (
         "alone",
         "attempts",
+        "batch_key",
         "charged",
-        "claims",
-        "company",
         "cost",
         "due",
         "entry",
@@ -219,8 +218,8 @@ class Ticket:
         "last_error",
         "must_start",
         "original",
+        "own_budget",
         "paused",
-        "purse",
         "raw",
         "repair",
         "repairs",
@@ -232,26 +231,27 @@ class Ticket:
         "tally",
         "urgent",
         "usage",
+        "waiters",
     )
 
     def __init__(
         self,
         request: Request,
         lane: Lane,
-        claim: Claim,
+        waiter: Waiter,
         fingerprint: bytes | None,
         stream: ChunkBox | None = None,
     ) -> None:
         self.request = request
         self.lane = lane
-        self.claims = [claim]
+        self.waiters = [waiter]
         self.fingerprint = fingerprint
         self.original = request
         self.repair: Repair | None = None
         self.repairs = 0  # times the request was sent again for an answer that did not fit its schema
-        self.key = latest_start(claim.submitted, request.priority, claim.deadline)
-        self.due = claim.submitted
-        self.must_start = claim.submitted + (
+        self.key = latest_start(waiter.submitted, request.priority, waiter.deadline)
+        self.due = waiter.submitted
+        self.must_start = waiter.submitted + (
             lane.accumulator.window.max_wait if request.max_wait is None else request.max_wait
         )
         self.entry = 0
@@ -261,7 +261,7 @@ class Ticket:
         self.urgent = request.priority is Priority.URGENT
         self.stream = stream
         self.alone = request.call is not None or stream is not None  # these make calls of their own
-        self.company = lane.company(request)
+        self.batch_key = lane.batch_key(request)
         self.group: object | None = None
         self.final = False  # the call under way is the last, whatever comes of it
         self.attempts = 0
@@ -273,21 +273,21 @@ class Ticket:
         self.input_estimate = 0
         self.estimate = 0
         self.reserve = 0.0
-        self.purse: Budget | None = None  # pays for it, where that is not the client's budget
+        self.own_budget: Budget | None = None  # pays for it, where that is not the client's budget
         self.started = 0.0
         self.last_error: SmartbatchError | None = None
 
     @property
     def request_id(self) -> str:
-        claim = next(iter(self.claims), None)
-        return "cancelled" if claim is None else claim.request_id
+        waiter = next(iter(self.waiters), None)
+        return "cancelled" if waiter is None else waiter.request_id
 
     @property
     def deadline(self) -> float | None:
         """The moment after which nobody waits any more, or ``None``."""
         latest = 0.0
-        for claim in self.claims:
-            if claim.deadline is None:
+        for waiter in self.waiters:
+            if waiter.deadline is None:
                 return None
-            latest = max(latest, claim.deadline)
+            latest = max(latest, waiter.deadline)
         return latest or None

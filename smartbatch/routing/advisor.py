@@ -15,11 +15,11 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.routing.break_even import break_even
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Pace
-from smartbatch.core.routing.workload import Sketch
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.core.routing.workload import Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.records import JobRow
@@ -28,7 +28,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Outline, Rounds, rounds_of
-from smartbatch.routing.history import Experience
+from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Route, Strategy, Usage
 
 __all__ = ["Advisor"]
@@ -56,7 +56,7 @@ class Advisor:
         *,
         clock: Clock,
         prices: PriceBook,
-        experience: Experience,
+        history: ForecastHistory,
         batches: Callable[[Kind], BatchApi | None],
         waiting: Callable[[], int],
         tell: Callable[[Event], None],
@@ -67,7 +67,7 @@ class Advisor:
         self._config = config
         self._clock = clock
         self._prices = prices
-        self._experience = experience
+        self._history = history
         self._batches = batches
         self._waiting = waiting
         self._tell = tell
@@ -75,57 +75,61 @@ class Advisor:
         self._moved: ForecastMoved | None = None
         self._threshold: tuple[int | None] | None = None
 
-    def sketch(
-        self, kind: Kind, requests: int, wishes: Wishes, *, batchable: bool, flexible: bool = False
+    def workload(
+        self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
     ) -> Outline:
-        """Return an empty sketch, to which requests are added. What the store knows of their like counts,
+        """Return an empty workload, to which requests are added. What the store knows of their like counts,
         where they may go in a batch and so may need the store anyway.
 
         Args:
             kind: of all of them.
             requests: how many they are, at most.
-            wishes, batchable: as for :meth:`consider`.
+            constraints, batchable: as for :meth:`consider`.
             flexible: whether they may go in the provider's slower tier.
         """
-        if requests > wishes.at_once and self._api(kind, wishes, batchable) is not None:
-            self._experience.refresh()
+        if requests > constraints.at_once and self._api(kind, constraints, batchable) is not None:
+            self._history.refresh()
         rates = {
             "standard": self._rates("standard"),
             "batch": self._rates("batch"),
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
-        return Outline(self._experience.calibration(self._label, kind), rates)
+        return Outline(self._history.calibration(self._label, kind), rates)
 
     def consider(
-        self, sketch: Outline, wishes: Wishes, kind: Kind, *, batchable: bool, room: float | None = None
+        self,
+        workload: Outline,
+        constraints: Constraints,
+        kind: Kind,
+        *,
+        batchable: bool,
+        room: float | None = None,
     ) -> Decision:
         """Return the decision for a list, and tell nobody.
 
         Args:
-            sketch: of all its requests.
-            wishes: what it has to meet; a budget only where it can be kept.
+            workload: of all its requests.
+            constraints: what it has to meet; a budget only where it can be kept.
             kind: of all its requests.
             batchable: whether its requests may go in a batch.
             room: USD that the client's own budget leaves for it; ``None`` for any.
 
         Raises:
-            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+            ConfigError: no route meets the constraints; the text names the nearest that would be met.
         """
-        load = sketch.load
-        api = self._api(kind, wishes, batchable) if load.requests else None
-        if load.requests > wishes.at_once and wishes.strategy is Strategy.AUTO:
-            api = (
-                api if self._experience.stored else None
-            )  # a job could not be kept; real time needs no store
-        offers = self._offers(sketch, load, kind, wishes)
-        batch = None if api is None else self._batch(sketch, load, api)
+        load = workload.load
+        api = self._api(kind, constraints, batchable) if load.requests else None
+        if load.requests > constraints.at_once and constraints.strategy is Strategy.AUTO:
+            api = api if self._history.stored else None  # a job could not be kept; real time needs no store
+        offers = self._offers(workload, load, kind, constraints)
+        batch = None if api is None else self._batch(workload, load, api)
         if batch is not None and load.requests:
-            self._watch_threshold(load, offers, batch, wishes)
-        rounds = None if batch is None else self._rounds(sketch, wishes.budget, room)
+            self._watch_threshold(load, offers, batch, constraints)
+        rounds = None if batch is None else self._rounds(workload, constraints.budget, room)
         if batch is not None and rounds is not None:
             batch = rounds.cut(batch, load.requests)
         try:
-            decision = choose(load, offers, batch, wishes)
+            decision = choose(load, offers, batch, constraints)
         except Infeasible as error:
             raise ConfigError(str(error)) from None
         if rounds is None or not decision.chosen.batches or not rounds.told():
@@ -165,7 +169,7 @@ class Advisor:
             seconds: from the submission to the last answer.
             cost: USD; ``None`` where the price is unknown.
         """
-        chosen, wishes = decision.chosen, decision.wishes
+        chosen, constraints = decision.chosen, decision.constraints
         alone, batch = decision.alone, decision.batch
         self._tell(
             RouteScored(
@@ -183,7 +187,7 @@ class Advisor:
                 individual_cost=cost if alone is chosen else _expected(alone),
                 batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
                 batch_cost=None if batch is None else cost if batch is chosen else _expected(batch),
-                met=None if wishes.deadline is None else seconds <= wishes.deadline,
+                met=None if constraints.deadline is None else seconds <= constraints.deadline,
             )
         )
 
@@ -197,9 +201,9 @@ class Advisor:
         texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
         used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
-        pace = self._pace(route, used, per_call=max(1, texts))
-        cancelling = self._experience.cancelling(self._provider.name)
-        return Speed(pace, cancelling, self._experience.turnaround(row.model))
+        throughput = self._throughput(route, used, per_call=max(1, texts))
+        cancelling = self._history.cancelling(self._provider.name)
+        return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def learned(self, event: Event) -> None:
         """Note that a forecast moved, and perhaps the threshold with it."""
@@ -207,14 +211,14 @@ class Advisor:
             self._moved = event
 
     def _watch_threshold(
-        self, load: Load, offers: Sequence[Offer], batch: BatchOffer, wishes: Wishes
+        self, load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
     ) -> None:
         """Tell when a batch pays from another number of requests on than before the forecasts moved."""
         moved, self._moved = self._moved, None
         known = self._threshold is not None
         if known and moved is None:
             return
-        before, self._threshold = self._threshold, (break_even(load, offers, batch, wishes),)
+        before, self._threshold = self._threshold, (break_even(load, offers, batch, constraints),)
         if before is None or moved is None or not _apart(before[0], self._threshold[0]):
             return
         reason = (
@@ -223,40 +227,40 @@ class Advisor:
         )
         self._tell(ThresholdMoved(self._clock.now(), self._label, before[0], self._threshold[0], reason))
 
-    def _api(self, kind: Kind, wishes: Wishes, batchable: bool) -> BatchApi | None:
-        return self._batches(kind) if batchable and wishes.strategy is not Strategy.INDIVIDUAL else None
+    def _api(self, kind: Kind, constraints: Constraints, batchable: bool) -> BatchApi | None:
+        return self._batches(kind) if batchable and constraints.strategy is not Strategy.INDIVIDUAL else None
 
     # -- offers ----------------------------------------------------------------------------------------------
 
-    def _offers(self, sketch: Sketch, load: Load, kind: Kind, wishes: Wishes) -> list[Offer]:
+    def _offers(self, workload: Workload, load: Load, kind: Kind, constraints: Constraints) -> list[Offer]:
         """Return the routes in real time; the first is what requests take that nobody chose a route for."""
         config, abilities = self._config, self._provider.capabilities
         tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
-        standard = sketch.cost("standard")
+        standard = workload.cost("standard")
         most = abilities.max_texts if kind is Kind.EMBED else min(abilities.max_shared, config.max_batch_size)
         offers = []
         if most > 1:
-            pace = self._pace(Route.SHARED, tokens, per_call=min(most, max(1, load.requests)))
-            offers.append(Offer(Route.SHARED, pace, standard))
-        individual = self._pace(Route.INDIVIDUAL, tokens)
-        if wishes.strategy is Strategy.THRESHOLD:
+            throughput = self._throughput(Route.SHARED, tokens, per_call=min(most, max(1, load.requests)))
+            offers.append(Offer(Route.SHARED, throughput, standard))
+        individual = self._throughput(Route.INDIVIDUAL, tokens)
+        if constraints.strategy is Strategy.THRESHOLD:
             workers = min(individual.parallelism, config.max_parallel_individual)
             individual = evolve(individual, parallelism=workers)
         packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
         if packs:  # whoever turned packing on wants it, whatever is forecast
-            pace = self._pace(Route.PACKED, tokens, per_call=config.max_batch_size)
-            offers.append(Offer(Route.PACKED, pace, standard))
+            throughput = self._throughput(Route.PACKED, tokens, per_call=config.max_batch_size)
+            offers.append(Offer(Route.PACKED, throughput, standard))
         offers.append(Offer(Route.INDIVIDUAL, individual, standard, open=not packs))
-        flex = sketch.cost("flex")
+        flex = workload.cost("flex")
         if flex is not None:
             share = _share(flex, standard, unknown=1.0)
-            offers.append(Offer(Route.FLEX, self._pace(Route.FLEX, tokens), flex, share))
+            offers.append(Offer(Route.FLEX, self._throughput(Route.FLEX, tokens), flex, share))
         return offers
 
-    def _pace(self, route: Route, tokens: float, *, per_call: int = 1) -> Pace:
+    def _throughput(self, route: Route, tokens: float, *, per_call: int = 1) -> Throughput:
         limits = self._limits()
-        return Pace(
-            call=self._experience.latency(route, self._label),
+        return Throughput(
+            call=self._history.latency(route, self._label),
             parallelism=self._config.parallelism,
             per_call=per_call,
             ahead=self._waiting(),
@@ -265,7 +269,7 @@ class Advisor:
             tpm=limits.get("tokens", math.inf),
         )
 
-    def _batch(self, sketch: Sketch, load: Load, api: BatchApi) -> BatchOffer:
+    def _batch(self, workload: Workload, load: Load, api: BatchApi) -> BatchOffer:
         config = self._config
         most = min(config.batch_max_requests, api.abilities.max_requests)
         batches = math.ceil(load.requests / most) if load.requests else 1
@@ -273,26 +277,26 @@ class Advisor:
         at_a_time = math.inf
         if enqueued is not None and load.tokens_in:
             at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
-        standard, cost = sketch.cost("standard"), sketch.cost("batch")
-        times = self._experience.turnaround(self._label)
+        standard, cost = workload.cost("standard"), workload.cost("batch")
+        times = self._history.turnaround(self._label)
         return BatchOffer(
             times=times,
             cost=cost,
-            cancelling=self._experience.cancelling(self._provider.name),
+            cancelling=self._history.cancelling(self._provider.name),
             most=most,
             at_a_time=at_a_time,
             share=_share(cost, standard, unknown=0.5),
             seen=times.observations > 0,
         )
 
-    def _rounds(self, sketch: Outline, budget: float | None, room: float | None) -> Rounds | None:
+    def _rounds(self, workload: Outline, budget: float | None, room: float | None) -> Rounds | None:
         """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
         limits = [usd for usd in (budget, room) if usd is not None]
-        card, cost = self._rates("batch"), sketch.cost("batch")
-        if not limits or card is None or cost is None or not sketch.requests:
+        card, cost = self._rates("batch"), workload.cost("batch")
+        if not limits or card is None or cost is None or not workload.requests:
             return None
-        n = sketch.requests
-        most = card.cost(Usage(math.ceil(sketch.tokens_in / n), math.ceil(sketch.tokens_most / n)))
+        n = workload.requests
+        most = card.cost(Usage(math.ceil(workload.tokens_in / n), math.ceil(workload.tokens_most / n)))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
     # -- what is known ---------------------------------------------------------------------------------------
@@ -302,12 +306,12 @@ class Advisor:
         shared = shared_quota(self._provider.scope, self._model)
         with shared.lock:
             known = dict(shared.quota.reported)
-            pace = shared.quota.pace
+            throughput = shared.quota.throughput
         for name, told in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
             if told is not None:
                 known[name] = min(told, known.get(name, math.inf))
-        if pace is not None:
-            known["requests"] = min(60 * pace, known.get("requests", math.inf))
+        if throughput is not None:
+            known["requests"] = min(60 * throughput, known.get("requests", math.inf))
         return known
 
     def _rates(self, processing: Processing) -> RateCard | None:

@@ -11,7 +11,7 @@ import math
 from attrs import evolve, frozen
 
 from smartbatch.core.routing.offers import BatchOffer
-from smartbatch.core.routing.workload import Sketch
+from smartbatch.core.routing.workload import Workload
 from smartbatch.types import Request
 
 __all__ = ["Outline", "Rounds", "rounds_of"]
@@ -22,8 +22,8 @@ _TINY = 1e-9
 """USD by which sums of floats may miss."""
 
 
-class Outline(Sketch):
-    """A sketch that also knows for how much output a budget needs room.
+class Outline(Workload):
+    """A workload that also knows for how much output a budget needs room.
 
     Attributes:
         tokens_most: the output tokens of all requests together at most.

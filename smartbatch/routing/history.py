@@ -27,7 +27,7 @@ from smartbatch.jobs.store.base import Store
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
 
-__all__ = ["Experience"]
+__all__ = ["ForecastHistory"]
 
 CALL = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
@@ -126,7 +126,7 @@ class _Tokens:
     saved: int = 0
 
 
-class Experience:
+class ForecastHistory:
     """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
 
     Args:
@@ -354,28 +354,28 @@ class Experience:
 class _View:
     """The forecasts of a topic as of one moment; see :class:`smartbatch.core.routing.throughput.Times`."""
 
-    experience: Experience
+    history: ForecastHistory
     topic: _Topic
     now: float
 
     def quantile(self, q: float, size: int) -> float:
         """Return the seconds that a share ``q`` of those of ``size`` requests stays within."""
-        with self.experience._lock:
+        with self.history._lock:
             return self.topic.forecaster.quantile(q, size, self.now)
 
     def expected(self, size: int) -> float:
         """Return the mean, seconds."""
-        with self.experience._lock:
+        with self.history._lock:
             return self.topic.forecaster.expected(size, self.now)
 
     def chance(self, seconds: float, size: int) -> float:
         """Return the share that ends within ``seconds``."""
-        with self.experience._lock:
+        with self.history._lock:
             return self.topic.forecaster.chance(seconds, size, self.now)
 
     def doubt(self) -> float:
         """Return how little is known of the mean: the standard deviation of its logarithm."""
-        with self.experience._lock:
+        with self.history._lock:
             return self.topic.forecaster.doubt(self.now)
 
     @property

@@ -21,7 +21,7 @@ OnError = Literal["result", "raise"]
 class ListCalls(ListRoutes):
     """What a client offers for lists; see :class:`~smartbatch.BatchingClient`.
 
-    All of these take, besides their own, the wishes that decide the route:
+    All of these take, besides their own, the constraints that decide the route:
 
     - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``;
       ``batching_strategy`` when left out.
@@ -46,11 +46,11 @@ class ListCalls(ListRoutes):
             prompts: texts, chats or requests.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
                 the first one; the client's setting when ``None``.
-            params: as in :meth:`submit`, for all of them; and the wishes, see :class:`ListCalls`.
+            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`ListCalls`.
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: no route meets the wishes; the text names the nearest that would be met.
+            ConfigError: no route meets the constraints; the text names the nearest that would be met.
         """
         return self._answered(prompts, params, on_error or self.config.on_error, ordered=True)
 
@@ -124,24 +124,24 @@ class ListCalls(ListRoutes):
         fallback: Fallback | None = None,
         **params: Any,
     ) -> Job:
-        """Store all requests as a job, and return it; see :meth:`BatchJobs.submit_batch`.
+        """Store all requests as a job, and return it; see :meth:`JobSubmission.submit_batch`.
 
-        With any of the wishes the whole list is looked at first: a ``deadline`` that cannot be met, or a
+        With any of the constraints the whole list is looked at first: a ``deadline`` that cannot be met, or a
         ``budget`` that will not do, is refused. A job goes by batch unless ``strategy`` says otherwise; with
         ``"auto"`` its route is chosen as that of a list.
 
         Args:
-            requests, key, metadata, fallback: as in :meth:`BatchJobs.submit_batch`.
-            params: as there, and the wishes; see :class:`ListCalls`.
+            requests, key, metadata, fallback: as in :meth:`JobSubmission.submit_batch`.
+            params: as there, and the constraints; see :class:`ListCalls`.
 
         Raises:
-            ConfigError: no route meets the wishes; the text names the nearest that would be met.
-            Exception: as :meth:`BatchJobs.submit_batch`.
+            ConfigError: no route meets the constraints; the text names the nearest that would be met.
+            Exception: as :meth:`JobSubmission.submit_batch`.
         """
-        plain, wished = parted(params)
-        if not wished:
+        plain, constrained = parted(params)
+        if not constrained:
             return super().submit_batch(requests, key=key, metadata=metadata, fallback=fallback, **plain)
-        asked = self._asked(whole(requests), plain, {"strategy": "batch", **wished}, fallback)
+        asked = self._asked(whole(requests), plain, {"strategy": "batch", **constrained}, fallback)
         decision = self._considered(asked)
         self._advisor.tell(decision, common_purpose(asked.requests))
         by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
@@ -150,7 +150,7 @@ class ListCalls(ListRoutes):
             asked.kind,
             asked.params,
             realtime=decision.chosen.first if by_batch else None,
-            wishes=decision.wishes,
+            constraints=decision.constraints,
             missed=decision.missed,
             route=decision.chosen.route,
             most=decision.piece,
@@ -168,8 +168,8 @@ class ListCalls(ListRoutes):
         metadata: Mapping[str, str] | None,
         fallback: Fallback | None,
     ) -> Job:
-        plain, wished = parted(params)
+        plain, constrained = parted(params)
         given: dict[str, Any] = {"key": key, "metadata": metadata, "fallback": fallback}
-        if not wished:
+        if not constrained:
             return super()._submit_by_count(requests, plain, **given)
-        return self.submit_batch(requests, **given, **plain, **{"strategy": "threshold", **wished})
+        return self.submit_batch(requests, **given, **plain, **{"strategy": "threshold", **constrained})

@@ -12,7 +12,7 @@ from smartbatch.core.preparation.structured import Check, Parsed
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.acceptance import row_named
 from smartbatch.jobs.job import Job
-from smartbatch.realtime.admission import Intake
+from smartbatch.realtime.admission import Admission
 from smartbatch.types import Answer, Request, Result, Route, Usage
 
 __all__ = ["JobResults", "Sorted", "sort"]
@@ -38,7 +38,7 @@ class Sorted:
 
 
 def sort(
-    requests: Sequence[Request], intake: Intake, *, deduplicate: bool, hurried: Collection[str] = ()
+    requests: Sequence[Request], admission: Admission, *, deduplicate: bool, hurried: Collection[str] = ()
 ) -> Sorted:
     """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
 
@@ -55,15 +55,15 @@ def sort(
     keys: dict[int, bytes | None] = {}
     leaders: dict[bytes, int] = {}
     for position, asked in enumerate(requests):
-        request = row_named(position, partial(intake.preprocessed, asked))
+        request = row_named(position, partial(admission.preprocessed, asked))
         if isinstance(request, Answer):
-            known[position] = intake.settled(asked, request, Route.LOCAL)
+            known[position] = admission.settled(asked, request, Route.LOCAL)
             prepared.append(asked)
             continue
-        row_named(position, partial(intake.check, request))
+        row_named(position, partial(admission.check, request))
         prepared.append(request)
-        key = intake.fingerprint(request)
-        if (cached := intake.recalled(request, key)) is not None:
+        key = admission.fingerprint(request)
+        if (cached := admission.recalled(request, key)) is not None:
             known[position] = cached
         elif key is not None and deduplicate and key in leaders:
             leader = leaders[key]

@@ -10,26 +10,26 @@ from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.routing.choice import Decision
-from smartbatch.core.routing.constraints import Wishes, seconds_until
+from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.jobs.acceptance import kind_of
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.submission import BatchJobs
+from smartbatch.jobs.submission import JobSubmission
 from smartbatch.prices import PriceBook
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.results import ResultList, Stream
+from smartbatch.results import BoundedMap, ResultList
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.budget_rounds import Outline
-from smartbatch.routing.history import Experience
+from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_job import JobResults, sort
 from smartbatch.types import Kind, Priority, Prompt, Request, Result, Route, Strategy
 
-__all__ = ["WISHES", "ListRoutes", "common_purpose", "parted", "whole"]
+__all__ = ["CONSTRAINTS", "ListRoutes", "common_purpose", "parted", "whole"]
 
 _PATIENT = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
-WISHES = frozenset({"strategy", "deadline", "budget", "prefer", "time_value"})
+CONSTRAINTS = frozenset({"strategy", "deadline", "budget", "prefer", "time_value"})
 """Arguments of list calls that are about the route."""
 
 
@@ -39,24 +39,24 @@ class _Asked:
 
     Attributes:
         requests: in order.
-        params: as they were given, without the wishes.
-        wishes: what the route has to meet.
+        params: as they were given, without the constraints.
+        constraints: what the route has to meet.
         kind: texts or vectors.
         batchable: whether a batch may be considered at all.
     """
 
     requests: list[Request]
     params: Mapping[str, Any]
-    wishes: Wishes
+    constraints: Constraints
     kind: Kind
     batchable: bool
 
 
-class ListRoutes(BatchJobs):
+class ListRoutes(JobSubmission):
     """The part of a client that finds lists their routes; see :class:`~smartbatch.BatchingClient`."""
 
     _advisor: Advisor
-    _experience: Experience
+    _history: ForecastHistory
     _budget: Budget
 
     def _new_advisor(self) -> Advisor:
@@ -66,15 +66,15 @@ class ListRoutes(BatchJobs):
             self.config,
             clock=self._clock,
             prices=PriceBook(self.config.prices),
-            experience=self._experience,
+            history=self._history,
             batches=lambda kind: self._batches(kind)[0],
-            waiting=lambda: 0 if self._engine is None else self._engine.queue.books.waiting,
+            waiting=lambda: 0 if self._engine is None else self._engine.queue.counts.waiting,
             tell=self._tell,
         )
 
     def _speed_of(self, row: JobRow) -> Speed:
         """Return how fast requests of a job are answered in real time, for its rescue."""
-        self._experience.refresh()
+        self._history.refresh()
         return self._advisor.speed(Kind(row.kind), row)
 
     # -- what is asked ---------------------------------------------------------------------------------------
@@ -82,53 +82,56 @@ class ListRoutes(BatchJobs):
     def _answered(
         self, prompts: Iterable[Prompt], params: Mapping[str, Any], on_error: str, *, ordered: bool
     ) -> Iterator[Result]:
-        plain, wished = parted(params)
-        if not isinstance(prompts, Sequence) and not self._needs_all(wished):
-            wishes = self._wishes(wished)
-            route = Route.INDIVIDUAL if wishes.strategy is Strategy.INDIVIDUAL else None
-            requests, purse = self._intake.requests(prompts, plain), self._purse(wishes.budget)
-            return self._stream(requests, purse, on_error == "raise", ordered, route=route)
-        asked = self._asked(whole(prompts), plain, wished)
+        plain, constrained = parted(params)
+        if not isinstance(prompts, Sequence) and not self._needs_all(constrained):
+            constraints = self._constraints(constrained)
+            route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
+            requests, own_budget = (
+                self._admission.requests(prompts, plain),
+                self._own_budget(constraints.budget),
+            )
+            return self._stream(requests, own_budget, on_error == "raise", ordered, route=route)
+        asked = self._asked(whole(prompts), plain, constrained)
         return self._take(asked, self._considered(asked), on_error == "raise", ordered)
 
-    def _needs_all(self, wished: Mapping[str, Any]) -> bool:
+    def _needs_all(self, constrained: Mapping[str, Any]) -> bool:
         """Whether an iterator must be read to its end, before its route can be chosen."""
-        if "deadline" in wished or "prefer" in wished:
+        if "deadline" in constrained or "prefer" in constrained:
             return True
-        return wished.get("strategy", self.config.batching_strategy) in _PATIENT
+        return constrained.get("strategy", self.config.batching_strategy) in _PATIENT
 
     def _asked(
         self,
         prompts: Sequence[Prompt],
         plain: Mapping[str, Any],
-        wished: Mapping[str, Any],
+        constrained: Mapping[str, Any],
         fallback: str | None = None,
     ) -> _Asked:
         """Check a list as a whole; its arguments are :func:`parted`.
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: for a wish that is none, and where a batch was asked for and there is no Batch API.
+            ConfigError: for a constraint that is none, and where a batch was asked for and there is no Batch API.
         """
-        wishes = self._wishes(wished)
-        requests = list(self._intake.requests(prompts, plain))
+        constraints = self._constraints(constrained)
+        requests = list(self._admission.requests(prompts, plain))
         kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
-        if wished.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
+        if constrained.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
             self._check_batches(min(kinds, key=lambda kind: kind.value), fallback)
         hurried = [self._alone(request) for request in requests]
         batchable = len(kinds) == 1 and not all(hurried) and all(map(_patient, requests))
-        if wishes.strategy is Strategy.AUTO and requests and all(hurried):
-            wishes = changed(wishes, strategy=Strategy.INDIVIDUAL)
-        return _Asked(requests, plain, wishes, min(kinds, key=lambda kind: kind.value), batchable)
+        if constraints.strategy is Strategy.AUTO and requests and all(hurried):
+            constraints = changed(constraints, strategy=Strategy.INDIVIDUAL)
+        return _Asked(requests, plain, constraints, min(kinds, key=lambda kind: kind.value), batchable)
 
-    def _wishes(self, given: Mapping[str, Any]) -> Wishes:
+    def _constraints(self, given: Mapping[str, Any]) -> Constraints:
         config = self.config
         chosen = {name: value for name, value in given.items() if value is not None}
         deadline = chosen.pop("deadline", None)
         if "strategy" in chosen:
             chosen["batching_strategy"] = chosen.pop("strategy")
         checked = changed(config, **chosen) if chosen else config
-        return Wishes(
+        return Constraints(
             strategy=Strategy(checked.batching_strategy),
             prefer=checked.prefer,
             deadline=seconds_until(deadline, self._clock.wall()),
@@ -145,33 +148,35 @@ class ListRoutes(BatchJobs):
         """Return the decision for a list; nobody is told.
 
         Raises:
-            ConfigError: no route meets the wishes, or the budget could not be kept.
+            ConfigError: no route meets the constraints, or the budget could not be kept.
         """
-        if asked.wishes.budget is not None:
+        if asked.constraints.budget is not None:
             self._check_priced(by_batch=False)
         return self._advisor.consider(
-            self._sketch(asked),
-            asked.wishes,
+            self._workload(asked),
+            asked.constraints,
             asked.kind,
             batchable=asked.batchable,
             room=self._budget.left,
         )
 
-    def _sketch(self, asked: _Asked) -> Outline:
-        intake, requests = self._intake, asked.requests
-        if intake.cache is not None:
-            requests = [each for each in requests if not intake.recalled(each, intake.fingerprint(each))]
-        sketch = self._advisor.sketch(
+    def _workload(self, asked: _Asked) -> Outline:
+        admission, requests = self._admission, asked.requests
+        if admission.cache is not None:
+            requests = [
+                each for each in requests if not admission.recalled(each, admission.fingerprint(each))
+            ]
+        workload = self._advisor.workload(
             asked.kind,
             len(requests),
-            asked.wishes,
+            asked.constraints,
             batchable=asked.batchable,
             flexible=asked.batchable and self._flexible(asked.requests),
         )
-        sketch.cached = len(asked.requests) - len(requests)
+        workload.cached = len(asked.requests) - len(requests)
         for request in requests:
-            sketch.add(request)
-        return sketch
+            workload.add(request)
+        return workload
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""
@@ -185,7 +190,7 @@ class ListRoutes(BatchJobs):
         chosen, purpose = decision.chosen, common_purpose(asked.requests)
         number = self._advisor.tell(decision, purpose)
         began = self._clock.now()
-        results: JobResults | Stream
+        results: JobResults | BoundedMap
         if chosen.route in (Route.BATCH, Route.HYBRID):
             results = self._by_job(asked, decision, raising, ordered)
         else:
@@ -206,20 +211,22 @@ class ListRoutes(BatchJobs):
             ConfigError: the budget is none.
             AllRequestsFailed: when not one request was answered.
         """
-        wishes = changed(decision.wishes, budget=self._wishes({"budget": decision.wishes.budget}).budget)
-        decision = changed(decision, wishes=wishes)
+        constraints = changed(
+            decision.constraints, budget=self._constraints({"budget": decision.constraints.budget}).budget
+        )
+        decision = changed(decision, constraints=constraints)
         began = self._clock.now()
         results = ResultList(self._take(asked, decision, False, True))
         results.wall = self._clock.now() - began
         results.raise_if_all_failed()
         return results
 
-    def _in_real_time(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> Stream:
-        wishes, route = decision.wishes, decision.chosen.route
-        threshold = wishes.strategy is Strategy.THRESHOLD
+    def _in_real_time(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> BoundedMap:
+        constraints, route = decision.constraints, decision.chosen.route
+        threshold = constraints.strategy is Strategy.THRESHOLD
         most = self.config.max_parallel_individual if threshold else None
         return self._stream(
-            asked.requests, self._purse(wishes.budget), raising, ordered, route=route, ahead=most
+            asked.requests, self._own_budget(constraints.budget), raising, ordered, route=route, ahead=most
         )
 
     def _by_job(self, asked: _Asked, decision: Decision, raising: bool, ordered: bool) -> JobResults:
@@ -227,7 +234,7 @@ class ListRoutes(BatchJobs):
         config = self.config
         rows = sort(
             asked.requests,
-            self._intake,
+            self._admission,
             deduplicate=config.deduplicate,
             hurried=config.prefer_individual_for,
         )
@@ -238,11 +245,11 @@ class ListRoutes(BatchJobs):
                 asked.kind,
                 asked.params,
                 realtime=decision.chosen.first,
-                wishes=decision.wishes,
+                constraints=decision.constraints,
                 missed=decision.missed,
                 most=decision.piece,
             )
-        cache = self._intake.cache
+        cache = self._admission.cache
         return JobResults(
             job,
             rows,
@@ -252,7 +259,7 @@ class ListRoutes(BatchJobs):
             process=self._process,
         )
 
-    def _purse(self, budget: float | None) -> Budget | None:
+    def _own_budget(self, budget: float | None) -> Budget | None:
         """Return what a list may spend, within the client's own budget; refuse it where no price is known."""
         if budget is None:
             return None
@@ -262,25 +269,25 @@ class ListRoutes(BatchJobs):
     def _stream(
         self,
         requests: Iterable[Request],
-        purse: Budget | None,
+        own_budget: Budget | None,
         raising: bool,
         ordered: bool,
         *,
         route: Route | None = None,
         ahead: int | None = None,
-    ) -> Stream:
+    ) -> BoundedMap:
         def submit(request: Request, sink: Callable[[Result], None]) -> ResultFuture:
             alone = route is Route.INDIVIDUAL or self._alone(request)
-            return self._submit(request, sink, purse=purse, alone=alone, flex=route is Route.FLEX)
+            return self._submit(request, sink, own_budget=own_budget, alone=alone, flex=route is Route.FLEX)
 
-        return Stream(
+        return BoundedMap(
             requests,
             submit,
             self._clock,
             ahead=ahead or self.config.queue_capacity,
             ordered=ordered,
             raising=raising,
-            forsake=self._forsake,
+            abandon_futures=self._abandon_futures,
         )
 
     def _submit(
@@ -289,20 +296,20 @@ class ListRoutes(BatchJobs):
         sink: Callable[[Result], None] | None,
         stream: ChunkBox | None = None,
         *,
-        purse: Budget | None = None,
+        own_budget: Budget | None = None,
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:
         raise NotImplementedError
 
-    def _forsake(self, futures: Iterable[ResultFuture]) -> None:
+    def _abandon_futures(self, futures: Iterable[ResultFuture]) -> None:
         raise NotImplementedError
 
 
 def parted(
-    params: Mapping[str, Any], names: Collection[str] = WISHES
+    params: Mapping[str, Any], names: Collection[str] = CONSTRAINTS
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are none of the wishes ``names``, and the wishes that were given."""
+    """Return the arguments that are none of the constraints ``names``, and the constraints that were given."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 

@@ -85,7 +85,7 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("wishes", "route"),
+    ("constraints", "route"),
     [
         ([], "individual"),
         (["--time-value", "0"], "batch"),
@@ -99,15 +99,15 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
         (["--budget", "0.002", "--max-tokens", "100"], "batch"),
     ],
 )
-def test_the_route_follows_the_wishes(
-    wishes: list[str], route: str, capfd: pytest.CaptureFixture[str]
+def test_the_route_follows_the_constraints(
+    constraints: list[str], route: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As in Python: no wish waits for nothing, cheapness waits, a deadline takes what is in time."""
+    """As in Python: no constraint waits for nothing, cheapness waits, a deadline takes what is in time."""
     prompts(40)
-    assert planned(capfd, *wishes)["route"] == route
+    assert planned(capfd, *constraints)["route"] == route
 
 
-def test_wishes_may_stand_in_the_settings(
+def test_constraints_may_stand_in_the_settings(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Environment and file count as for every other setting; an option wins over them."""
@@ -143,7 +143,7 @@ def test_wishes_may_stand_in_the_settings(
 def test_what_a_run_would_refuse_has_no_plan(
     line: list[str], told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and why; for wishes that nothing meets, the nearest that would be met."""
+    """Exit code 2, and why; for constraints that nothing meets, the nearest that would be met."""
     prompts(40)
     assert main(["plan", "in.txt", *(["--model", OPENAI] if "--model" not in line else []), *line]) == 2
     message = capfd.readouterr()

@@ -18,7 +18,7 @@ from cli.children import Child, stored_jobs, until
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile
 from smartbatch.cli.run_job import ByJob
-from smartbatch.core.routing.workload import Sketch
+from smartbatch.core.routing.workload import Workload
 from smartbatch.testing import Emulator, emulator
 
 OPENAI = "openai:gpt-5-mini"
@@ -70,7 +70,7 @@ def row_of(told: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "alone", "by_batch"),
+    ("constraints", "alone", "by_batch"),
     [
         ([], 24, 0),
         (["--prefer", "cost"], 0, 24),
@@ -83,7 +83,7 @@ def row_of(told: str, name: str) -> str:
     ],
 )
 def test_rows_go_by_the_route_that_was_chosen(
-    wishes: list[str],
+    constraints: list[str],
     alone: int,
     by_batch: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -93,12 +93,12 @@ def test_rows_go_by_the_route_that_was_chosen(
     expected = prompts(24)
     with emulator(latency=0) as emu:
         at_home(emu, monkeypatch)
-        assert main(["plan", "in.txt", "--model", OPENAI, "--json", *wishes]) == 0
+        assert main(["plan", "in.txt", "--model", OPENAI, "--json", *constraints]) == 0
         planned = json.loads(capfd.readouterr().out)
-        assert run(*wishes) == 0
+        assert run(*constraints) == 0
         told = capfd.readouterr().err
         assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
-        assert run(*wishes) == 0
+        assert run(*constraints) == 0
         assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["input"]["prompt"] for row in written()] == expected
@@ -155,7 +155,7 @@ def test_quiet_says_nothing_of_routes(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("constraints", "told"),
     [
         (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
         (["--deadline", "yesterday"], "deadline = 'yesterday' is no time from now"),
@@ -163,14 +163,14 @@ def test_quiet_says_nothing_of_routes(
         (["--time-value", "-5"], "time_value = -5.0 is out of range"),
     ],
 )
-def test_wishes_that_cannot_be_met_end_the_run_before_anything_is_sent(
-    wishes: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
+    constraints: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, the nearest that would be met, no output, no job, no call."""
     prompts(40)
     with emulator(latency=0) as emu:
         at_home(emu, monkeypatch)
-        assert run(*wishes) == 2
+        assert run(*constraints) == 2
         assert emu.ledger.received == 0
     message = capfd.readouterr().err
     assert told in message
@@ -185,7 +185,7 @@ def test_wishes_that_cannot_be_met_end_the_run_before_anything_is_sent(
 def test_a_run_that_has_nothing_to_ask_chooses_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store has every answer: no wish can be too much for that, and nothing is chosen or scored."""
+    """The store has every answer: no constraint can be too much for that, and nothing is chosen or scored."""
     prompts(20)
     sim = "sim:demo?batch_seconds=0.02"
     assert run("--prefer", "cost", model=sim, output=None) == 0
@@ -288,7 +288,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     prompts(5000)
     added: list[object] = []
 
-    def add(_self: Sketch, request: object) -> None:
+    def add(_self: Workload, request: object) -> None:
         added.append(request)
         if len(added) == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -301,7 +301,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
         end_early(self)
         told.set()
 
-    monkeypatch.setattr(Sketch, "add", add)
+    monkeypatch.setattr(Workload, "add", add)
     monkeypatch.setattr(ByJob, "_end_early", heard)
     assert run(model="sim:demo?latency=0") == 130
     assert len(added) == 3

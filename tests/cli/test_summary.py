@@ -13,7 +13,7 @@ from smartbatch.cli.lines import AskedRow, encode
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.summary import Tally, failure_line
 from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Result, Route, Usage, evolve
@@ -90,8 +90,8 @@ def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True
     batch = Option(Route.BATCH, 1000.0, 9000.0, 2000.0, Cost(1, 2, 3) if priced else None, calls=0, batches=1)
     hybrid = evolve(batch, route=Route.HYBRID, first=3)
     options = {option.route: option for option in (alone, batch, hybrid)}
-    wishes = Wishes(deadline=deadline)
-    return Decision(Load(10), wishes, tuple(options.values()), options[chosen], "so it is", alone, batch)
+    constraints = Constraints(deadline=deadline)
+    return Decision(Load(10), constraints, tuple(options.values()), options[chosen], "so it is", alone, batch)
 
 
 def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:

@@ -38,37 +38,37 @@ def written(items: Items) -> str:
     return json.dumps({"answers": items}, ensure_ascii=False)
 
 
-def _two(items: Items, dice: random.Random) -> tuple[int, int]:
-    first = dice.randrange(len(items))
-    return first, (first + 1 + dice.randrange(len(items) - 1)) % len(items)
+def _two(items: Items, rng: random.Random) -> tuple[int, int]:
+    first = rng.randrange(len(items))
+    return first, (first + 1 + rng.randrange(len(items) - 1)) % len(items)
 
 
 def _swap(key: str) -> Callable[[Items, random.Random], str]:
-    def swapped(items: Items, dice: random.Random) -> str:
-        for _ in range(1 + dice.randrange(3)):
-            a, b = _two(items, dice)
+    def swapped(items: Items, rng: random.Random) -> str:
+        for _ in range(1 + rng.randrange(3)):
+            a, b = _two(items, rng)
             items[a][key], items[b][key] = items[b][key], items[a][key]
         return written(items)
 
     return swapped
 
 
-def _dropped(items: Items, dice: random.Random) -> str:
-    return written([item for item in items if dice.random() < 0.7])
+def _dropped(items: Items, rng: random.Random) -> str:
+    return written([item for item in items if rng.random() < 0.7])
 
 
-def _doubled(items: Items, dice: random.Random) -> str:
-    a, b = _two(items, dice)
+def _doubled(items: Items, rng: random.Random) -> str:
+    a, b = _two(items, rng)
     return written([*items, {"id": items[a]["id"], "answer": items[b]["answer"]}])
 
 
-def _doubled_outside(items: Items, dice: random.Random) -> str:
-    a, b = _two(items, dice)
+def _doubled_outside(items: Items, rng: random.Random) -> str:
+    a, b = _two(items, rng)
     return written(items) + "\n" + written([{**items[a], "answer": items[b]["answer"]}])
 
 
-def _doubled_key(items: Items, dice: random.Random) -> str:
-    a, b = _two(items, dice)
+def _doubled_key(items: Items, rng: random.Random) -> str:
+    a, b = _two(items, rng)
     answers = ", ".join(
         f'{{"id": "{item["id"]}", "answer": "x", "answer": {json.dumps(items[b]["answer"])}}}'
         if i == a
@@ -78,63 +78,63 @@ def _doubled_key(items: Items, dice: random.Random) -> str:
     return f'{{"answers": [{answers}]}}'
 
 
-def _renumbered(items: Items, dice: random.Random) -> str:
+def _renumbered(items: Items, rng: random.Random) -> str:
     return written([{"id": str(i), "answer": item["answer"]} for i, item in enumerate(items)])
 
 
-def _shifted(items: Items, dice: random.Random) -> str:
+def _shifted(items: Items, rng: random.Random) -> str:
     ids = [item["id"] for item in items]
-    by = 1 + dice.randrange(len(ids) - 1)
+    by = 1 + rng.randrange(len(ids) - 1)
     return written([{**item, "id": ids[(i + by) % len(ids)]} for i, item in enumerate(items)])
 
 
-def _cut(items: Items, dice: random.Random) -> str:
+def _cut(items: Items, rng: random.Random) -> str:
     whole = written(items)
-    return whole[: dice.randrange(len(whole))]
+    return whole[: rng.randrange(len(whole))]
 
 
-def _spliced(items: Items, dice: random.Random) -> str:
+def _spliced(items: Items, rng: random.Random) -> str:
     whole = written(items)
-    a, b = sorted((dice.randrange(len(whole)), dice.randrange(len(whole))))
+    a, b = sorted((rng.randrange(len(whole)), rng.randrange(len(whole))))
     return whole[:a] + whole[b:]
 
 
-def _repeated(items: Items, dice: random.Random) -> str:
+def _repeated(items: Items, rng: random.Random) -> str:
     whole = written(items)
-    a, b = sorted((dice.randrange(len(whole)), dice.randrange(len(whole))))
+    a, b = sorted((rng.randrange(len(whole)), rng.randrange(len(whole))))
     return whole[:b] + whole[a:]
 
 
-def _noise(items: Items, dice: random.Random) -> str:
+def _noise(items: Items, rng: random.Random) -> str:
     whole = written(items)
-    at = dice.randrange(len(whole))
-    return whole[:at] + dice.choice(['"', "}", "{", "]", "\\", ",", '"}, {"', "\n", "x"]) + whole[at:]
+    at = rng.randrange(len(whole))
+    return whole[:at] + rng.choice(['"', "}", "{", "]", "\\", ",", '"}, {"', "\n", "x"]) + whole[at:]
 
 
-def _merged(items: Items, dice: random.Random) -> str:
-    a, b = _two(items, dice)
+def _merged(items: Items, rng: random.Random) -> str:
+    a, b = _two(items, rng)
     items[a]["answer"] += " " + items[b]["answer"]
     return written([item for i, item in enumerate(items) if i != b])
 
 
-def _without_checks(items: Items, dice: random.Random) -> str:
+def _without_checks(items: Items, rng: random.Random) -> str:
     return written([{**item, "answer": item["answer"].partition(" ")[2]} for item in items])
 
 
-def _wrong_types(items: Items, dice: random.Random) -> str:
+def _wrong_types(items: Items, rng: random.Random) -> str:
     odd = [None, 5, True, ["x"], {"a": 1}]
-    return json.dumps({"answers": [{**i, "answer": dice.choice([i["answer"], *odd])} for i in items]})
+    return json.dumps({"answers": [{**i, "answer": rng.choice([i["answer"], *odd])} for i in items]})
 
 
-def _fenced(items: Items, dice: random.Random) -> str:
+def _fenced(items: Items, rng: random.Random) -> str:
     return f"Here you are:\n```json\n{written(items)}\n```\nAnything else?"
 
 
-def _bare(items: Items, dice: random.Random) -> str:
+def _bare(items: Items, rng: random.Random) -> str:
     return json.dumps(items, indent=2)
 
 
-def _reversed(items: Items, dice: random.Random) -> str:
+def _reversed(items: Items, rng: random.Random) -> str:
     return written(items[::-1])
 
 

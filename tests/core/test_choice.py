@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from smartbatch.core.forecast.forecaster import Forecaster, Seen
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.options import PIECES
-from smartbatch.core.routing.throughput import Pace, Times
+from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Strategy
 
@@ -41,20 +41,22 @@ def price(n: int, share: float = 1.0) -> Cost:
 
 
 def individually(n: int, call: Times | None = None, parallelism: int = 4) -> Offer:
-    return Offer(Route.INDIVIDUAL, Pace(call or steady(2.0), parallelism), price(n))
+    return Offer(Route.INDIVIDUAL, Throughput(call or steady(2.0), parallelism), price(n))
 
 
 def by_batch(n: int, times: Times | None = None, cancelling: float = 60.0) -> BatchOffer:
     return BatchOffer(times or steady(1800.0), price(n, 0.5), steady(cancelling))
 
 
-def chosen(n: int, wishes: Wishes, *more: Offer, batch: Times | None = None, priced: bool = True) -> Decision:
+def chosen(
+    n: int, constraints: Constraints, *more: Offer, batch: Times | None = None, priced: bool = True
+) -> Decision:
     offers = [individually(n), *more]
     there = by_batch(n, batch)
     if not priced:
         offers = [evolve(offer, cost=None) for offer in offers]
         there = evolve(there, cost=None)
-    return choose(Load(n, 1000.0 * n, 100.0 * n), offers, there, wishes)
+    return choose(Load(n, 1000.0 * n, 100.0 * n), offers, there, constraints)
 
 
 # -- the matrix before anything was seen ---------------------------------------------------------------------
@@ -72,7 +74,7 @@ def chosen(n: int, wishes: Wishes, *more: Offer, batch: Times | None = None, pri
     ],
 )
 def test_what_is_considered_goes_by_the_number_of_requests(requests: int, open_: set[Route]) -> None:
-    decision = chosen(requests, Wishes(deadline=86_400.0))
+    decision = chosen(requests, Constraints(deadline=86_400.0))
     assert {option.route for option in decision.options} == open_
 
 
@@ -80,15 +82,15 @@ def test_what_is_considered_goes_by_the_number_of_requests(requests: int, open_:
     ("requests", "route"), [(1, "individual"), (9, "individual"), (15, "individual"), (50_000, "batch")]
 )
 def test_at_a_cold_start_few_prompts_never_wait_and_many_never_pay_in_full(requests: int, route: str) -> None:
-    offer = Offer(Route.INDIVIDUAL, Pace(cold(CALL), 4), price(requests))
+    offer = Offer(Route.INDIVIDUAL, Throughput(cold(CALL), 4), price(requests))
     batch = BatchOffer(cold(BATCH), price(requests, 0.5), cold(CANCEL))
-    decision = choose(Load(requests), [offer], batch, Wishes())
+    decision = choose(Load(requests), [offer], batch, Constraints())
     assert decision.chosen.route.value == route
 
 
 @pytest.mark.parametrize("requests", [1, 9, 10, 11, 5000])
 def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
-    decision = chosen(requests, Wishes(strategy=Strategy.THRESHOLD))
+    decision = chosen(requests, Constraints(strategy=Strategy.THRESHOLD))
     assert decision.chosen.route is (Route.BATCH if requests >= 10 else Route.INDIVIDUAL)
     assert f"{requests} requests are" in decision.reason
 
@@ -99,7 +101,7 @@ def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
 @pytest.mark.parametrize("strategy", [Strategy.INDIVIDUAL, Strategy.BATCH, Strategy.HYBRID])
 @pytest.mark.parametrize("requests", [2, 9, 100, 20_000])
 def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -> None:
-    decision = chosen(requests, Wishes(strategy=strategy))
+    decision = chosen(requests, Constraints(strategy=strategy))
     assert len(decision.options) == 1
     assert decision.chosen.route.value == strategy.value
     assert strategy.value in decision.reason
@@ -107,13 +109,13 @@ def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -
 
 @pytest.mark.parametrize("requests", [2, 3, 30, 1000, 50_000])
 def test_a_forced_hybrid_asks_at_most_a_tenth_at_once_beyond_the_first_three(requests: int) -> None:
-    first = chosen(requests, Wishes(strategy=Strategy.HYBRID)).chosen.first
+    first = chosen(requests, Constraints(strategy=Strategy.HYBRID)).chosen.first
     assert 0 < first <= max(3, requests // 10)
     assert first < requests
 
 
 def test_a_batch_that_is_not_to_be_had_is_not_forced() -> None:
-    decision = choose(Load(20), [individually(20)], None, Wishes(strategy=Strategy.BATCH))
+    decision = choose(Load(20), [individually(20)], None, Constraints(strategy=Strategy.BATCH))
     assert decision.chosen.route is Route.INDIVIDUAL
     assert "not to be had" in decision.reason
     assert decision.batch is None
@@ -123,18 +125,18 @@ def test_a_batch_that_is_not_to_be_had_is_not_forced() -> None:
 
 
 def test_with_time_to_spare_a_list_goes_by_batch() -> None:
-    option = chosen(200, Wishes(deadline=4 * 3600.0)).chosen
+    option = chosen(200, Constraints(deadline=4 * 3600.0)).chosen
     assert option.route is Route.BATCH
     assert option.cost is not None
     assert option.cost.expected == pytest.approx(200 * EACH / 2, rel=0.01)
 
 
 def test_where_a_batch_would_be_too_late_a_list_goes_in_real_time() -> None:
-    assert chosen(200, Wishes(deadline=600.0)).chosen.route is Route.INDIVIDUAL
+    assert chosen(200, Constraints(deadline=600.0)).chosen.route is Route.INDIVIDUAL
 
 
 def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
-    option = chosen(1000, Wishes(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
+    option = chosen(1000, Constraints(deadline=3600.0), batch=steady(2400.0, 2.0)).chosen
     assert option.rescue_at is not None
     assert option.rescue_at + option.rescue_needs == pytest.approx(3600.0)
     assert option.rescue_needs > 60 + 500 + 36  # a cancel, 1,000 calls of 2 s by four, and the margin
@@ -145,8 +147,8 @@ def test_a_rescue_leaves_time_for_its_cancel_and_for_all_in_real_time() -> None:
 def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_others_nearly_always() -> None:
     def rescued(turnaround: float) -> Option:
         there = evolve(by_batch(1000, steady(turnaround, 2.0)), cancelling=cold(CANCEL))
-        wishes = Wishes(deadline=3600.0, strategy=Strategy.BATCH)
-        return choose(Load(1000), [individually(1000)], there, wishes).chosen
+        constraints = Constraints(deadline=3600.0, strategy=Strategy.BATCH)
+        return choose(Load(1000), [individually(1000)], there, constraints).chosen
 
     often, seldom = rescued(2700.0), rescued(900.0)
     assert often.rescue_at is not None
@@ -160,9 +162,9 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
 
     def judged(usd: float) -> Decision:
         cost = Cost(usd, usd, usd)
-        offer = Offer(Route.INDIVIDUAL, Pace(steady(2.0), 4), cost)
+        offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), cost)
         there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
-        return choose(Load(100), [offer], there, Wishes(deadline=1100.0))
+        return choose(Load(100), [offer], there, Constraints(deadline=1100.0))
 
     dear, cheap = judged(10.0), judged(0.002)
     assert dear.missed < cheap.missed
@@ -177,32 +179,34 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
 
 def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> None:
     cost = Cost(0.002, 0.002, 0.002)
-    offer = Offer(Route.INDIVIDUAL, Pace(steady(2.0), 4), cost)
+    offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), cost)
     there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
-    forced = choose(Load(100), [offer], there, Wishes(deadline=1100.0, strategy=Strategy.BATCH)).chosen
+    forced = choose(Load(100), [offer], there, Constraints(deadline=1100.0, strategy=Strategy.BATCH)).chosen
     assert forced.cost is not None
     assert forced.cost.expected + forced.risk > 0.002
     assert forced.rescue_at is not None
 
 
 def test_a_batch_is_cut_where_its_pieces_can_be_taken_back_one_by_one() -> None:
-    decision = chosen(8000, Wishes(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
+    decision = chosen(
+        8000, Constraints(deadline=3 * 3600.0, strategy=Strategy.BATCH), batch=steady(6000.0, 2.0)
+    )
     assert decision.chosen.pieces == decision.chosen.batches == PIECES
     assert decision.piece == math.ceil(8000 / PIECES)
-    whole = chosen(8000, Wishes(strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
+    whole = chosen(8000, Constraints(strategy=Strategy.BATCH), batch=steady(6000.0, 2.0))
     assert whole.piece is None
 
 
 def test_what_saves_next_to_nothing_is_not_worth_the_wait() -> None:
-    flex = Offer(Route.FLEX, Pace(steady(6.0), 4), price(100, 0.501))
-    assert chosen(100, Wishes(deadline=86_400.0), flex).chosen.route is Route.FLEX
+    flex = Offer(Route.FLEX, Throughput(steady(6.0), 4), price(100, 0.501))
+    assert chosen(100, Constraints(deadline=86_400.0), flex).chosen.route is Route.FLEX
     dear = evolve(flex, cost=price(100, 0.51))
-    assert chosen(100, Wishes(deadline=86_400.0), dear).chosen.route is Route.BATCH
+    assert chosen(100, Constraints(deadline=86_400.0), dear).chosen.route is Route.BATCH
 
 
 def test_what_is_more_likely_in_time_than_not_is_tried_and_said() -> None:
-    needs = chosen(1000, Wishes()).alone
-    decision = chosen(1000, Wishes(deadline=(needs.p50 + needs.p95) / 2, strategy=Strategy.INDIVIDUAL))
+    needs = chosen(1000, Constraints()).alone
+    decision = chosen(1000, Constraints(deadline=(needs.p50 + needs.p95) / 2, strategy=Strategy.INDIVIDUAL))
     assert not decision.chosen.feasible
     assert 0.5 < decision.chosen.odds < 0.95
     assert f"{decision.chosen.odds:.0%}" in decision.reason
@@ -212,21 +216,21 @@ def test_what_is_more_likely_late_than_not_is_refused_with_the_nearest_that_is_m
     with pytest.raises(
         Infeasible, match=r"no route meets a deadline of 100 s .* a deadline of \d+ s"
     ) as raised:
-        chosen(1000, Wishes(deadline=100.0))
+        chosen(1000, Constraints(deadline=100.0))
     (nearest,) = raised.value.nearest
-    assert chosen(1000, Wishes(deadline=math.ceil(nearest.p95) + 1)).chosen.feasible
+    assert chosen(1000, Constraints(deadline=math.ceil(nearest.p95) + 1)).chosen.feasible
 
 
 def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would() -> None:
     with pytest.raises(Infeasible, match=r"a budget of 0\.050000 USD") as raised:
-        chosen(100, Wishes(budget=0.039))
+        chosen(100, Constraints(budget=0.039))
     assert raised.value.nearest
-    assert chosen(100, Wishes(budget=0.05)).chosen.route is Route.BATCH
+    assert chosen(100, Constraints(budget=0.05)).chosen.route is Route.BATCH
 
 
 def test_a_deadline_and_a_budget_that_are_met_apart_and_not_together_name_both() -> None:
     with pytest.raises(Infeasible) as raised:
-        chosen(1000, Wishes(deadline=600.0, budget=0.6))
+        chosen(1000, Constraints(deadline=600.0, budget=0.6))
     text = str(raised.value)
     assert "a deadline of" in text.split("What would be met")[1]
     assert "a budget of" in text.split("What would be met")[1]
@@ -236,7 +240,7 @@ def test_a_deadline_and_a_budget_that_are_met_apart_and_not_together_name_both()
 
 
 def test_without_a_deadline_money_is_weighed_against_the_wait() -> None:
-    decision = chosen(1000, Wishes(time_value=0.1))
+    decision = chosen(1000, Constraints(time_value=0.1))
     for option in decision.options:
         assert option.cost is not None
         assert option.weight == pytest.approx(option.cost.expected + 0.1 * option.expected / 3600)
@@ -246,7 +250,7 @@ def test_without_a_deadline_money_is_weighed_against_the_wait() -> None:
 def cold_choice(n: int, *, seen: bool) -> Decision:
     """What is chosen where batches are assumed to take 24 minutes in the middle, and some half a day."""
     there = evolve(by_batch(n, cold(BATCH)), seen=seen)
-    return choose(Load(n), [individually(n)], there, Wishes(time_value=100.0))
+    return choose(Load(n), [individually(n)], there, Constraints(time_value=100.0))
 
 
 def test_as_long_as_no_batch_was_seen_one_is_tried_where_it_is_as_likely_as_not_the_sooner() -> None:
@@ -266,18 +270,18 @@ def test_nobody_waits_for_a_trial() -> None:
 
 
 def test_preferences_leave_out_the_wait_or_the_money() -> None:
-    assert chosen(1000, Wishes(prefer="cost", time_value=100.0)).chosen.route is Route.BATCH
-    assert chosen(1000, Wishes(prefer="speed", time_value=0.0)).chosen.route is Route.INDIVIDUAL
+    assert chosen(1000, Constraints(prefer="cost", time_value=100.0)).chosen.route is Route.BATCH
+    assert chosen(1000, Constraints(prefer="speed", time_value=0.0)).chosen.route is Route.INDIVIDUAL
 
 
 def test_where_prices_are_unknown_their_usual_shares_are_compared() -> None:
-    decision = chosen(200, Wishes(deadline=4 * 3600.0), priced=False)
+    decision = chosen(200, Constraints(deadline=4 * 3600.0), priced=False)
     assert decision.chosen.route is Route.BATCH
     assert decision.chosen.cost is None
 
 
 def test_nothing_to_ask_takes_no_time_and_costs_nothing() -> None:
-    option = chosen(0, Wishes(deadline=1.0)).chosen
+    option = chosen(0, Constraints(deadline=1.0)).chosen
     assert (option.p95, option.calls) == (0, 0)
 
 
@@ -287,9 +291,9 @@ MINUTES = st.floats(1.0, 1500.0)
 SIZES = st.integers(1, 20_000)
 
 
-def tried(n: int, wishes: Wishes, turnaround: float, spread: float) -> Option | None:
+def tried(n: int, constraints: Constraints, turnaround: float, spread: float) -> Option | None:
     try:
-        return chosen(n, wishes, batch=cold(Prior.of(turnaround, spread * turnaround))).chosen
+        return chosen(n, constraints, batch=cold(Prior.of(turnaround, spread * turnaround))).chosen
     except Infeasible:
         return None
 
@@ -307,8 +311,8 @@ def test_a_longer_deadline_costs_no_more(
 ) -> None:
     """But for two parts in a hundred, which are not worth a wait, and what the few splits that are compared
     miss of the best one."""
-    short = tried(n, Wishes(deadline=60 * minutes), turnaround, spread)
-    long = tried(n, Wishes(deadline=60 * minutes * factor), turnaround, spread)
+    short = tried(n, Constraints(deadline=60 * minutes), turnaround, spread)
+    long = tried(n, Constraints(deadline=60 * minutes * factor), turnaround, spread)
     if short is None or not short.feasible:
         return
     assert long is not None
@@ -322,8 +326,8 @@ def test_a_longer_deadline_costs_no_more(
 def test_who_values_time_more_never_waits_longer(
     n: int, value: float, more: float, turnaround: float
 ) -> None:
-    patient = tried(n, Wishes(time_value=value), turnaround, 3.0)
-    hurried = tried(n, Wishes(time_value=value + more), turnaround, 3.0)
+    patient = tried(n, Constraints(time_value=value), turnaround, 3.0)
+    hurried = tried(n, Constraints(time_value=value + more), turnaround, 3.0)
     assert patient is not None
     assert hurried is not None
     assert hurried.expected <= patient.expected * (1 + 1e-9)
@@ -334,10 +338,10 @@ def test_who_values_time_more_never_waits_longer(
 def test_a_choice_is_sound_and_can_be_explained(
     n: int, minutes: float, turnaround: float, spread: float
 ) -> None:
-    wishes = Wishes(deadline=60 * minutes)
+    constraints = Constraints(deadline=60 * minutes)
     times = cold(Prior.of(turnaround, spread * turnaround))
     try:
-        decision = choose(Load(n), [individually(n)], by_batch(n, times), wishes)
+        decision = choose(Load(n), [individually(n)], by_batch(n, times), constraints)
     except Infeasible as error:
         assert all(option.p95 > 60 * minutes for option in error.nearest)
         return

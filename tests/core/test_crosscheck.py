@@ -29,23 +29,23 @@ def observed(pairs: Iterable[Pair]) -> Crosscheck:
 
 def lengths(count: int, seed: int = 1) -> list[int]:
     """Estimates as prompts have them: from a line to a page."""
-    dice = random.Random(seed)
-    return [int(math.exp(dice.uniform(math.log(25), math.log(600)))) for _ in range(count)]
+    rng = random.Random(seed)
+    return [int(math.exp(rng.uniform(math.log(25), math.log(600)))) for _ in range(count)]
 
 
 def billed(
     estimates: list[int], spread: float, *, ratio: float = 1.13, constant: int = 0, seed: int = 2
 ) -> list[Pair]:
     """Each estimate with what a tokenizer would count that differs from it like this."""
-    dice = random.Random(seed)
-    return [(e, round(constant + ratio * e * math.exp(dice.gauss(0, spread)))) for e in estimates]
+    rng = random.Random(seed)
+    return [(e, round(constant + ratio * e * math.exp(rng.gauss(0, spread)))) for e in estimates]
 
 
-def exchanged(pairs: list[Pair], share: float, dice: random.Random) -> tuple[list[Pair], set[int]]:
+def exchanged(pairs: list[Pair], share: float, rng: random.Random) -> tuple[list[Pair], set[int]]:
     """Exchange the answers of some pairs of lines whose lengths differ by more than 5 %; return which."""
     lines, moved = list(pairs), set[int]()
     while len(moved) < share * len(lines):
-        one, other = dice.sample(range(len(lines)), 2)
+        one, other = rng.sample(range(len(lines)), 2)
         (a, count), (b, other_count) = lines[one], lines[other]
         if (
             {one, other} & moved
@@ -188,11 +188,11 @@ def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
 
 
 @given(st.lists(counts, min_size=20, max_size=60), st.randoms(use_true_random=False))
-def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], dice: random.Random) -> None:
+def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.Random) -> None:
     """Results come in any order."""
     check = observed(pairs)
     shuffled = list(pairs)
-    dice.shuffle(shuffled)
+    rng.shuffle(shuffled)
     other = observed(shuffled)
     assert [check.suspicious(*pair) for pair in pairs] == [other.suspicious(*pair) for pair in pairs]
     assert check.unrelated == other.unrelated

@@ -86,10 +86,10 @@ class TestFewObservations:
         """And 8 of 10 after the first few, of times fifteen times as long as was believed."""
         within: dict[int, list[bool]] = {3: [], 12: [], 30: []}
         for seed in range(150):
-            dice = random.Random(seed)
+            rng = random.Random(seed)
             forecaster = Forecaster(PRIOR)
             for count in range(31):
-                seconds = 30 * math.exp(dice.gauss(0, 0.7))
+                seconds = 30 * math.exp(rng.gauss(0, 0.7))
                 if count in within:
                     within[count].append(seconds <= forecaster.quantile(0.95, 1, NOW))
                 forecaster.observe(Seen(1, seconds, NOW))
@@ -123,11 +123,11 @@ class TestFewObservations:
 
 class TestSizes:
     def test_growth_is_learned(self) -> None:
-        dice = random.Random(5)
+        rng = random.Random(5)
         forecaster = Forecaster(PRIOR)
         for n in range(150):
-            size = dice.choice((1, 10, 100))
-            forecaster.observe(Seen(size, 2 * size**0.8 * math.exp(dice.gauss(0, 0.3)), NOW + n))
+            size = rng.choice((1, 10, 100))
+            forecaster.observe(Seen(size, 2 * size**0.8 * math.exp(rng.gauss(0, 0.3)), NOW + n))
         assert forecaster.quantile(0.5, 1, NOW + 150) == pytest.approx(2.0, rel=0.15)
         assert forecaster.quantile(0.5, 100, NOW + 150) == pytest.approx(2 * 100**0.8, rel=0.15)
         assert forecaster.quantile(0.5, 1000, NOW + 150) == pytest.approx(2 * 1000**0.8, rel=0.3)
@@ -177,13 +177,13 @@ class TestHowWellItHolds:
 
     def test_the_levels_follow_where_the_forecast_is_off_for_long(self) -> None:
         """A 95 % quantile that one in ten exceeds is taken higher, and comes back."""
-        levels, dice = Levels(), random.Random(2)
+        levels, rng = Levels(), random.Random(2)
         for _ in range(3000):
-            levels.saw(1 - dice.random() / 2)
+            levels.saw(1 - rng.random() / 2)
         assert levels.corrected(0.95) > 0.97
         assert levels.corrected(0.5) > 0.7
         for _ in range(6000):
-            levels.saw(dice.random())
+            levels.saw(rng.random())
         assert levels.corrected(0.95) == pytest.approx(0.95, abs=0.02)
         assert levels.corrected(0.5) == pytest.approx(0.5, abs=0.1)
 
@@ -215,9 +215,9 @@ class TestAChange:
         assert self.run.forecaster.chance(4.0, 1, now) < 0.2
 
     def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
-        forecaster, dice, told = Forecaster(PRIOR), random.Random(3), []
+        forecaster, rng, told = Forecaster(PRIOR), random.Random(3), []
         for n in range(1500):
-            moved = forecaster.observe(Seen(1, 2 * math.exp(dice.gauss(0, 0.5) + n / 1500), NOW + n))
+            moved = forecaster.observe(Seen(1, 2 * math.exp(rng.gauss(0, 0.5) + n / 1500), NOW + n))
             told += [moved] if moved is not None and not moved.sudden else []
         assert 1 <= len(told) <= 8
         assert all(abs(math.log(one.after / one.before)) > math.log(1.25) for one in told)
@@ -251,9 +251,9 @@ class TestOneMoment:
 
     def usual(self, count: int) -> Forecaster:
         """A forecaster that saw batches of some ten minutes, one an hour."""
-        forecaster, dice = Forecaster(self.batches), random.Random(5)
+        forecaster, rng = Forecaster(self.batches), random.Random(5)
         for n in range(count):
-            forecaster.observe(Seen(100, 600 * math.exp(dice.gauss(0, 0.4)), NOW + 3600 * n))
+            forecaster.observe(Seen(100, 600 * math.exp(rng.gauss(0, 0.4)), NOW + 3600 * n))
         return forecaster
 
     def test_twelve_of_one_moment_weigh_as_much_as_one(self) -> None:
@@ -288,9 +288,9 @@ class TestOneMoment:
 class TestWhatWasGivenUp:
     def test_batches_that_were_cancelled_make_forecasts_longer(self) -> None:
         """Else nobody would learn that batches became slow: only the fast ones ever end."""
-        forecaster, dice = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
+        forecaster, rng = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
         for n in range(30):
-            forecaster.observe(Seen(100, 600 * math.exp(dice.gauss(0, 0.5)), NOW + 600 * n))
+            forecaster.observe(Seen(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
         before = forecaster.chance(1800.0, 100, NOW + 18_000)
         told = [forecaster.observe(Seen(100, 1800.0, NOW + 18_000 + 600 * n, ended=False)) for n in range(15)]
         after = forecaster.chance(1800.0, 100, NOW + 27_000)
@@ -302,9 +302,9 @@ class TestWhatWasGivenUp:
         """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""
         off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}
         for seed in range(12):
-            forecaster, dice = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
+            forecaster, rng = Forecaster(Prior(PROMISE, fade=100 * DAY)), random.Random(seed)
             for n in range(400):
-                takes, patience = (math.exp(dice.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
+                takes, patience = (math.exp(rng.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
                 now = NOW + 3600.0 * n
                 forecaster.observe(Seen(100, min(takes, patience), now, ended=takes <= patience))
             for level, errors in off.items():
@@ -353,8 +353,8 @@ class TestCurves:
         )
 
     def test_the_mean_is_finite_however_heavy_the_tail(self) -> None:
-        dice = random.Random(1)
-        curve = Curve([(math.log(dice.paretovariate(0.5)), 1.0) for _ in range(500)])
+        rng = random.Random(1)
+        curve = Curve([(math.log(rng.paretovariate(0.5)), 1.0) for _ in range(500)])
         assert curve.mean() < math.exp(curve.log(0.99))
 
     def test_the_mean_is_that_of_the_points_where_none_is_extreme(self) -> None:

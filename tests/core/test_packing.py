@@ -40,13 +40,13 @@ def pack(*prompts: str, seed: int = 1, **params: object) -> Packed:
     return compiler(seed).compile([Request(prompt, generation) for prompt in prompts])
 
 
-def thousand(dice: random.Random) -> list[str]:
+def thousand(rng: random.Random) -> list[str]:
     """A thousand prompts in random order: 100 hostile from the list, 100 made of its pieces, 800 ordinary."""
     pieces = [piece for prompt in HOSTILE for piece in prompt.split(" ")]
-    made = [" ".join(dice.choices(pieces, k=1 + dice.randrange(12))) + f" {i}" for i in range(100)]
-    plain = [f"What is {i} plus {dice.randrange(1000)}?" for i in range(800)]
+    made = [" ".join(rng.choices(pieces, k=1 + rng.randrange(12))) + f" {i}" for i in range(100)]
+    plain = [f"What is {i} plus {rng.randrange(1000)}?" for i in range(800)]
     prompts = [*HOSTILE[:100], *made, *plain]
-    dice.shuffle(prompts)
+    rng.shuffle(prompts)
     return prompts
 
 
@@ -58,13 +58,13 @@ class TestNobodyGetsAnothersAnswer:
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_a_thousand_prompts_under_each_damage(self, damage: str) -> None:
         """Each answer is the prompt's own or missing; what is missing would be asked alone."""
-        dice = random.Random(f"{damage}")
+        rng = random.Random(f"{damage}")
         answered = 0
-        prompts = thousand(dice)
+        prompts = thousand(rng)
         for start in range(0, len(prompts), PACK):
             group = prompts[start : start + PACK]
             packed = pack(*group, seed=start)
-            answers = split(packed, DAMAGE[damage](honest(packed), dice))
+            answers = split(packed, DAMAGE[damage](honest(packed), rng))
             assert len(answers) == len(group)
             for prompt, answer in zip(group, answers, strict=True):
                 assert answer is None or damage_stays_inside(damage, prompt, answer)
@@ -81,14 +81,14 @@ class TestNobodyGetsAnothersAnswer:
 
     def test_damages_combined(self) -> None:
         """Two damages, one after the other, do not make up for each other."""
-        dice = random.Random(5)
+        rng = random.Random(5)
         shuffles = ["dropped", "ids swapped", "answers swapped", "doubled", "merged", "reversed"]
         texts = ["cut", "spliced", "repeated", "noise"]
         for seed, (first, second) in enumerate(itertools.product(shuffles, texts)):
             for prompts in (HOSTILE[seed : seed + PACK], [f"plain {i}" for i in range(PACK)]):
                 packed = pack(*prompts, seed=seed)
-                items: Items = json.loads(DAMAGE[first](honest(packed), dice))["answers"]
-                for prompt, answer in zip(prompts, split(packed, DAMAGE[second](items, dice)), strict=True):
+                items: Items = json.loads(DAMAGE[first](honest(packed), rng))["answers"]
+                for prompt, answer in zip(prompts, split(packed, DAMAGE[second](items, rng)), strict=True):
                     assert answer is None or damage_stays_inside(second, prompt, answer)
 
     def test_an_answer_that_quotes_another_id_makes_that_other_unclear(self) -> None:
@@ -156,7 +156,7 @@ class TestTheForm:
         )
         assert packed.ids + packed.checks == ("bbbbbbbb", "eeeeeeee", "dddddd", "ffffff")
 
-    def test_dice_that_are_stuck_are_an_error_and_no_endless_loop(self) -> None:
+    def test_rng_that_are_stuck_are_an_error_and_no_endless_loop(self) -> None:
         """The same word for ever cannot name two items."""
         with pytest.raises(ValueError, match="dice"):
             BatchCompiler(lambda: "aaaaaaaa", native_schema=False).compile([Request("a"), Request("b")])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smartbatch.core.limits.header_limits import Reservation, Traffic
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.reported_bucket import Learned, Said, Trace
+from smartbatch.core.limits.reported_bucket import ReportedBucket, Said, Trace
 from smartbatch.types import LimitReport
 
 
@@ -163,7 +163,7 @@ def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
     at = quota.look(0.1, 0.0)
     assert 2.1 <= at <= 2.4
     assert may_go(quota, at) == pytest.approx(9.95 * (at - 0.1), abs=1)
-    assert quota.pace is None
+    assert quota.throughput is None
 
 
 def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
@@ -181,7 +181,7 @@ def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, 0))
-    assert quota.pace is None
+    assert quota.throughput is None
     assert may_go(quota, 10.0) > 60
 
 
@@ -191,12 +191,12 @@ def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, 300))
-    assert quota.pace is not None
+    assert quota.throughput is not None
 
 
 def test_who_was_refused_claims_less_and_claims_it_back() -> None:
     """Others use the limit, too: 0.7 of its refill at first, and all of it again half a minute later."""
-    limit = Learned(600, 0.0)
+    limit = ReportedBucket(600, 0.0)
     limit.give_way(0.0)
     assert limit.bucket.rate == pytest.approx(0.7 * 9.95)
     for second in range(1, 32):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.routing.rescue import Held, Speed, assumed, rescue
-from smartbatch.core.routing.throughput import Pace, Times
+from smartbatch.core.routing.throughput import Throughput, Times
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
 """Calls of a second each."""
@@ -24,7 +24,7 @@ ENDLESS = Forecaster(Prior.of(100_000.0, 200_000.0)).at(0.0)
 
 def speed(parallelism: int = 1, cancelling: float = 60.0, turnaround: Times = ENDLESS) -> Speed:
     ends = Forecaster(Prior.of(cancelling, 1.01 * cancelling)).at(0.0)
-    return Speed(Pace(STEADY, parallelism=parallelism), ends, turnaround)
+    return Speed(Throughput(STEADY, parallelism=parallelism), ends, turnaround)
 
 
 def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
@@ -103,14 +103,14 @@ def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() ->
     def wait(turnaround: float) -> float:
         known = Forecaster(Prior.of(turnaround, 1.5 * turnaround)).at(0.0)
         wide = Forecaster(Prior.of(60.0, 300.0)).at(0.0)
-        pace = Pace(STEADY, parallelism=1)
-        return rescue(1000.0, 10.0, 0, [Held(100, True, size=100)], Speed(pace, wide, known)).wait
+        throughput = Throughput(STEADY, parallelism=1)
+        return rescue(1000.0, 10.0, 0, [Held(100, True, size=100)], Speed(throughput, wide, known)).wait
 
     assert wait(700.0) > wait(100.0) + 60  # the latter has ended long before, so nothing is gained by waiting
 
 
 def test_something_is_assumed_where_nothing_is_known() -> None:
-    assert 0 < assumed().pace.finish(4, 0.5) < 20
+    assert 0 < assumed().throughput.finish(4, 0.5) < 20
 
 
 @given(

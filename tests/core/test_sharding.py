@@ -197,8 +197,8 @@ def divisible(count: int, most: int, taken: frozenset[int]) -> bool:
 
 def test_three_hundred_thousand_items_are_cut_in_a_few_seconds() -> None:
     """Some 0.4 s here; the bound leaves room for a busy machine."""
-    dice = random.Random(1)
-    row = [Item(ix, dice.randrange(200, 900), dice.randrange(50, 200)) for ix in range(300_000)]
+    rng = random.Random(1)
+    row = [Item(ix, rng.randrange(200, 900), rng.randrange(50, 200)) for ix in range(300_000)]
     started = time.perf_counter()
     found = cut(row, max_requests=5000, max_bytes=2_000_000, max_tokens=400_000)
     assert len(found.shards) >= 80

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smartbatch.core.forecast.forecaster import Forecaster, Seen
 from smartbatch.core.forecast.priors import Prior
-from smartbatch.core.routing.throughput import Pace
+from smartbatch.core.routing.throughput import Throughput
 
 NORMAL = NormalDist()
 RUNS = 1000
@@ -44,12 +44,12 @@ class Lognormal:
 
 def played(times: Lognormal, requests: int, workers: int, gap: float = 0.0) -> list[float]:
     """Return when each of many lists was done, in order; calls begin ``gap`` apart at least."""
-    dice, ends = Random(f"{requests} {workers}"), []
+    rng, ends = Random(f"{requests} {workers}"), []
     for _ in range(RUNS):
         free = [0.0] * workers
         for place in range(requests):
             begin = max(free[0], place * gap)
-            heapq.heapreplace(free, begin + times.median * math.exp(dice.gauss(0, times.sigma)))
+            heapq.heapreplace(free, begin + times.median * math.exp(rng.gauss(0, times.sigma)))
         ends.append(max(free))
     return sorted(ends)
 
@@ -60,60 +60,60 @@ def played(times: Lognormal, requests: int, workers: int, gap: float = 0.0) -> l
 )
 def test_a_list_takes_as_long_as_forecast(sigma: float, requests: int, workers: int) -> None:
     times = Lognormal(2.0, sigma)
-    ends, pace = played(times, requests, workers), Pace(times, workers)
-    assert pace.finish(requests, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.04)
-    assert pace.finish(requests, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.06)
-    assert pace.expected(requests) == pytest.approx(mean(ends), rel=0.04)
+    ends, throughput = played(times, requests, workers), Throughput(times, workers)
+    assert throughput.finish(requests, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.04)
+    assert throughput.finish(requests, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.06)
+    assert throughput.expected(requests) == pytest.approx(mean(ends), rel=0.04)
 
 
 def test_a_limit_that_binds_is_what_a_list_waits_for() -> None:
     times = Lognormal(1.0, 0.5)
-    ends, pace = played(times, 100, 8, gap=1.0), Pace(times, 8, rpm=60)
-    assert pace.finish(100, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.02)
-    assert pace.finish(100, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.02)
+    ends, throughput = played(times, 100, 8, gap=1.0), Throughput(times, 8, rpm=60)
+    assert throughput.finish(100, 0.5) == pytest.approx(ends[RUNS // 2], rel=0.02)
+    assert throughput.finish(100, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.02)
 
 
 def test_what_is_free_of_a_limit_is_not_waited_for() -> None:
-    calm = Pace(Lognormal(1.0, 0.1), 1000, rpm=60, free_calls=100)
+    calm = Throughput(Lognormal(1.0, 0.1), 1000, rpm=60, free_calls=100)
     assert calm.finish(101, 0.5) < 3
     assert calm.finish(161, 0.5) == pytest.approx(60, abs=3)
 
 
 def test_tokens_bind_as_calls_do() -> None:
-    pace = Pace(Lognormal(1.0, 0.1), 1000, tokens=500, tpm=30_000)
-    assert pace.finish(61, 0.5) == pytest.approx(61, abs=2)
-    assert pace.quota(600) == pytest.approx(1.0, abs=0.02)
-    assert pace.quota(6) == pytest.approx(0.1)  # less than a minute's worth fills a tenth of a minute
+    throughput = Throughput(Lognormal(1.0, 0.1), 1000, tokens=500, tpm=30_000)
+    assert throughput.finish(61, 0.5) == pytest.approx(61, abs=2)
+    assert throughput.quota(600) == pytest.approx(1.0, abs=0.02)
+    assert throughput.quota(6) == pytest.approx(0.1)  # less than a minute's worth fills a tenth of a minute
 
 
 def test_what_waits_already_goes_first() -> None:
-    empty, busy = Pace(Lognormal(2.0, 0.3), 4), Pace(Lognormal(2.0, 0.3), 4, ahead=100)
+    empty, busy = Throughput(Lognormal(2.0, 0.3), 4), Throughput(Lognormal(2.0, 0.3), 4, ahead=100)
     assert busy.finish(20, 0.5) == empty.finish(120, 0.5)
     assert busy.finish(0, 0.5) == 0
 
 
 def test_calls_that_carry_several_requests_are_fewer_and_longer() -> None:
-    pace = Pace(Lognormal(2.0, 0.3, growth=0.3), 4, per_call=8)
-    assert pace.calls(80) == 10
-    assert pace.finish(4, 0.5) == Lognormal(2.0, 0.3, growth=0.3).quantile(0.5, 4)
+    throughput = Throughput(Lognormal(2.0, 0.3, growth=0.3), 4, per_call=8)
+    assert throughput.calls(80) == 10
+    assert throughput.finish(4, 0.5) == Lognormal(2.0, 0.3, growth=0.3).quantile(0.5, 4)
 
 
 def test_before_anything_is_known_a_long_list_may_be_as_slow_as_one_call() -> None:
     """Half of the lists of a model nobody has called stay within a round of medians, and 95 of 100 within a
     round of what 95 of 100 calls stay within: what a model takes on average is as unknown as one call."""
-    pace = Pace(Forecaster(Prior.of(2.0, 10.0)).at(0.0), 4)
-    assert pace.finish(50_000, 0.5) == pytest.approx(25_000, rel=0.05)
-    assert pace.finish(50_000, 0.95) == pytest.approx(125_000, rel=0.05)
+    throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), 4)
+    assert throughput.finish(50_000, 0.5) == pytest.approx(25_000, rel=0.05)
+    assert throughput.finish(50_000, 0.95) == pytest.approx(125_000, rel=0.05)
 
 
 def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
-    forecaster, dice = Forecaster(Prior.of(2.0, 10.0)), Random(3)
+    forecaster, rng = Forecaster(Prior.of(2.0, 10.0)), Random(3)
     widths = []
     for count in (0, 1, 5, 20, 100):
         while forecaster.observations < count:
-            forecaster.observe(Seen(1, 1.2 * math.exp(dice.gauss(0, 0.5)), 0.0))
-        pace = Pace(forecaster.at(0.0), 4)
-        widths.append(pace.finish(50_000, 0.95) / pace.finish(50_000, 0.5))
+            forecaster.observe(Seen(1, 1.2 * math.exp(rng.gauss(0, 0.5)), 0.0))
+        throughput = Throughput(forecaster.at(0.0), 4)
+        widths.append(throughput.finish(50_000, 0.95) / throughput.finish(50_000, 0.5))
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 1.15
 
@@ -122,14 +122,14 @@ def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
 def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int) -> None:
     """Of models of any speed, 95 % of lists are done within the 95 % forecast, give or take; without what is
     unknown of the mean it would be little more than half."""
-    dice, within, runs = Random(seen), 0, 200
+    rng, within, runs = Random(seen), 0, 200
     for _ in range(runs):
-        median = 2.0 * math.exp(dice.gauss(0, 0.8))
+        median = 2.0 * math.exp(rng.gauss(0, 0.8))
         forecaster = Forecaster(Prior.of(2.0, 10.0))
         for _ in range(seen):
-            forecaster.observe(Seen(1, median * math.exp(dice.gauss(0, 0.55)), 0.0))
+            forecaster.observe(Seen(1, median * math.exp(rng.gauss(0, 0.55)), 0.0))
         true = 1000 * median * math.exp(0.55**2 / 2)
-        within += true <= Pace(forecaster.at(0.0), 4).finish(4000, 0.95)
+        within += true <= Throughput(forecaster.at(0.0), 4).finish(4000, 0.95)
     assert 0.90 <= within / runs <= 0.99
 
 
@@ -145,9 +145,9 @@ def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int)
 def test_more_requests_and_more_certainty_take_longer(
     median: float, sigma: float, unknown: float, workers: int, per_call: int, rpm: float, requests: int
 ) -> None:
-    pace = Pace(Lognormal(median, sigma, 0.3, unknown), workers, per_call, rpm=rpm)
-    at = [pace.finish(requests, q) for q in (0.05, 0.5, 0.95, 0.99)]
+    throughput = Throughput(Lognormal(median, sigma, 0.3, unknown), workers, per_call, rpm=rpm)
+    at = [throughput.finish(requests, q) for q in (0.05, 0.5, 0.95, 0.99)]
     assert at == sorted(at)
     assert all(math.isfinite(each) and each > 0 for each in at)
-    assert math.isfinite(pace.expected(requests))
-    assert pace.finish(10 * requests + 10 * workers * per_call, 0.5) >= at[1]
+    assert math.isfinite(throughput.expected(requests))
+    assert throughput.finish(10 * requests + 10 * workers * per_call, 0.5) >= at[1]

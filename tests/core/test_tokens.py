@@ -65,7 +65,7 @@ def test_a_picture_counts_as_a_picture_whatever_the_length_of_its_data() -> None
     assert size == estimate_request(Request(ENGLISH)) + MEDIA_TOKENS
 
 
-def test_without_experience_the_estimate_stands_and_the_cap_is_reserved() -> None:
+def test_without_history_the_estimate_stands_and_the_cap_is_reserved() -> None:
     fresh = Calibration()
     assert fresh.input(123) == 123
     assert fresh.output(40) == 40
@@ -74,10 +74,10 @@ def test_without_experience_the_estimate_stands_and_the_cap_is_reserved() -> Non
 
 
 def test_the_ratio_of_a_models_tokenizer_is_learned() -> None:
-    dice, learned = random.Random(7), Calibration()
+    rng, learned = random.Random(7), Calibration()
     for _ in range(200):
-        size = dice.randrange(50, 500)
-        learned.observe(size, Usage(round(size * 1.3 * dice.uniform(0.9, 1.1)), 10))
+        size = rng.randrange(50, 500)
+        learned.observe(size, Usage(round(size * 1.3 * rng.uniform(0.9, 1.1)), 10))
     assert learned.input(1000) == pytest.approx(1300, rel=0.03)
 
 
@@ -90,9 +90,9 @@ def test_a_ratio_that_changes_is_learned_anew() -> None:
 
 
 def test_short_answers_lower_the_reservation_below_the_cap() -> None:
-    dice, learned = random.Random(7), Calibration()
+    rng, learned = random.Random(7), Calibration()
     for _ in range(300):
-        learned.observe(100, Usage(100, dice.randrange(1, 101)))
+        learned.observe(100, Usage(100, rng.randrange(1, 101)))
     assert learned.output(4000) == pytest.approx(95, abs=6)
     assert learned.output(20) == 20
     assert learned.mean_output(None) == pytest.approx(50, rel=0.4)
@@ -128,14 +128,14 @@ class _Interrupted(int):
 
 
 def test_answers_that_teach_while_another_does_leave_the_figures_of_those_remembered() -> None:
-    dice, learned = random.Random(7), Calibration()
+    rng, learned = random.Random(7), Calibration()
 
     def others() -> None:
         for _ in range(3):
-            learned.observe(100, Usage(100, dice.randrange(1000)))
+            learned.observe(100, Usage(100, rng.randrange(1000)))
 
     for _ in range(400):
-        tokens = _Interrupted(dice.randrange(1000))
+        tokens = _Interrupted(rng.randrange(1000))
         tokens.meanwhile = others
         learned.observe(100, Usage(100, tokens))
         remembered = sorted(learned.state()["outputs"])
@@ -155,7 +155,7 @@ def test_an_answer_without_counts_teaches_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**5)), max_size=400))
-def test_no_experience_makes_the_figures_absurd(answers: list[tuple[int, int, int]]) -> None:
+def test_no_history_makes_the_figures_absurd(answers: list[tuple[int, int, int]]) -> None:
     learned = Calibration()
     for size, billed, output in answers:
         learned.observe(size, Usage(billed, output))

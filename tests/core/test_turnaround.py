@@ -98,8 +98,8 @@ class TestWhatWasGivenUp:
 
     def test_who_gives_up_on_slow_ones_still_learns_how_slow_they_are(self) -> None:
         """A quarter takes longer than half an hour, and is not waited for."""
-        dice = random.Random(5)
-        times = [1200 * math.exp(dice.gauss(0, 0.7)) for _ in range(200)]
+        rng = random.Random(5)
+        times = [1200 * math.exp(rng.gauss(0, 0.7)) for _ in range(200)]
         ended = [Observed(1000, seconds) for seconds in times if seconds <= 1800]
         late = given_up(1800, times=len(times) - len(ended))
         half = sorted(times)[100]
@@ -185,10 +185,10 @@ def test_where_batches_took_longer_more_is_left(times: list[float], factor: floa
 
 def test_half_of_all_batches_end_before_the_time_said() -> None:
     """Of a provider whose times scatter by a factor of two; also for those that have run for a while."""
-    dice = random.Random(3)
-    history = [Observed(1000, 1200 * math.exp(dice.gauss(0, 0.7))) for _ in range(100)]
+    rng = random.Random(3)
+    history = [Observed(1000, 1200 * math.exp(rng.gauss(0, 0.7))) for _ in range(100)]
     for elapsed in (0.0, 300.0, 900.0, 1800.0):
-        later = [seconds for _ in range(2000) if (seconds := 1200 * math.exp(dice.gauss(0, 0.7))) > elapsed]
+        later = [seconds for _ in range(2000) if (seconds := 1200 * math.exp(rng.gauss(0, 0.7))) > elapsed]
         said = left(elapsed, of=history)
         early = sum(seconds - elapsed < said for seconds in later) / len(later)
         assert 0.4 < early < 0.62, elapsed

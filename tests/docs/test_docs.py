@@ -185,9 +185,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for desk in store_jobs._desks.values():  # of the stores in this folder, which the next page has not
-        desk.close(1.0)
-    store_jobs._desks.clear()
+    for service in store_jobs._services.values():  # of the stores in this folder, which the next page has not
+        service.close(1.0)
+    store_jobs._services.clear()
 
 
 @pytest.fixture

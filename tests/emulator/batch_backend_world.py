@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from smartbatch.emulator import Ledger, Settings
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch
 from smartbatch.emulator.provider_api import Done
 
@@ -27,14 +27,14 @@ class World:
 
     def __init__(self, api: str = "openai", **options: Any) -> None:
         self.ledger = Ledger()
-        self.house = House(Settings(**options), self.ledger)
+        self.backend = BatchBackend(Settings(**options), self.ledger)
         self.api = api
 
     def create(self, now: float = 0.0, count: int = 10, **options: Any) -> RemoteBatch:
-        return self.house.create(self.api, "k", entries(count), now=now, model="m", **options)
+        return self.backend.create(self.api, "k", entries(count), now=now, model="m", **options)
 
     def batch(self, name: str, now: float) -> RemoteBatch | None:
-        return self.house.batch(self.api, "k", name, now)
+        return self.backend.batch(self.api, "k", name, now)
 
     def ended(self, now: float = 1000.0, **options: Any) -> RemoteBatch:
         """Create a batch and return it at a late time."""
@@ -44,7 +44,7 @@ class World:
         return found
 
     def lines(self, name: str, now: float = 1000.0) -> list[Line]:
-        return self.house.outputs(self.api, "k", name, now)
+        return self.backend.outputs(self.api, "k", name, now)
 
     def figures(self) -> dict[str, Any]:
         return self.ledger.summary()["batches"]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartbatch.emulator import Settings
-from smartbatch.emulator.batches.batch_records import HouseError, Problem
-from smartbatch.emulator.batches.timeline import BatchDice, timeline
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Problem
+from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
 
 
 def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
@@ -49,7 +49,7 @@ def test_a_line_is_billed_exactly_when_it_has_run():
     world.create()
     billed = []
     for now in (0.0, 8.9, 9.0, 44.9, 90.0):
-        world.house.advance(now)
+        world.backend.advance(now)
         billed.append(world.figures()["lines_billed"])
     assert billed == [0, 0, 1, 4, 10]
     [record] = world.ledger.batches
@@ -65,25 +65,25 @@ def test_without_any_time_a_batch_ends_at_once():
 def test_the_newest_batch_comes_first_in_the_list():
     world = World()
     names = [world.create(now=float(step)).id for step in range(3)]
-    assert [batch.id for batch in world.house.batches(*ME, 5.0)] == names[::-1]
+    assert [batch.id for batch in world.backend.batches(*ME, 5.0)] == names[::-1]
 
 
 def test_another_key_or_provider_sees_nothing_of_it():
     """Neither batches nor files, and it can neither cancel nor delete them."""
     world = World(batch_turnaround=10)
-    file = world.house.put_file(*ME, "in.jsonl", b"x", 0.0)
+    file = world.backend.put_file(*ME, "in.jsonl", b"x", 0.0)
     name = world.create(file_id=file.id).id
     for other in (("openai", "other"), ("anthropic", "k")):
-        assert world.house.batch(*other, name, 1.0) is None
-        assert world.house.batches(*other, 1.0) == []
-        assert world.house.cancel(*other, name, 1.0) is None
-        assert world.house.file(*other, file.id, 1.0) is None
-        assert world.house.files(*other, 1.0) == []
-        assert not world.house.delete_file(*other, file.id, 1.0)
-        with pytest.raises(HouseError, match="No batch found"):
-            world.house.outputs(*other, name, 20.0)
-        with pytest.raises(HouseError) as caught:
-            world.house.create(*other, entries(1), now=1.0, file_id=file.id)
+        assert world.backend.batch(*other, name, 1.0) is None
+        assert world.backend.batches(*other, 1.0) == []
+        assert world.backend.cancel(*other, name, 1.0) is None
+        assert world.backend.file(*other, file.id, 1.0) is None
+        assert world.backend.files(*other, 1.0) == []
+        assert not world.backend.delete_file(*other, file.id, 1.0)
+        with pytest.raises(BatchBackendError, match="No batch found"):
+            world.backend.outputs(*other, name, 20.0)
+        with pytest.raises(BatchBackendError) as caught:
+            world.backend.create(*other, entries(1), now=1.0, file_id=file.id)
         assert caught.value.reason == "no_such_file"
 
 
@@ -92,19 +92,19 @@ def test_ids_are_never_used_again():
     world = World()
     seen = set()
     for _ in range(3):
-        file = world.house.put_file(*ME, "in", b"", 0.0)
+        file = world.backend.put_file(*ME, "in", b"", 0.0)
         batch = world.create()
         seen |= {file.id, batch.id, batch.output_id}
-        world.house.delete_file(*ME, file.id, 0.0)
-        world.house.delete(*ME, batch.id, 0.0)
-        world.house.reset()
+        world.backend.delete_file(*ME, file.id, 0.0)
+        world.backend.delete(*ME, batch.id, 0.0)
+        world.backend.reset()
     assert len(seen) == 9
 
 
 def test_turnaround_varies_around_its_median():
     """Lognormal: half of the batches are faster, and the logarithms have the sigma."""
-    dice = BatchDice(Settings(batch_turnaround=60, batch_turnaround_sigma=0.5))
-    logs = [math.log(dice.turnaround("openai", index)) for index in range(2000)]
+    rng = BatchRandomness(Settings(batch_turnaround=60, batch_turnaround_sigma=0.5))
+    logs = [math.log(rng.turnaround("openai", index)) for index in range(2000)]
     assert statistics.median(logs) == pytest.approx(math.log(60), abs=0.05)
     assert statistics.stdev(logs) == pytest.approx(0.5, rel=0.1)
 
@@ -134,7 +134,7 @@ def test_counts_only_grow_and_add_up_at_any_time(
     ran, ended = 0, False
     for now in sorted(times):
         if cancel is not None and cancel <= now:
-            world.house.cancel(*ME, name, now)
+            world.backend.cancel(*ME, name, now)
             cancel = None
         seen = world.batch(name, now)
         counts = seen.counts
@@ -186,8 +186,8 @@ def test_a_cancelled_batch_keeps_what_has_run():
     """It ends after its cancelling; nothing runs meanwhile."""
     world = World(batch_turnaround=100, batch_cancel_seconds=30)
     name = world.create().id
-    assert world.house.cancel(*ME, name, 50.0).state == "cancelling"
-    assert world.house.cancel(*ME, name, 70.0).cancelling_at == 50.0
+    assert world.backend.cancel(*ME, name, 50.0).state == "cancelling"
+    assert world.backend.cancel(*ME, name, 70.0).cancelling_at == 50.0
     assert world.batch(name, 79.9).state == "cancelling"
     batch = world.batch(name, 80.0)
     assert (batch.state, batch.ended_at) == ("cancelled", 80)
@@ -200,7 +200,7 @@ def test_a_cancelled_batch_keeps_what_has_run():
 def test_a_cancel_in_the_validation_leaves_nothing_to_pay():
     world = World(batch_validating=10, batch_turnaround=100)
     name = world.create(problems=[Problem("x", "x")]).id
-    world.house.cancel(*ME, name, 5.0)
+    world.backend.cancel(*ME, name, 5.0)
     batch = world.batch(name, 50.0)
     assert (batch.state, batch.counts.cancelled) == ("cancelled", 10)
     assert world.figures()["lines_ran"] == 0
@@ -209,7 +209,7 @@ def test_a_cancel_in_the_validation_leaves_nothing_to_pay():
 def test_a_batch_may_win_the_race_against_its_cancel():
     world = World(batch_turnaround=100, batch_cancel_seconds=5, batch_faults={"cancel_completes": 1.0})
     name = world.create().id
-    assert world.house.cancel(*ME, name, 50.0).state == "cancelling"
+    assert world.backend.cancel(*ME, name, 50.0).state == "cancelling"
     assert world.batch(name, 99.0).state == "cancelling"
     assert world.batch(name, 100.0).state == "completed"
     assert world.figures()["lines_billed"] == 10
@@ -218,7 +218,7 @@ def test_a_batch_may_win_the_race_against_its_cancel():
 def test_a_cancel_after_the_end_changes_nothing():
     world = World(batch_turnaround=10)
     name = world.create().id
-    assert world.house.cancel(*ME, name, 10.0).state == "completed"
+    assert world.backend.cancel(*ME, name, 10.0).state == "completed"
     assert world.ledger.batches[0].cancelled_at is None
 
 
@@ -228,7 +228,7 @@ def test_a_stuck_batch_never_ends_unless_it_is_cancelled():
     name = world.create().id
     assert world.batch(name, 1e9).state == "running"
     assert world.batch(name, 1e9).counts.waiting == 5
-    assert world.house.cancel(*ME, name, 1e9).state == "cancelled"
+    assert world.backend.cancel(*ME, name, 1e9).state == "cancelled"
 
 
 def test_a_batch_that_fails_its_validation_runs_nothing():
@@ -254,10 +254,10 @@ def test_a_batch_above_the_enqueued_tokens_fails_after_its_create():
     failed = world.batch(second.id, 2.0)
     assert (failed.state, failed.problems[0].code) == ("failed", "token_limit_exceeded")
     assert "Limit: 70 enqueued tokens" in failed.problems[0].message
-    other = world.house.create("openai", "k", entries(10), now=2.0, model="other")
-    stranger = world.house.create("openai", "k2", entries(10), now=2.0, model="m")
+    other = world.backend.create("openai", "k", entries(10), now=2.0, model="other")
+    stranger = world.backend.create("openai", "k2", entries(10), now=2.0, model="m")
     assert world.batch(other.id, 50.0).state == "completed"
-    assert world.house.batch("openai", "k2", stranger.id, 50.0).state == "completed"
+    assert world.backend.batch("openai", "k2", stranger.id, 50.0).state == "completed"
     assert world.batch(first.id, 50.0).state == "completed"
     assert world.batch(world.create(now=50.0).id, 99.0).state == "completed"
     assert world.figures()["lines_billed"] == 40
@@ -268,7 +268,7 @@ def test_others_refuse_a_create_above_the_enqueued_tokens(api, refusal):
     """Nothing is created, so there is nothing that could fail later."""
     world = World(api, batch_turnaround=10, batch_enqueued_tokens=70, batch_enqueued_refusal=refusal)
     world.create()
-    with pytest.raises(HouseError) as caught:
+    with pytest.raises(BatchBackendError) as caught:
         world.create(now=1.0)
     assert caught.value.reason == "enqueued"
     assert world.figures()["by_fate"] == {"landed": 1, "refused": 1}
@@ -285,10 +285,10 @@ def test_a_create_some_looks_and_the_results_take_well_under_a_millisecond():
     best = math.inf
     for step in range(200):
         begin = time.perf_counter()
-        name = world.house.create("openai", str(step), work, now=2.0 * step).id
+        name = world.backend.create("openai", str(step), work, now=2.0 * step).id
         for look in range(4):
-            world.house.batch("openai", str(step), name, 2.0 * step + 0.3 * look)
-        world.house.outputs("openai", str(step), name, 2.0 * step + 1)
+            world.backend.batch("openai", str(step), name, 2.0 * step + 0.3 * look)
+        world.backend.outputs("openai", str(step), name, 2.0 * step + 1)
         best = min(best, time.perf_counter() - begin)
     assert best < 0.001
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from batch_backend_world import ME, World
 
-from smartbatch.emulator.batches.batch_records import HouseError, Lost
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Lost
 
 
 def test_a_lost_create_exists_though_nobody_was_told():
@@ -15,7 +15,7 @@ def test_a_lost_create_exists_though_nobody_was_told():
     with pytest.raises(Lost) as caught:
         world.create(label={"sb": "n"})
     assert caught.value.damage == "reset"
-    [batch] = world.house.batches(*ME, 0.0)
+    [batch] = world.backend.batches(*ME, 0.0)
     assert batch.label == {"sb": "n"}
     assert world.figures()["by_fate"] == {"lost": 1}
     assert world.figures()["landed"] == 1
@@ -26,7 +26,7 @@ def test_a_dropped_create_never_happened():
     with pytest.raises(Lost) as caught:
         world.create()
     assert caught.value.damage == "reset_before"
-    assert world.house.batches(*ME, 1e6) == []
+    assert world.backend.batches(*ME, 1e6) == []
     assert (world.figures()["landed"], world.figures()["lines_ran"]) == (0, 0)
 
 
@@ -36,8 +36,8 @@ def test_a_late_create_comes_to_exist_within_its_time():
     with pytest.raises(Lost) as caught:
         world.create(now=50.0)
     assert caught.value.damage == "reset"
-    assert world.house.batches(*ME, 50.0) == []
-    [batch] = world.house.batches(*ME, 150.0)
+    assert world.backend.batches(*ME, 50.0) == []
+    [batch] = world.backend.batches(*ME, 150.0)
     assert 50.0 < batch.created_at <= 150.0
     [record] = world.ledger.batches
     assert (record.fate, record.at, record.landed_at) == ("late", 50.0, batch.created_at)
@@ -45,13 +45,13 @@ def test_a_late_create_comes_to_exist_within_its_time():
     again = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100)
     with pytest.raises(Lost):
         again.create(now=50.0)
-    assert again.house.batches(*ME, math.nextafter(batch.created_at, 0)) == []
-    assert len(again.house.batches(*ME, batch.created_at)) == 1
+    assert again.backend.batches(*ME, math.nextafter(batch.created_at, 0)) == []
+    assert len(again.backend.batches(*ME, batch.created_at)) == 1
 
 
 def late_world() -> tuple[World, str]:
     world = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100, batch_turnaround=10)
-    file = world.house.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
+    file = world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
     with pytest.raises(Lost):
         world.create(file_id=file.id)
     return world, file.id
@@ -60,8 +60,8 @@ def late_world() -> tuple[World, str]:
 def test_deleting_the_input_file_fences_a_late_create_off():
     """It never comes to exist, costs nothing, and the ledger says why."""
     world, file = late_world()
-    assert world.house.delete_file(*ME, file, 0.0)
-    assert world.house.batches(*ME, 1e6) == []
+    assert world.backend.delete_file(*ME, file, 0.0)
+    assert world.backend.batches(*ME, 1e6) == []
     assert world.figures()["fenced"] == 1
     assert world.figures()["by_fate"] == {"fenced": 1}
     assert world.figures()["lines_billed"] == 0
@@ -70,8 +70,8 @@ def test_deleting_the_input_file_fences_a_late_create_off():
 def test_a_fence_comes_too_late_for_a_create_that_has_landed():
     """Deleting the file then does not hurt the batch: it runs, and is billed."""
     world, file = late_world()
-    assert world.house.delete_file(*ME, file, 100.0)
-    [batch] = world.house.batches(*ME, 1e6)
+    assert world.backend.delete_file(*ME, file, 100.0)
+    [batch] = world.backend.batches(*ME, 1e6)
     assert batch.state == "completed"
     assert batch.file_id == file
     assert (world.figures()["fenced"], world.figures()["lines_billed"]) == (0, 10)
@@ -80,14 +80,14 @@ def test_a_fence_comes_too_late_for_a_create_that_has_landed():
 def test_a_file_name_used_again_opens_the_fence():
     """Whoever chooses names must not choose one twice."""
     world, file = late_world()
-    world.house.delete_file(*ME, file, 0.0)
-    world.house.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
-    assert len(world.house.batches(*ME, 1e6)) == 1
+    world.backend.delete_file(*ME, file, 0.0)
+    world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
+    assert len(world.backend.batches(*ME, 1e6)) == 1
 
 
 def test_a_create_that_names_a_missing_file_is_refused():
     world = World()
-    with pytest.raises(HouseError) as caught:
+    with pytest.raises(BatchBackendError) as caught:
         world.create(file_id="file-gone")
     assert caught.value.reason == "no_such_file"
     assert world.figures()["by_fate"] == {"refused": 1}
@@ -95,23 +95,23 @@ def test_a_create_that_names_a_missing_file_is_refused():
 
 def test_a_chosen_file_name_is_taken_until_the_file_is_gone():
     """The second put meets the first; after a deletion or its time the name is free."""
-    house = World().house
-    house.put_file(*ME, "a", b"1", 0.0, identity="chosen", lifetime=10.0)
-    with pytest.raises(HouseError) as caught:
-        house.put_file(*ME, "a", b"2", 9.9, identity="chosen")
+    backend = World().backend
+    backend.put_file(*ME, "a", b"1", 0.0, identity="chosen", lifetime=10.0)
+    with pytest.raises(BatchBackendError) as caught:
+        backend.put_file(*ME, "a", b"2", 9.9, identity="chosen")
     assert caught.value.reason == "exists"
-    assert house.file(*ME, "chosen", 9.9).data == b"1"
-    assert house.file(*ME, "chosen", 10.0) is None
-    assert house.files(*ME, 10.0) == []
-    assert house.put_file(*ME, "a", b"2", 10.0, identity="chosen").data == b"2"
-    assert house.delete_file(*ME, "chosen", 11.0)
-    assert not house.delete_file(*ME, "chosen", 11.0)
+    assert backend.file(*ME, "chosen", 9.9).data == b"1"
+    assert backend.file(*ME, "chosen", 10.0) is None
+    assert backend.files(*ME, 10.0) == []
+    assert backend.put_file(*ME, "a", b"2", 10.0, identity="chosen").data == b"2"
+    assert backend.delete_file(*ME, "chosen", 11.0)
+    assert not backend.delete_file(*ME, "chosen", 11.0)
 
 
 def test_files_are_listed_newest_first():
-    house = World().house
-    names = [house.put_file(*ME, f"f{step}", b"", float(step)).id for step in range(3)]
-    assert [file.id for file in house.files(*ME, 9.0)] == names[::-1]
+    backend = World().backend
+    names = [backend.put_file(*ME, f"f{step}", b"", float(step)).id for step in range(3)]
+    assert [file.id for file in backend.files(*ME, 9.0)] == names[::-1]
 
 
 @pytest.mark.parametrize(("fault", "listed", "got"), [("list_lag", False, True), ("get_lag", True, False)])
@@ -119,7 +119,7 @@ def test_a_lagging_batch_is_not_seen_everywhere_at_once(fault, listed, got):
     """One way to look does not find it yet, the other does; after the lag both do."""
     world = World(batch_faults={fault: 1.0}, batch_list_lag=60, batch_get_lag=60, batch_turnaround=5)
     name = world.create().id
-    assert bool(world.house.batches(*ME, 0.0)) is listed
+    assert bool(world.backend.batches(*ME, 0.0)) is listed
     assert bool(world.batch(name, 0.0)) is got
-    assert world.house.batches(*ME, 60.0)
+    assert world.backend.batches(*ME, 60.0)
     assert world.batch(name, 60.0)

@@ -9,7 +9,7 @@ import pytest
 from batch_backend_world import ME, World, by_position, entry
 
 from smartbatch.emulator import Settings
-from smartbatch.emulator.batches.batch_records import HouseError, Line, entry_of, wrong_entry
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, entry_of, wrong_entry
 from smartbatch.emulator.openai.embeddings import parse_embeddings
 from smartbatch.emulator.openai.parsing import Refused
 
@@ -73,7 +73,7 @@ def test_a_failed_line_is_not_billed(fault, error):
     [line] = by_position(lines)[3]
     assert (line.outcome, line.error, line.body) == ("errored", error, b"")
     assert world.figures()["lines_billed"] == 9
-    assert world.house.batches(*ME, 1e3)[0].counts.errored == 1
+    assert world.backend.batches(*ME, 1e3)[0].counts.errored == 1
 
 
 def test_an_answer_without_usage_is_billed_all_the_same():
@@ -86,7 +86,7 @@ def test_an_answer_without_usage_is_billed_all_the_same():
 def test_malformed_lines_are_cut_or_garbage_and_leave_the_others_whole():
     world, _ = world_of_lines("malformed_lines", positions=tuple(range(0, 10, 2)), batch_turnaround=1)
     name = world.ledger.batches[0].id
-    data = world.house.fetch(*ME, name, 10.0, write=lambda line: line.body).body
+    data = world.backend.fetch(*ME, name, 10.0, write=lambda line: line.body).body
     rows = data.split(b"\n")[:-1]
     whole = [position for position, row in enumerate(rows) if is_json(row)]
     assert (len(rows), whole) == (10, [1, 3, 5, 7, 9])
@@ -105,7 +105,7 @@ def is_json(row: bytes) -> bool:
 def test_a_request_that_is_wrong_fails_when_its_turn_comes():
     world = World()
     refused = Refused(400, "no messages", code="c")
-    batch = world.house.create(*ME, [wrong_entry("a", refused), entry(1)], now=0.0)
+    batch = world.backend.create(*ME, [wrong_entry("a", refused), entry(1)], now=0.0)
     wrong, right = world.lines(batch.id)
     assert (wrong.outcome, wrong.status, wrong.error, wrong.body) == ("errored", 400, "refused", refused.body)
     assert right.outcome == "succeeded"
@@ -146,13 +146,13 @@ def test_results_are_there_from_the_end_until_their_retention():
     world = World(batch_turnaround=10, batch_retention=100)
     name = world.create().id
     for now, reason in ((9.9, "not_ended"), (110.0, "gone")):
-        with pytest.raises(HouseError) as caught:
+        with pytest.raises(BatchBackendError) as caught:
             world.lines(name, now)
         assert caught.value.reason == reason
     batch = world.batch(world.create(now=200.0).id, 210.0)
-    assert world.house.file(*ME, batch.output_id, 211.0).batch == batch.id
-    assert world.house.file(*ME, batch.output_id, 310.0) is None
-    with pytest.raises(HouseError) as caught:
+    assert world.backend.file(*ME, batch.output_id, 211.0).batch == batch.id
+    assert world.backend.file(*ME, batch.output_id, 310.0) is None
+    with pytest.raises(BatchBackendError) as caught:
         world.lines("batch_unknown")
     assert caught.value.reason == "not_found"
 
@@ -160,7 +160,7 @@ def test_results_are_there_from_the_end_until_their_retention():
 def test_results_may_be_unavailable_for_a_while():
     world = World(batch_turnaround=10, batch_results_outage=20, batch_faults={"results_unavailable": 1.0})
     name = world.create().id
-    with pytest.raises(HouseError) as caught:
+    with pytest.raises(BatchBackendError) as caught:
         world.lines(name, 29.9)
     assert caught.value.reason == "unavailable"
     assert len(world.lines(name, 30.0)) == 10
@@ -172,7 +172,7 @@ def test_only_the_first_download_of_a_file_is_cut():
     name = world.ended().id
 
     def fetch() -> Any:
-        return world.house.fetch(*ME, name, 1000.0, write=lambda line: line.body, part="succeeded")
+        return world.backend.fetch(*ME, name, 1000.0, write=lambda line: line.body, part="succeeded")
 
     cut, whole = fetch(), fetch()
     assert isinstance(cut.body, list)
@@ -188,7 +188,7 @@ def test_downloads_are_cut_at_line_ends_and_within_lines():
     world = World(batch_faults={"cut_download": 1.0})
     cuts = []
     for _ in range(20):
-        fetched = world.house.fetch(*ME, world.create().id, 0.0, write=lambda line: line.body)
+        fetched = world.backend.fetch(*ME, world.create().id, 0.0, write=lambda line: line.body)
         cuts.append(b"".join(fetched.body)[-1:] in (b"", b"\n"))
     assert 3 < sum(cuts) < 17
 
@@ -197,7 +197,7 @@ def test_each_part_has_its_own_lines():
     world, lines = world_of_lines("item_error")
     name = world.ledger.batches[0].id
     sizes = {
-        part: world.house.fetch(
+        part: world.backend.fetch(
             *ME, name, 10.0, part=part, write=lambda line: line.custom_id.encode()
         ).body.count(b"\n")
         for part in ("succeeded", "failed", "all", None)
@@ -217,7 +217,7 @@ def test_only_answers_that_are_true_are_booked_as_delivered():
         }.get(position)
     )
     name = world.ended().id
-    world.house.delivered(name, world.lines(name))
+    world.backend.delivered(name, world.lines(name))
     delivered = [line.position for line in world.ledger.batches[0].lines.values() if line.delivered]
     assert delivered == [0, 4, 5, 6, 7, 8, 9]
 
@@ -225,37 +225,37 @@ def test_only_answers_that_are_true_are_booked_as_delivered():
 def test_results_files_can_be_deleted_and_say_what_they_hold():
     world = World()
     batch = world.ended()
-    [file] = world.house.files(*ME, 1000.0)
+    [file] = world.backend.files(*ME, 1000.0)
     assert (file.id, file.batch, file.part, file.purpose) == (
         batch.output_id,
         batch.id,
         "succeeded",
         "batch_output",
     )
-    written = world.house.size(*ME, batch.id, 1000.0, write=lambda line: line.body, part="succeeded")
+    written = world.backend.size(*ME, batch.id, 1000.0, write=lambda line: line.body, part="succeeded")
     assert written == sum(len(line.body) + 1 for line in world.lines(batch.id))
-    assert world.house.delete_file(*ME, file.id, 1000.0)
-    assert world.house.file(*ME, file.id, 1000.0) is None
-    assert not world.house.delete_file(*ME, file.id, 1000.0)
+    assert world.backend.delete_file(*ME, file.id, 1000.0)
+    assert world.backend.file(*ME, file.id, 1000.0) is None
+    assert not world.backend.delete_file(*ME, file.id, 1000.0)
 
 
 def test_geminis_results_are_in_one_file():
     """Answers and errors together; a batch that came inline has none."""
     world = World("gemini", batch_faults={"item_error": 1.0})
-    file = world.house.put_file("gemini", "k", "in", b"", 0.0)
+    file = world.backend.put_file("gemini", "k", "in", b"", 0.0)
     batch = world.ended(file_id=file.id)
-    assert world.house.file("gemini", "k", world.ended().output_id, 1000.0) is None
+    assert world.backend.file("gemini", "k", world.ended().output_id, 1000.0) is None
     assert (batch.output_id[:6], batch.error_id) == ("batch-", None)
-    assert world.house.file("gemini", "k", batch.output_id, 1000.0).part == "all"
+    assert world.backend.file("gemini", "k", batch.output_id, 1000.0).part == "all"
 
 
 def test_a_download_is_the_same_every_time():
     """Small answers are kept, vectors are made again."""
     world = World()
     task = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
-    batch = world.house.create(*ME, [entry_of("v", task, Settings()), entry(1)], now=0.0)
+    batch = world.backend.create(*ME, [entry_of("v", task, Settings()), entry(1)], now=0.0)
     first, second = (
-        world.house.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)
+        world.backend.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)
     )
     assert first == second
     assert len(first) > 10_000

@@ -11,9 +11,9 @@ import pytest
 from batch_backend_world import ME, World, entries
 
 from smartbatch.emulator import BATCH_FAULTS, LINE_FAULTS, Call, Ledger, Settings
-from smartbatch.emulator.batches.backend import House
-from smartbatch.emulator.batches.batch_records import HouseError, Lost
-from smartbatch.emulator.batches.timeline import BatchDice
+from smartbatch.emulator.batches.backend import BatchBackend
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Lost
+from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.errors import ConfigError
 
 
@@ -21,9 +21,9 @@ def test_every_fault_has_about_its_rate():
     """One of each group at most; the others fall together as often as their rates say."""
     rates = {"lost_create": 0.1, "late_create": 0.2, "stuck": 0.1, "expire_part": 0.3, "list_lag": 0.5}
     lines = {"missing_lines": 0.1, "swapped_answers": 0.2, "foreign_lines": 0.25}
-    dice = BatchDice(Settings(batch_faults=rates | lines))
-    met = [dice.of_batch("openai", index, {}) for index in range(4000)]
-    met_lines = [dice.of_line("openai", 0, position, None) for position in range(4000)]
+    rng = BatchRandomness(Settings(batch_faults=rates | lines))
+    met = [rng.of_batch("openai", index, {}) for index in range(4000)]
+    met_lines = [rng.of_line("openai", 0, position, None) for position in range(4000)]
     for name, rate in rates.items():
         assert sum(name in faults for faults in met) / 4000 == pytest.approx(rate, abs=0.03), name
     for name, rate in lines.items():
@@ -33,7 +33,7 @@ def test_every_fault_has_about_its_rate():
     assert any({"late_create", "list_lag"} <= faults for faults in met)
 
 
-def test_other_requests_do_not_move_the_dice():
+def test_other_requests_do_not_move_the_rng():
     """Looking, uploading and other accounts change nothing in what a create and its lines meet."""
     rates = {"late_create": 0.3, "missing_lines": 0.3, "expire_part": 0.3, "shuffled": 0.5}
 
@@ -42,15 +42,15 @@ def test_other_requests_do_not_move_the_dice():
         told = []
         for step in range(20):
             if busy:
-                world.house.put_file(*ME, "f", b"", step * 100.0)
+                world.backend.put_file(*ME, "f", b"", step * 100.0)
                 with suppress(Lost):
-                    world.house.create("anthropic", "k", entries(3), now=step * 100.0)
-                world.house.batches(*ME, step * 100.0)
+                    world.backend.create("anthropic", "k", entries(3), now=step * 100.0)
+                world.backend.batches(*ME, step * 100.0)
             try:
                 told.append(world.create(now=step * 100.0).id)
             except Lost as lost:
                 told.append(lost.damage)
-        ends = world.house.batches(*ME, 1e6)
+        ends = world.backend.batches(*ME, 1e6)
         told += [(end.id, end.state, [line.position for line in world.lines(end.id, 1e6)]) for end in ends]
         return told
 
@@ -116,12 +116,14 @@ def heard(world: World, *, cancel: bool) -> list[Any]:
         said.append(lost.damage)
     [name] = [record.id for record in world.ledger.batches]
     for now in (0.0, 1.0, 9.0, 10.0, 12.0):
-        said += [world.house.batches(*ME, now), world.batch(name, now)]
+        said += [world.backend.batches(*ME, now), world.batch(name, now)]
         if cancel:
-            world.house.cancel(*ME, name, now)
+            world.backend.cancel(*ME, name, now)
         try:
-            said.append(world.house.fetch(*ME, name, now, write=lambda line: repr(line).encode() + line.body))
-        except HouseError as error:
+            said.append(
+                world.backend.fetch(*ME, name, now, write=lambda line: repr(line).encode() + line.body)
+            )
+        except BatchBackendError as error:
             said.append(error.reason)
         else:
             said[-1] = said[-1].body
@@ -160,7 +162,7 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     script = ["lost_create", "dropped_create", "late_create", None, "expire_part"]
-    house = House(
+    backend = BatchBackend(
         Settings(
             batch_turnaround=10,
             batch_late_seconds=20,
@@ -171,14 +173,14 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
         ),
         ledger,
     )
-    file = house.put_file(*ME, "in", b"", 0.0)
+    file = backend.put_file(*ME, "in", b"", 0.0)
     for step in range(5):
         with suppress(Lost):
-            house.create(*ME, entries(4), now=float(step), label={"sb": str(step)}, file_id=file.id)
-    house.delete_file(*ME, file.id, 4.0)
-    for batch in house.batches(*ME, 100.0):
-        house.cancel(*ME, batch.id, 100.0)
-        house.fetch(*ME, batch.id, 100.0, write=lambda line: line.body).delivered()
+            backend.create(*ME, entries(4), now=float(step), label={"sb": str(step)}, file_id=file.id)
+    backend.delete_file(*ME, file.id, 4.0)
+    for batch in backend.batches(*ME, 100.0):
+        backend.cancel(*ME, batch.id, 100.0)
+        backend.fetch(*ME, batch.id, 100.0, write=lambda line: line.body).delivered()
     restored = Ledger.read(path)
     assert restored.batches == ledger.batches
     assert restored.summary() == ledger.summary()
@@ -198,9 +200,9 @@ def test_a_reset_forgets_batches_and_what_they_still_do(tmp_path):
     world = World(batch_turnaround=10)
     old = world.create()
     world.ledger.reset()
-    world.house.advance(5.0)
-    world.house.delivered(old.id, [])
+    world.backend.advance(5.0)
+    world.backend.delivered(old.id, [])
     assert world.ledger.batches == ()
-    world.house.reset()
-    assert world.house.batches(*ME, 20.0) == []
+    world.backend.reset()
+    assert world.backend.batches(*ME, 20.0) == []
     assert world.figures()["creates"] == 0

@@ -121,7 +121,7 @@ def test_the_sdk_gets_one_vector_for_each_content(emu, sdk):
 
 
 def test_vectors_have_the_models_length(emu, raw):
-    """Without a wish they have 3,072 numbers."""
+    """Without a constraint they have 3,072 numbers."""
     item = {"model": f"models/{EMBEDDER}", "content": {"parts": [{"text": "a"}]}}
     path = f"/v1/models/{EMBEDDER}:batchEmbedContents"
     assert len(ask(raw, {"requests": [item]}, path=path)[2]["embeddings"][0]["values"]) == 3072

@@ -75,7 +75,7 @@ def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
         else:
             assert again
             assert {incident.kind for incident in told} == {"double_submission"}
-            assert len(told) == again  # every ghost was seen, and what it cost
+            assert len(told) == again  # every orphan was seen, and what it cost
             assert all((incident.money or 0) > 0 for incident in told)
 
 

@@ -18,7 +18,7 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.wire_ids import parse_wire_id
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
 
 def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: str, tmp_path: Path) -> None:
     """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
-    dice = random.Random(5)
-    prompts = [f"{number}: " + "lorem ipsum " * dice.randint(5, 900) for number in range(600)]
+    rng = random.Random(5)
+    prompts = [f"{number}: " + "lorem ipsum " * rng.randint(5, 900) for number in range(600)]
     lengths = [estimate(prompt) for prompt in prompts]
     with world(provider, tmp_path, batch_faults={"swapped_answers": 0.05}) as w:
         job = w.process().submit_batch(prompts)
@@ -84,7 +84,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
     with world(provider, tmp_path) as w:
         usual, cleared = collect.take_in, []
 
-        def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Any:
+        def take_in(work: StepContext, shard: ShardRow, paths: list[Path]) -> Any:
             if not cleared:
                 cleared.extend(paths)
                 for path in paths:

@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.emulator import Emulator, answer_for
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_ledger import BatchRecord
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
@@ -95,7 +95,7 @@ class TimedService(Service):
     def __init__(self, settings: Settings, ledger: Ledger, clock: VirtualClock) -> None:
         super().__init__(settings, ledger)
         self._clock = clock
-        self.house = House(settings, ledger, epoch=clock.wall() - clock.now())
+        self.house = BatchBackend(settings, ledger, epoch=clock.wall() - clock.now())
         ledger.follow(lambda: self.house.advance(clock.now()))
         self.seen: list[Seen] = []
         self.meet: Meet = lambda seen: None

@@ -46,7 +46,7 @@ def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client
     for thread in threads:
         thread.join(60)
     assert wrong == []
-    assert client.books.succeeded == 640
+    assert client.counts.succeeded == 640
     assert emu.ledger.received < 640 / 4, "requests of many threads should share calls"
 
 
@@ -120,7 +120,7 @@ def test_a_provider_without_embeddings_says_so_before_anything_is_queued() -> No
         ({"task_type": ""}, "task_type"),
     ],
 )
-def test_bad_wishes_are_refused_before_anything_is_sent(
+def test_bad_constraints_are_refused_before_anything_is_sent(
     emu: Emulator, client: BatchingClient, arguments: dict[str, object], field: str
 ) -> None:
     """The error names the field."""

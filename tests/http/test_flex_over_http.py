@@ -100,7 +100,7 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
     with client_of(openai(emu), observers=[note]) as client:
 
         def median(route: Route) -> float:
-            return client._experience.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
+            return client._history.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
 
         slow, plain = median(Route.FLEX), median(Route.INDIVIDUAL)
         client.generate(PROBLEMS, **SOON)
@@ -158,7 +158,7 @@ def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wishes"),
+    ("settings", "constraints"),
     [
         ({"flex": False}, {}),
         ({}, {"extra": {"service_tier": "default"}}),
@@ -167,11 +167,11 @@ def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
     ],
 )
 def test_nobody_who_did_not_ask_for_patience_is_sent_there(
-    emu: Emulator, settings: dict[str, Any], wishes: dict[str, Any]
+    emu: Emulator, settings: dict[str, Any], constraints: dict[str, Any]
 ) -> None:
     """Nor who turned it off, or named a tier."""
     with client_of(openai(emu), **settings) as client:
-        routes = [option.route for option in client.plan(PROBLEMS, **SOON, **wishes).options]
+        routes = [option.route for option in client.plan(PROBLEMS, **SOON, **constraints).options]
     assert Route.INDIVIDUAL in routes
     assert Route.FLEX not in routes
 

@@ -19,9 +19,9 @@ from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, taking_part
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
 
-def asked(w: World, client: BatchingClient, prompts: list[str], **wishes: object) -> ResultList:
+def asked(w: World, client: BatchingClient, prompts: list[str], **constraints: object) -> ResultList:
     with taking_part(w):
-        return client.generate(prompts, **wishes)  # type: ignore[arg-type]
+        return client.generate(prompts, **constraints)  # type: ignore[arg-type]
 
 
 def routes(results: ResultList) -> Counter[Route | None]:

@@ -120,7 +120,7 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
     assert error.maybe_billed
     assert stream.result.usage.output_tokens >= len(text) // 8
     assert len(emu.ledger.calls) == 1
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
@@ -143,7 +143,7 @@ def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf
     client = client_of(parallelism=1)
     for _ in client.stream("long"):
         break
-    until(lambda: client.books.failed == 1)
+    until(lambda: client.counts.failed == 1)
     assert [call.delivered for call in emu.ledger.calls] == [False]
 
 
@@ -185,7 +185,7 @@ def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientO
     model = client.model
     assert texts == {prompt: answer_for(prompt, model, 0) for prompt in texts}
     assert len(texts) == 100
-    assert (client.books.succeeded, client.books.balanced()) == (100, True)
+    assert (client.counts.succeeded, client.counts.balanced()) == (100, True)
 
 
 def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: ClientOf) -> None:

@@ -118,7 +118,7 @@ def client(
         yield client
 
 
-def test_context_hooks_and_books_are_the_same_for_every_kind(
+def test_context_hooks_and_counts_are_the_same_for_every_kind(
     item: tuple[Scripted, Make], client: BatchingClient, seen: dict[str, list[Any]]
 ) -> None:
     """Eight items fail once and are answered then; whoever watches sees the same, whatever makes the call."""
@@ -138,8 +138,8 @@ def test_context_hooks_and_books_are_the_same_for_every_kind(
     ended = [event for event in seen["events"] if isinstance(event, RequestFinished)]
     again = [event for event in seen["events"] if isinstance(event, RetryScheduled)]
     assert (len(ended), len(again), {event.ok for event in ended}) == (8, 8, {True})
-    books = client.books
-    assert (books.submitted, books.succeeded, books.failed) == (8, 8, 0)
+    counts = client.counts
+    assert (counts.submitted, counts.succeeded, counts.failed) == (8, 8, 0)
 
 
 def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Callable[..., Any]) -> None:

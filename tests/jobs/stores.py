@@ -22,7 +22,7 @@ import pytest
 
 from smartbatch._clock import VirtualClock
 from smartbatch.jobs.records import (
-    Grip,
+    JobLease,
     JobRow,
     NewItem,
     NewJob,
@@ -148,13 +148,13 @@ def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: An
     return NewResult(ix, outcome, body, **told)
 
 
-def started(store: Store, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, Grip]:
+def started(store: Store, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
     """A job of ``count`` open items that this store owns."""
     job, new = store.accept(bench.job(**changes), new_items(count))
     assert new
-    grip = store.claim(job.id, 60.0)
-    assert grip is not None
-    return job, grip
+    lease = store.claim(job.id, 60.0)
+    assert lease is not None
+    return job, lease
 
 
 ROADS: dict[ShardState, Sequence[ShardState]] = {
@@ -183,15 +183,15 @@ ROADS: dict[ShardState, Sequence[ShardState]] = {
 """The way from planned to each state."""
 
 
-def led(store: Store, grip: Grip, shard: ShardRow, to: ShardState) -> ShardRow:
+def led(store: Store, lease: JobLease, shard: ShardRow, to: ShardState) -> ShardRow:
     """Lead a planned shard to a state, step by step."""
     for step in ROADS[to]:
         if step is ShardState.SUBMITTING:
-            intended = store.intend(grip, shard, exclusive=False)
+            intended = store.intend(lease, shard, exclusive=False)
             assert intended is not None
             shard = intended
         else:
-            shard = store.advance(grip, shard, step)
+            shard = store.advance(lease, shard, step)
     return shard
 
 

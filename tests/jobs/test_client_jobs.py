@@ -90,7 +90,7 @@ def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store
     prompts = [f"p{n}" for n in range(20)]
     job = first.submit_batch(prompts, key="nightly")
     again = first.submit_batch(iter(prompts), key="nightly")
-    second = client_of(remote, store=store, seed_of_dice=2).submit_batch(prompts, key="nightly")
+    second = client_of(remote, store=store, seed_of_rng=2).submit_batch(prompts, key="nightly")
     assert job.id == again.id == second.id
     job.wait(LONG)
     assert remote.api is not None
@@ -111,7 +111,7 @@ def test_a_key_with_other_requests_is_a_conflict(
         client.submit_batch(requests, key="nightly", **change)
 
 
-def test_seeded_dice_on_a_used_store_draw_another_id(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_seeded_rng_on_a_used_store_draw_another_id(client_of: ClientOf, remote: Remote, store: str) -> None:
     """The id another job has is never taken for one's own."""
     one = client_of(remote, store=store).submit_batch(["a"])
     other = client_of(remote, store=store).submit_batch(["b"])
@@ -276,7 +276,7 @@ def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, st
 
 
 @pytest.mark.parametrize(
-    ("wishes", "few", "many"),
+    ("constraints", "few", "many"),
     [
         ({"deadline": "20h"}, Route.INDIVIDUAL, Route.BATCH),
         ({"prefer": "speed"}, Route.INDIVIDUAL, Route.BATCH),
@@ -285,19 +285,19 @@ def test_few_rows_are_asked_in_real_time(client_of: ClientOf, remote: Remote, st
         ({"strategy": "auto", "prefer": "speed"}, Route.INDIVIDUAL, Route.INDIVIDUAL),
     ],
 )
-def test_a_job_that_is_waited_for_takes_wishes(
-    wishes: dict[str, Any], few: Route, many: Route, client_of: ClientOf, remote: Remote, store: str
+def test_a_job_that_is_waited_for_takes_constraints(
+    constraints: dict[str, Any], few: Route, many: Route, client_of: ClientOf, remote: Remote, store: str
 ) -> None:
     """The count decides its route all the same, unless a strategy does."""
     client = client_of(remote, store=store, batch_threshold=5)
     for count, route in ((4, few), (12, many)):
-        results = client.submit_and_wait((f"p{n}" for n in range(count)), purpose="labels", **wishes)
+        results = client.submit_and_wait((f"p{n}" for n in range(count)), purpose="labels", **constraints)
         assert [result.route for result in results] == [route] * count
     assert [job.status().state for job in client.jobs()] == ["done", "done"]
 
 
 @pytest.mark.parametrize(
-    ("wishes", "text"),
+    ("constraints", "text"),
     [
         ({"deadline": "1 s"}, "no route meets a deadline of 1 s"),
         ({"deadline": "soon"}, "deadline = 'soon' is no time"),
@@ -306,12 +306,12 @@ def test_a_job_that_is_waited_for_takes_wishes(
         ({"budget": "5 USD"}, "the price of remote:default is unknown"),
     ],
 )
-def test_wishes_of_a_job_that_is_waited_for_are_checked_before_it_is_stored(
-    wishes: dict[str, Any], text: str, client_of: ClientOf, clock: VirtualClock, store: str
+def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored(
+    constraints: dict[str, Any], text: str, client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    client = client_of(Remote(clock, priced="budget" in wishes), store=store)
+    client = client_of(Remote(clock, priced="budget" in constraints), store=store)
     with pytest.raises(ConfigError, match=text):
-        client.submit_and_wait([f"p{n}" for n in range(400)], **wishes)
+        client.submit_and_wait([f"p{n}" for n in range(400)], **constraints)
     assert client.jobs() == []
 
 
@@ -380,7 +380,7 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
         job = first.submit_batch([f"p{n}" for n in range(10)], key="k")
     clock.sleep(100.0)
     first.stop(timeout=0)
-    second = client_of(remote, store=store, seed_of_dice=2)
+    second = client_of(remote, store=store, seed_of_rng=2)
     results = list(second.job("k").results(timeout=LONG))
     assert [result.text for result in results] == [f"by batch: p{n}" for n in range(10)]
     assert remote.api is not None
@@ -407,7 +407,7 @@ def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
     assert "poll_interval" not in job._row().policy
     first.stop(timeout=0)
     before = len(looks)
-    client_of(remote, store=store, seed_of_dice=2, batch_poll_interval=100.0).job(job.id).resume()
+    client_of(remote, store=store, seed_of_rng=2, batch_poll_interval=100.0).job(job.id).resume()
     clock.sleep(1000.0)
     apart = [later - earlier for earlier, later in pairwise(looks)]
     assert median(apart[: before - 1]) == pytest.approx(10.0, rel=0.1)
@@ -424,7 +424,7 @@ def test_a_started_client_carries_on_what_is_in_its_store(
     job = first.submit_batch(["a", "b"])
     first.stop(timeout=0)
     assert not job.status().done
-    second = client_of(remote, store=store, seed_of_dice=2, observers=[events.append])
+    second = client_of(remote, store=store, seed_of_rng=2, observers=[events.append])
     second.start()
     clock.sleep(2e4)
     assert job.status().done
@@ -483,7 +483,7 @@ def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> None:
-    """The parent's futures say whose they are; the parent's grip and locks are untouched by the child."""
+    """The parent's futures say whose they are; the parent's lease and locks are untouched by the child."""
     ended = run_script(
         """
         import smartbatch

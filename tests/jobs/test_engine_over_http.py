@@ -14,8 +14,8 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items, new_job
 from smartbatch.jobs.payload import Shared, decode_result
-from smartbatch.jobs.records import Grip, JobRow, JobState, ShardState
-from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
+from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
+from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.store.opening import open_store
 from smartbatch.prices import PriceBook
@@ -72,17 +72,17 @@ class Bench:
             at=CLOCK.wall(),
         )
         store.accept(job, items, digest=items.digest)
-        grip = store.claim("job-1", 60)
-        assert grip is not None
-        self.grip: Grip = grip
-        self.engine = JobEngine(
+        lease = store.claim("job-1", 60)
+        assert lease is not None
+        self.lease: JobLease = lease
+        self.engine = StepRunner(
             store,
             api_of=lambda _: api,
             clock=CLOCK,
             rng=random.Random(1),
             tell=self.events.append,
             prices=PriceBook(),
-            limits=EngineLimits(poll_interval=0.02),
+            limits=StepLimits(poll_interval=0.02),
         )
 
     def until(self, state: ShardState) -> None:
@@ -91,7 +91,7 @@ class Bench:
             shards = self.store.shards("job-1")
             if shards and shards[-1].state is state:
                 return
-            self.engine.tend(self.grip)
+            self.engine.run_step(self.lease)
         raise AssertionError(f"no shard became {state.value}")
 
     def finish(self) -> JobRow:
@@ -101,7 +101,7 @@ class Bench:
             assert job is not None
             if job.state is JobState.DONE:
                 return job
-            self.engine.tend(self.grip)
+            self.engine.run_step(self.lease)
         raise AssertionError("the job did not end")
 
     def results(self) -> list[Result]:

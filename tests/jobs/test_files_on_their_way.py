@@ -17,7 +17,7 @@ from smartbatch.errors import JobTimeout
 from smartbatch.jobs import spool_files
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6
@@ -29,7 +29,7 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     """As by a process that had the job before and tidies late; it is no trouble worth a word."""
     take_in, left = collect.take_in, [1]
 
-    def robbed(work: Work, shard: ShardRow, paths: list[Path]) -> collect.Taken:
+    def robbed(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.Taken:
         if left.pop() if left else 0:
             collect.clear(work, shard)
         return take_in(work, shard, paths)
@@ -62,7 +62,7 @@ def test_each_owner_of_a_job_writes_into_files_of_its_own(
     job = first.submit_batch(["a"])
     clock.sleep(1.0)  # the batch is sent, and not over
     first.stop()
-    client_of(remote, store=store, seed_of_dice=2).job(job.id).wait(LONG)
+    client_of(remote, store=store, seed_of_rng=2).job(job.id).wait(LONG)
     assert [name.partition(".")[2] for name in written] == ["in.1.part", "out0.2.part"]
 
 

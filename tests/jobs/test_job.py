@@ -162,7 +162,7 @@ def test_another_client_may_watch_a_job_it_does_not_own(
     remote = Remote(clock)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
-    watcher = client_of(remote, store=store, seed_of_dice=2)
+    watcher = client_of(remote, store=store, seed_of_rng=2)
     assert watcher.job(job.id).wait(LONG).completed == 5
     assert len(list(watcher.job(job.id).results())) == 5
     assert remote.api is not None
@@ -227,7 +227,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     job = client.submit_batch(prompts(5))
     job.on_progress(lambda _: None)
     concurrent.futures.wait(job.futures(), PATIENCE)
-    client._desk.watcher_of(job.id).finish(PATIENCE)
+    client._service.watcher_of(job.id).finish(PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
     assert watcher.PAGE == 1000
 
@@ -253,7 +253,7 @@ def test_a_job_is_cancelled_from_anywhere(client_of: ClientOf, clock: VirtualClo
     remote = Remote(clock, turnaround=100_000.0)
     owner = client_of(remote, store=store)
     job = owner.submit_batch(prompts(5))
-    other = client_of(remote, store=store, seed_of_dice=2)
+    other = client_of(remote, store=store, seed_of_rng=2)
     other.job(job.id).cancel()
     assert job.wait(10_000.0).cancelled == 5
 

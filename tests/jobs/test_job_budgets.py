@@ -55,7 +55,7 @@ def paid(w: World) -> float:
 
 
 def row_of(client: BatchingClient, job_id: str) -> JobRow:
-    row = client._desk.store.job(job_id)
+    row = client._service.store.job(job_id)
     assert row is not None
     return row
 
@@ -153,10 +153,10 @@ def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: P
         assert job.status().state == "held"
         w.stop(first)
         dead = open_store(w.store, wall=w.clock.wall, rng=random.Random(1))
-        grip = dead.claim(job.id, 15.0)
-        assert grip is not None
-        assert len(dead.claim_direct(grip, 10)) == 10
-        dead.pledge(grip, 10 * alone)
+        lease = dead.claim(job.id, 15.0)
+        assert lease is not None
+        assert len(dead.claim_direct(lease, 10)) == 10
+        dead.pledge(lease, 10 * alone)
         w.pass_time(MINUTE)
         w.service.meet = lambda seen: None
         second = buyer(w, batch_enabled=False)
@@ -180,16 +180,14 @@ FAULTS = (
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) -> None:
-    dice = random.Random(seed)
-    provider = dice.choice(PROVIDERS)
-    faults = {"batch_faults": dice.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1, "reset": 0.1}}
-    budget = dice.uniform(5, 60) * MOST
+    rng = random.Random(seed)
+    provider = rng.choice(PROVIDERS)
+    faults = {"batch_faults": rng.choice(FAULTS), "faults": {"500": 0.1, "reset_before": 0.1, "reset": 0.1}}
+    budget = rng.uniform(5, 60) * MOST
     with market(provider, tmp_path, batch_late_seconds=20 * MINUTE, batch_turnaround=MINUTE, **faults) as w:
-        client = buyer(
-            w, budget=budget, batch_settle=5 * MINUTE, batch_max_requests=dice.choice([7, 20, 500])
-        )
-        count = dice.randint(5, 50)
-        way = dice.choice(["batch", "individual"])
+        client = buyer(w, budget=budget, batch_settle=5 * MINUTE, batch_max_requests=rng.choice([7, 20, 500]))
+        count = rng.randint(5, 50)
+        way = rng.choice(["batch", "individual"])
         job = client.submit_batch(texts(count), fallback=way)
         results = w.results(job)
         assert len(results) == count

@@ -17,7 +17,7 @@ from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
 from smartbatch.jobs import service
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.steps.runner import EngineLimits
+from smartbatch.jobs.steps.runner import StepLimits
 from smartbatch.observe.logs import level_of
 from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
 from smartbatch.types import Request
@@ -70,7 +70,7 @@ def start(
 ) -> Callable[[float | None], tuple[Job, Lost]]:
     """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
-    monkeypatch.setattr(service, "EngineLimits", partial(EngineLimits, ghost_watch=WATCH))
+    monkeypatch.setattr(service, "StepLimits", partial(StepLimits, orphan_watch=WATCH))
 
     def begin(lag: float | None) -> tuple[Job, Lost]:
         remote = Remote(clock, turnaround=3 * MINUTE)

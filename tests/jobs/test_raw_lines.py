@@ -125,12 +125,12 @@ def test_a_line_without_end_is_not_gathered_in_memory() -> None:
 
 def test_many_lines_in_large_pieces_stay_whole() -> None:
     """Fifty thousand lines, cut anywhere into pieces as downloads have them."""
-    dice = random.Random(5)
-    lines = [b"%d:" % i + bytes(dice.choices(b'abc{}"\\', k=dice.randrange(60))) for i in range(50_000)]
+    rng = random.Random(5)
+    lines = [b"%d:" % i + bytes(rng.choices(b'abc{}"\\', k=rng.randrange(60))) for i in range(50_000)]
     stream = b"".join(line + b"\n" for line in lines)
     pieces, at = [], 0
     while at < len(stream):
-        size = dice.choice([1, 7, 1000, 65_536])
+        size = rng.choice([1, 7, 1000, 65_536])
         pieces.append(stream[at : at + size])
         at += size
     assert data_of(*pieces) == lines

@@ -16,7 +16,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.records import ItemState
-from smartbatch.jobs.service import JobDesk
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.observe import logs
@@ -88,10 +88,10 @@ def test_answers_that_come_together_are_stored_together(
     groups: list[int] = []
     real = SqliteStore.answer
 
-    def counted(self: SqliteStore, grip: Any, results: Any, *, at: float) -> Any:
+    def counted(self: SqliteStore, lease: Any, results: Any, *, at: float) -> Any:
         groups.append(len(results))
         clock.sleep(0.5)  # a slow disk
-        return real(self, grip, results, at=at)
+        return real(self, lease, results, at=at)
 
     monkeypatch.setattr(SqliteStore, "answer", counted)
     client = client_of(Remote(clock, batches=False, latency=0.1), store=place, parallelism=20)
@@ -116,7 +116,7 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
     assert (row.succeeded, row.owner) == (asked, None)
     waiting = looking.open_items(job.id, state=ItemState.DIRECT)
     assert (len(waiting), {item.tries for item in waiting}) == (30 - asked, {0})
-    second = client_of(remote, store=place, seed_of_dice=2)
+    second = client_of(remote, store=place, seed_of_rng=2)
     assert second.job(job.id).wait(LONG).completed == 30
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(30))
 
@@ -170,7 +170,7 @@ def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: Virtu
     broken.clear()
     clock.sleep(60.0)  # the gates keep a refused account closed for a while
     poor = client_of(
-        remote, store=place, prices=prices, budget=150.0, max_tokens=10, parallelism=1, seed_of_dice=3
+        remote, store=place, prices=prices, budget=150.0, max_tokens=10, parallelism=1, seed_of_rng=3
     )
     job = poor.job(accepted.id)
     job.resume()
@@ -181,7 +181,7 @@ def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: Virtu
     status = job.status()
     assert (status.state, status.failed) == ("active", 0)
     assert 0 < status.completed < 40
-    rich = client_of(remote, store=place, prices=prices, budget=1e6, seed_of_dice=2)
+    rich = client_of(remote, store=place, prices=prices, budget=1e6, seed_of_rng=2)
     assert rich.job(job.id).wait(LONG).completed == 40
 
 
@@ -193,10 +193,10 @@ def test_answers_are_kept_while_the_store_is_full(
     warnings: list[str] = []
     real = SqliteStore.answer
 
-    def full(self: SqliteStore, grip: Any, results: Any, *, at: float) -> Any:
+    def full(self: SqliteStore, lease: Any, results: Any, *, at: float) -> Any:
         if next(failures, None) is not None:
             raise StoreError("the disk is full")
-        return real(self, grip, results, at=at)
+        return real(self, lease, results, at=at)
 
     monkeypatch.setattr(SqliteStore, "answer", full)
     monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['told']}"))
@@ -215,14 +215,14 @@ def test_items_that_were_being_asked_when_their_process_died(
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=place, batch_on_unknown=policy)
     with monkeypatch.context() as patch:
-        patch.setattr(JobDesk, "carry_on", lambda *_: None)  # it submits, and no more
+        patch.setattr(JobService, "carry_on", lambda *_: None)  # it submits, and no more
         job = submitted(client, 6)
     dead = another_store(place, clock)
-    grip = dead.claim(job.id, LEASE)
-    assert grip is not None
-    dead.claim_direct(grip, 2)
+    lease = dead.claim(job.id, LEASE)
+    assert lease is not None
+    dead.claim_direct(lease, 2)
     dead.abandon()  # as its death would
-    second = client_of(remote, store=place, seed_of_dice=2)
+    second = client_of(remote, store=place, seed_of_rng=2)
     results = list(second.job(job.id).results(timeout=LONG))
     unknown = [result.error for result in results if result.error is not None]
     assert any(incident.kind == "maybe_billed" for incident in job.incidents())
@@ -257,7 +257,7 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
     client = client_of(Remote(clock, batches=False, reply=reply), store=place)
     job = submitted(client, 8)
     job.wait(LONG)
-    reader = client_of(Remote(clock, batches=False), store=place, seed_of_dice=2)
+    reader = client_of(Remote(clock, batches=False), store=place, seed_of_rng=2)
     results = list(reader.job(job.id).results())
     assert [result.ok for result in results] == [n != 3 for n in range(8)]
     error = results[3].error

@@ -12,9 +12,9 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.jobs.job_budget import Bill, Meter, bill, room
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.realtime_budget import Till
-from smartbatch.jobs.records import Grip, ItemState, JobRow, NewItem, ShardState
-from smartbatch.jobs.store.base import LostGrip, OverBudget, Store
+from smartbatch.jobs.realtime_budget import JobBudget
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, NewItem, ShardState
+from smartbatch.jobs.store.base import LeaseLost, OverBudget, Store
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request
 
@@ -32,29 +32,29 @@ def seen(store: Store, job: JobRow) -> tuple[float, float]:
     return round(row.cost, 9), round(row.pledged, 9)
 
 
-def bounded(store: Store, bench: Bench, budget: float, count: int = 4) -> tuple[JobRow, Grip]:
+def bounded(store: Store, bench: Bench, budget: float, count: int = 4) -> tuple[JobRow, JobLease]:
     return started(store, bench, count, policy={"fallback": "individual", "budget": budget})
 
 
 def test_a_shard_is_planned_only_where_its_most_fits(store: Store, bench: Bench) -> None:
-    job, grip = bounded(store, bench, 10.0)
-    shard = store.plan(grip, bench.shard(0, 1, most=6.0))
+    job, lease = bounded(store, bench, 10.0)
+    shard = store.plan(lease, bench.shard(0, 1, most=6.0))
     assert shard.most == 6.0
     with pytest.raises(OverBudget, match=r"4.000000 USD are left of the job's budget of 10 USD"):
-        store.plan(grip, bench.shard(2, most=4.1))
+        store.plan(lease, bench.shard(2, most=4.1))
     assert [item.ix for item in store.open_items(job.id)] == [2, 3]
     assert len(store.shards(job.id)) == 1
-    store.plan(grip, bench.shard(2, 3, most=4.0))
+    store.plan(lease, bench.shard(2, 3, most=4.0))
     assert seen(store, job) == (0.0, 10.0)
 
 
 def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: Store, bench: Bench) -> None:
-    job, grip = bounded(store, bench, 10.0, count=1)
-    shard = led(store, grip, store.plan(grip, bench.shard(0, most=6.0)), ShardState.INGESTING)
+    job, lease = bounded(store, bench, 10.0, count=1)
+    shard = led(store, lease, store.plan(lease, bench.shard(0, most=6.0)), ShardState.INGESTING)
     assert bill(store, job.id) == Bill(0.0, False, None)
-    store.ingest(grip, shard, [result(0)], at=1.0)
+    store.ingest(lease, shard, [result(0)], at=1.0)
     assert bill(store, job.id) == Bill(0.5, False, 6.0)
-    store.settle(grip, shard, at=2.0, most=2.0)  # something else was billed, too, and is lost
+    store.settle(lease, shard, at=2.0, most=2.0)  # something else was billed, too, and is lost
     assert bill(store, job.id) == Bill(2.5, True, 2.0)
     store.forget(job.id)
     assert bill(store, job.id) == Bill(0.0, True, None)
@@ -63,14 +63,14 @@ def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: Store
 def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
     store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, grip = bounded(store, bench, 10.0, count=1)
-    shard = led(store, grip, store.plan(grip, bench.shard(0, most=6.0)), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(0)], at=1.0)
+    job, lease = bounded(store, bench, 10.0, count=1)
+    shard = led(store, lease, store.plan(lease, bench.shard(0, most=6.0)), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(0)], at=1.0)
     look = store.shards
 
     def settled_meanwhile(*args: Any, **words: Any) -> Any:
         monkeypatch.undo()
-        store.settle(grip, shard, at=2.0)
+        store.settle(lease, shard, at=2.0)
         return look(*args, **words)
 
     monkeypatch.setattr(store, "shards", settled_meanwhile)
@@ -79,34 +79,34 @@ def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
 
 def test_a_pledge_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
     """What is certainly not created costs nothing; what may be stays; results say what they cost."""
-    job, grip = bounded(store, bench, 10.0)
-    shard = store.plan(grip, bench.shard(0, 1, most=6.0))
-    store.bury(grip, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
+    job, lease = bounded(store, bench, 10.0)
+    shard = store.plan(lease, bench.shard(0, 1, most=6.0))
+    store.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
     assert seen(store, job) == (0.0, 0.0)
-    shard = store.plan(grip, bench.shard(0, most=3.0))
-    dead = store.bury(grip, shard, items=ItemState.OPEN, tried=False, note="", at=1.0, maybe_billed=True)
+    shard = store.plan(lease, bench.shard(0, most=3.0))
+    dead = store.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0, maybe_billed=True)
     assert (dead.most, seen(store, job)) == (3.0, (0.0, 3.0))
-    store.advance(grip, dead, ShardState.DEAD, most=1.0)  # the ghost came, and cost less
+    store.advance(lease, dead, ShardState.DEAD, most=1.0)  # the orphan came, and cost less
     assert seen(store, job) == (0.0, 1.0)
-    shard = led(store, grip, store.plan(grip, bench.shard(0, 1, most=4.0)), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(0)], at=2.0)
+    shard = led(store, lease, store.plan(lease, bench.shard(0, 1, most=4.0)), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(0)], at=2.0)
     assert seen(store, job) == (0.5, 5.0)
-    store.settle(grip, shard, opened=[1], at=3.0, most=2.0)  # the other one is lost
+    store.settle(lease, shard, opened=[1], at=3.0, most=2.0)  # the other one is lost
     assert seen(store, job) == (0.5, 3.0)
-    shard = store.plan(grip, bench.shard(1, most=4.0))
-    store.fail_shard(grip, shard, b"refused", note="", at=4.0)
+    shard = store.plan(lease, bench.shard(1, most=4.0))
+    store.fail_shard(lease, shard, b"refused", note="", at=4.0)
     assert seen(store, job) == (0.5, 3.0)
 
 
 def test_a_pledge_is_the_owner_s_to_make_and_outlives_it(store: Store, bench: Bench) -> None:
-    job, grip = bounded(store, bench, 10.0)
-    store.pledge(grip, 4.0)
+    job, lease = bounded(store, bench, 10.0)
+    store.pledge(lease, 4.0)
     bench.let_leases_run_out()
     other = bench.open()
     taken = other.claim(job.id, 60)
     assert taken is not None
-    with pytest.raises(LostGrip):
-        store.pledge(grip, 1.0)
+    with pytest.raises(LeaseLost):
+        store.pledge(lease, 1.0)
     with pytest.raises(OverBudget):
         other.pledge(taken, 6.1)
     other.pledge(taken, 6.0)
@@ -114,33 +114,33 @@ def test_a_pledge_is_the_owner_s_to_make_and_outlives_it(store: Store, bench: Be
     assert seen(other, job) == (0.0, 8.0)
 
 
-def test_an_answer_books_and_frees_at_once(store: Store, bench: Bench) -> None:
+def test_an_answer_counts_and_frees_at_once(store: Store, bench: Bench) -> None:
     job, _ = store.accept(bench.job(policy={"budget": 10.0}), new_items(3, direct=True))
-    grip = store.claim(job.id, 60.0)
-    assert grip is not None
-    store.claim_direct(grip, 3)
-    store.pledge(grip, 9.0)
+    lease = store.claim(job.id, 60.0)
+    assert lease is not None
+    store.claim_direct(lease, 3)
+    store.pledge(lease, 9.0)
     wasted = result(1, "unrun", input_tokens=3, output_tokens=1, cost=0.25)
-    store.answer(grip, [result(0), wasted, result(2, "unrun")], at=1.0, freed=0.75)
+    store.answer(lease, [result(0), wasted, result(2, "unrun")], at=1.0, freed=0.75)
     assert seen(store, job) == (0.75, 8.25)
     assert [item.ix for item in store.open_items(job.id, state=ItemState.DIRECT)] == [1, 2]
 
 
 def test_a_job_without_a_budget_has_no_bounds(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 2)
-    store.plan(grip, bench.shard(0, most=1e9))
-    store.pledge(grip, 1e9)
+    job, lease = started(store, bench, 2)
+    store.plan(lease, bench.shard(0, most=1e9))
+    store.pledge(lease, 1e9)
     assert seen(store, job) == (0.0, 2e9)
 
 
 def test_of_many_who_pledge_at_once_no_more_come_through_than_there_is_room_for(
     store: Store, bench: Bench
 ) -> None:
-    job, grip = bounded(store, bench, 10.0)
+    job, lease = bounded(store, bench, 10.0)
 
     def pledge(_: int) -> bool:
         try:
-            store.pledge(grip, 0.7)
+            store.pledge(lease, 0.7)
         except OverBudget:
             return False
         return True
@@ -155,67 +155,67 @@ def test_of_many_who_pledge_at_once_no_more_come_through_than_there_is_room_for(
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
-def till_for(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, Grip, Till]:
+def till_for(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, JobLease, JobBudget]:
     """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
     payload = encode_request(Request("p", shared.params), shared)
     items = [NewItem(None, payload, 1, 1, direct=True) for _ in range(count)]
     store = bench.open()
     job, _ = store.accept(bench.job(params=encode_params(shared.params), policy={"budget": budget}), items)
-    grip = store.claim(job.id, 60.0)
-    assert grip is not None
-    return store, job, grip, Till(store, grip, Meter(job, BOOK, Calibration(), 1.0), None)
+    lease = store.claim(job.id, 60.0)
+    assert lease is not None
+    return store, job, lease, JobBudget(store, lease, Meter(job, BOOK, Calibration(), 1.0), None)
 
 
 def test_a_till_pledges_before_it_pays_and_gives_back_what_is_left(bench: Bench) -> None:
-    store, job, grip, till = till_for(bench, 10.0, 5)
-    items = store.claim_direct(grip, 5)
+    store, job, lease, till = till_for(bench, 10.0, 5)
+    items = store.claim_direct(lease, 5)
     refused = till.draw(items)
     assert refused == {3: 3.0, 4: 3.0}
     assert seen(store, job) == (0.0, 9.0)
     for cost in (1.0, 2.0):
-        till.purse.settle(till.purse.reserve(3.0), cost)
+        till.own_budget.settle(till.own_budget.reserve(3.0), cost)
     till.store([result(0, cost=1.0), result(1, cost=2.0)], at=1.0)
     assert seen(store, job) == (3.0, 6.0)
     assert till.draw(items[3:]) == {4: 3.0}
     assert seen(store, job) == (3.0, 6.0)  # what the others left was pledged already
     till.store([result(ix, cost=0.0) for ix in (2, 3)], at=2.0)
     assert seen(store, job) == (3.0, 0.0)
-    assert till.purse.left == 0.0
+    assert till.own_budget.left == 0.0
 
 
 def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: Bench) -> None:
-    store, job, grip, till = till_for(bench, 10.0, 1)
-    items = store.claim_direct(grip, 1)
+    store, job, lease, till = till_for(bench, 10.0, 1)
+    items = store.claim_direct(lease, 1)
     assert till.draw(items) == {}
-    till.purse.settle(till.purse.reserve(3.0), 2.0)
-    assert till.purse.hopeless(3.0)
+    till.own_budget.settle(till.own_budget.reserve(3.0), 2.0)
+    assert till.own_budget.hopeless(3.0)
     assert till.fell_short(0)
     till.store([result(0, "unrun", cost=None)], at=1.0)  # nobody told what it cost
     assert seen(store, job) == (0.0, 2.0)
-    assert till.draw(store.claim_direct(grip, 1)) == {}
+    assert till.draw(store.claim_direct(lease, 1)) == {}
     assert seen(store, job) == (0.0, 6.5)  # more is pledged for it than the first time
 
 
 def test_a_call_that_is_still_under_way_when_its_request_is_given_up_stays_pledged(bench: Bench) -> None:
-    store, job, grip, till = till_for(bench, 10.0, 1)
-    assert till.draw(store.claim_direct(grip, 1)) == {}
-    till.purse.reserve(3.0)
+    store, job, lease, till = till_for(bench, 10.0, 1)
+    assert till.draw(store.claim_direct(lease, 1)) == {}
+    till.own_budget.reserve(3.0)
     till.store([result(0, "unrun", cost=None)], at=1.0)
     assert seen(store, job) == (0.0, 3.0)
 
 
-def test_a_purse_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
-    store, _, grip, _ = till_for(bench, 10.0, 1)
+def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
+    store, _, lease, _ = till_for(bench, 10.0, 1)
     row = store.jobs()[0]
-    till = Till(store, grip, Meter(row, BOOK, Calibration(), 1.0), Budget(2.0))
-    assert till.draw(store.claim_direct(grip, 1)) == {}
+    till = JobBudget(store, lease, Meter(row, BOOK, Calibration(), 1.0), Budget(2.0))
+    assert till.draw(store.claim_direct(lease, 1)) == {}
     assert not till.fell_short(0)
 
 
 def test_room_is_what_is_neither_booked_nor_pledged(store: Store, bench: Bench) -> None:
-    job, grip = bounded(store, bench, 10.0)
-    store.pledge(grip, 4.0)
+    job, lease = bounded(store, bench, 10.0)
+    store.pledge(lease, 4.0)
     row = store.job(job.id)
     assert row is not None
     assert room(row) == 6.0

@@ -15,14 +15,14 @@ from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
-    Grip,
     IncidentRow,
     ItemState,
+    JobLease,
     JobState,
     NewItem,
     ShardState,
 )
-from smartbatch.jobs.store import LostGrip, Store
+from smartbatch.jobs.store import LeaseLost, Store
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store import result_table as results_module
 from smartbatch.jobs.store import rows as rows_module
@@ -44,8 +44,8 @@ HOSTILE = [
 ]
 
 
-def ingesting(store: Store, bench: Bench, grip: Grip, *items: int, **changes: Any):
-    return led(store, grip, store.plan(grip, bench.shard(*items, **changes)), ShardState.INGESTING)
+def ingesting(store: Store, bench: Bench, lease: JobLease, *items: int, **changes: Any):
+    return led(store, lease, store.plan(lease, bench.shard(*items, **changes)), ShardState.INGESTING)
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_pages_end_at_their_bytes_too(store: Store, bench: Bench, monkeypatch: A
     before = bench.behind("SELECT count(*) FROM job")
     items = [NewItem(None, bytes([ix]) * 700, 1, 1) for ix in range(5)]
     job, _ = store.accept(bench.job(), items)
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    shard = store.plan(grip, bench.shard(4, 0, 2))
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    shard = store.plan(lease, bench.shard(4, 0, 2))
     assert before == [(0,)]
     assert [p.payload[:1] for p in store.payloads(shard.id)] == [b"\x04", b"\x00", b"\x02"]
 
@@ -216,13 +216,13 @@ def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text:
     job, _ = store.accept(new, [item])
     assert store.job(text + "!") == job
     assert (job.key, job.metadata) == (text + "!", {text: text})
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    store.note(grip, text)
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    store.note(lease, text)
     store.remember(text, {"value": text})
     assert store.add_incident(IncidentRow("kind", job.id, None, text, None, 1.0))
-    (asked,) = store.claim_direct(grip, 5)
-    store.answer(grip, [result(0, text=item.payload or b"e")], at=2.0)
+    (asked,) = store.claim_direct(lease, 5)
+    store.answer(lease, [result(0, text=item.payload or b"e")], at=2.0)
     (got,) = store.results(job.id)
     assert (asked.user_id, asked.payload) == (got.user_id, got.payload) == (text, item.payload)
     assert store.recall(text) == {"value": text}
@@ -262,15 +262,15 @@ def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: B
 
 
 def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3, key="k")
+    job, lease = started(store, bench, 3, key="k")
     kept, _ = store.accept(bench.job(), new_items(2))
-    shard = ingesting(store, bench, grip, 0, 1)
-    store.ingest(grip, shard, [result(0), result(1, "again")], at=1.0)
+    shard = ingesting(store, bench, lease, 0, 1)
+    store.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
     store.add_incident(IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
     with pytest.raises(StoreError, match="not finished"):
         store.forget(job.id)
-    store.settle(grip, shard, opened=[1], at=2.0)
-    store.drop_unsent(grip, b"", at=3.0)
+    store.settle(lease, shard, opened=[1], at=2.0)
+    store.drop_unsent(lease, b"", at=3.0)
     store.forget(job.id)
     assert store.job(job.id) is store.job("k") is store.shard(shard.id) is None
     assert store.incidents() == []
@@ -291,8 +291,8 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     bench: Bench, monkeypatch: Any
 ) -> None:
     store, other = bench.open(), bench.open()
-    job, grip = started(store, bench, 3)
-    store.drop_unsent(grip, b"", at=1.0)
+    job, lease = started(store, bench, 3)
+    store.drop_unsent(lease, b"", at=1.0)
     monkeypatch.setattr(store, "_drop_items", lambda no: None)
     store.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == [(3,)]
@@ -303,7 +303,7 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
 
 def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
-    job, _grip = started(store, bench, 1)
+    job, _lease = started(store, bench, 1)
     other.request_cancel(job.id)
     found = store.job(job.id)
     assert found is not None
@@ -316,23 +316,23 @@ def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
 
 
 def test_a_held_job_waits_until_somebody_frees_it(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 1)
-    store.note(grip, "the outcome is unknown: look", hold=True)
+    job, lease = started(store, bench, 1)
+    store.note(lease, "the outcome is unknown: look", hold=True)
     held = store.job(job.id)
     assert held is not None
     assert (held.state, held.note) == (JobState.HELD, "the outcome is unknown: look")
-    store.note(grip, "still")
+    store.note(lease, "still")
     assert store.job(job.id).state is JobState.HELD  # type: ignore[union-attr]
     store.unhold(job.id)
     freed = store.job(job.id)
     assert freed is not None
     assert (freed.state, freed.note) == (JobState.ACTIVE, None)
-    store.note(grip, "quota", hold=True)
-    store.drop_unsent(grip, b"", at=9.0)
+    store.note(lease, "quota", hold=True)
+    store.drop_unsent(lease, b"", at=9.0)
     done = store.job(job.id)
     assert done is not None
     assert (done.state, done.note, done.finished_at) == (JobState.DONE, None, 9.0)
-    store.note(grip, "late", hold=True)
+    store.note(lease, "late", hold=True)
     assert store.job(job.id).state is JobState.DONE  # type: ignore[union-attr]
 
 
@@ -343,39 +343,39 @@ def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
     mine, other = bench.open(), bench.open()
     job, _ = mine.accept(bench.job(), new_items(1))
     assert [row.id for row in other.claimable()] == [job.id]
-    grip = mine.claim(job.id, 60)
-    assert grip == Grip(job.id, 1)
+    lease = mine.claim(job.id, 60)
+    assert lease == JobLease(job.id, 1)
     assert mine.claim(job.id, 60) is None  # it has it already
     assert other.claim(job.id, 60) is None
     assert mine.claimable() == other.claimable() == []
 
 
-def test_a_job_given_back_is_taken_at_once_and_the_old_grip_is_lost(bench: Bench) -> None:
+def test_a_job_given_back_is_taken_at_once_and_the_old_lease_is_lost(bench: Bench) -> None:
     mine, other = bench.open(), bench.open()
-    job, grip = started(mine, bench)
-    mine.release(grip)
-    with pytest.raises(LostGrip):
-        mine.note(grip, "x")
+    job, lease = started(mine, bench)
+    mine.release(lease)
+    with pytest.raises(LeaseLost):
+        mine.note(lease, "x")
     assert [row.id for row in other.claimable()] == [job.id]
-    assert other.claim(job.id, 60) == Grip(job.id, 2)
-    mine.release(grip)  # too late, and harmless
-    assert other.renew([Grip(job.id, 2)], 60) == [Grip(job.id, 2)]
+    assert other.claim(job.id, 60) == JobLease(job.id, 2)
+    mine.release(lease)  # too late, and harmless
+    assert other.renew([JobLease(job.id, 2)], 60) == [JobLease(job.id, 2)]
 
 
 def test_a_lease_that_ran_out_is_taken_over_although_its_owner_lives(bench: Bench) -> None:
     frozen, other = bench.open(), bench.open()
-    job, _grip = started(frozen, bench)
+    job, _lease = started(frozen, bench)
     bench.let_leases_run_out()
     assert [row.id for row in other.claimable()] == [job.id]
-    assert other.claim(job.id, 60) == Grip(job.id, 2)
+    assert other.claim(job.id, 60) == JobLease(job.id, 2)
 
 
 def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
     store = bench.open()
-    _, grip = started(store, bench)
+    _, lease = started(store, bench)
     bench.let_leases_run_out()
-    store.note(grip, "awake")
-    assert store.renew([grip], 60) == [grip]
+    store.note(lease, "awake")
+    assert store.renew([lease], 60) == [lease]
     assert bench.open().claimable() == []
 
 
@@ -384,16 +384,16 @@ def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) ->
     job, _ = started(dead, bench)
     dead.abandon()
     assert [row.id for row in other.claimable()] == [job.id]
-    assert other.claim(job.id, 60) == Grip(job.id, 2)
+    assert other.claim(job.id, 60) == JobLease(job.id, 2)
 
 
-def test_a_grip_is_no_good_in_the_hands_of_another_store(bench: Bench) -> None:
+def test_a_lease_is_no_good_in_the_hands_of_another_store(bench: Bench) -> None:
     mine, other = bench.open(), bench.open()
-    _, grip = started(mine, bench)
+    _, lease = started(mine, bench)
     started(other, bench)
-    with pytest.raises(LostGrip):
-        other.note(grip, "x")
-    assert other.renew([grip], 60) == []
+    with pytest.raises(LeaseLost):
+        other.note(lease, "x")
+    assert other.renew([lease], 60) == []
 
 
 def test_renewing_tells_which_grips_are_still_held(bench: Bench) -> None:
@@ -423,12 +423,12 @@ def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
 
 
 def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
-    """Every verb that names a grip is refused; the store is byte for byte as the new owner left it."""
+    """Every verb that names a lease is refused; the store is byte for byte as the new owner left it."""
     frozen, other = bench.open(), bench.open()
-    job, grip = started(frozen, bench, 8)
-    planned = frozen.plan(grip, bench.shard(0))
-    ready = led(frozen, grip, frozen.plan(grip, bench.shard(1)), ShardState.READY)
-    taking = ingesting(frozen, bench, grip, 2, 3)
+    job, lease = started(frozen, bench, 8)
+    planned = frozen.plan(lease, bench.shard(0))
+    ready = led(frozen, lease, frozen.plan(lease, bench.shard(1)), ShardState.READY)
+    taking = ingesting(frozen, bench, lease, 2, 3)
     bench.let_leases_run_out()
     assert other.claim(job.id, 60)
 
@@ -439,40 +439,40 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
     before = contents()
     at = 1.0
     verbs = [
-        lambda: frozen.plan(grip, bench.shard(4)),
-        lambda: frozen.advance(grip, planned, ShardState.UPLOADING),
-        lambda: frozen.advance(grip, planned, ShardState.PLANNED, tries=3),
-        lambda: frozen.intend(grip, ready, exclusive=False),
-        lambda: frozen.bury(grip, planned, items=ItemState.OPEN, tried=True, note="n", at=at),
-        lambda: frozen.fail_shard(grip, planned, b"no", note="n", at=at),
-        lambda: frozen.ingest(grip, taking, [result(2)], at=at),
-        lambda: frozen.settle(grip, taking, opened=[2, 3], at=at),
-        lambda: frozen.claim_direct(grip, 5),
-        lambda: frozen.answer(grip, [result(4)], at=at),
-        lambda: frozen.drop_unsent(grip, b"", at=at),
-        lambda: frozen.note(grip, "mine!", hold=True),
+        lambda: frozen.plan(lease, bench.shard(4)),
+        lambda: frozen.advance(lease, planned, ShardState.UPLOADING),
+        lambda: frozen.advance(lease, planned, ShardState.PLANNED, tries=3),
+        lambda: frozen.intend(lease, ready, exclusive=False),
+        lambda: frozen.discard(lease, planned, items=ItemState.OPEN, tried=True, note="n", at=at),
+        lambda: frozen.fail_shard(lease, planned, b"no", note="n", at=at),
+        lambda: frozen.ingest(lease, taking, [result(2)], at=at),
+        lambda: frozen.settle(lease, taking, opened=[2, 3], at=at),
+        lambda: frozen.claim_direct(lease, 5),
+        lambda: frozen.answer(lease, [result(4)], at=at),
+        lambda: frozen.drop_unsent(lease, b"", at=at),
+        lambda: frozen.note(lease, "mine!", hold=True),
     ]
     for verb in verbs:
-        with pytest.raises(LostGrip):
+        with pytest.raises(LeaseLost):
             verb()
-    frozen.release(grip)
-    assert frozen.renew([grip], 60) == []
+    frozen.release(lease)
+    assert frozen.renew([lease], 60) == []
     assert contents() == before
 
 
 def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_tidied(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
-    tidy, grip = started(store, bench, 1)
-    shard = ingesting(store, bench, grip, 0)
-    shard = store.advance(grip, shard, ShardState.INGESTING, batch_id="b-1")
-    store.ingest(grip, shard, [result(0)], at=1.0)
-    shard = store.settle(grip, shard, at=1.0)
-    _never_sent, grip_2 = started(store, bench, 1)
-    store.fail_shard(grip_2, store.plan(grip_2, bench.shard(0)), b"", note="refused", at=1.0)
+    tidy, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    shard = store.advance(lease, shard, ShardState.INGESTING, batch_id="b-1")
+    store.ingest(lease, shard, [result(0)], at=1.0)
+    shard = store.settle(lease, shard, at=1.0)
+    _never_sent, lease_2 = started(store, bench, 1)
+    store.fail_shard(lease_2, store.plan(lease_2, bench.shard(0)), b"", note="refused", at=1.0)
     fresh, _ = store.accept(bench.job(), new_items(1))
-    held, grip_3 = started(store, bench, 1)
-    store.note(grip_3, "?", hold=True)
-    for one in (grip, grip_2, grip_3):
+    held, lease_3 = started(store, bench, 1)
+    store.note(lease_3, "?", hold=True)
+    for one in (lease, lease_2, lease_3):
         store.release(one)
     assert [job.id for job in other.claimable()] == [fresh.id, held.id, tidy.id]
     assert [job.id for job in other.claimable(limit=1)] == [fresh.id]
@@ -487,18 +487,18 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
     stores = [bench.open() for _ in range(4)]
     jobs = [stores[0].accept(bench.job(), new_items(1))[0].id for _ in range(10)]
     together = threading.Barrier(4)
-    got: list[Grip] = []
+    got: list[JobLease] = []
 
     def claim_all(one: Store) -> None:
         together.wait(10)
-        got.extend(grip for job in jobs if (grip := one.claim(job, 60)))
+        got.extend(lease for job in jobs if (lease := one.claim(job, 60)))
 
     threads = [threading.Thread(target=claim_all, args=(one,)) for one in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(grip.job_id for grip in got) == sorted(jobs)
+    assert sorted(lease.job_id for lease in got) == sorted(jobs)
 
 
 @pytest.mark.parametrize("unknown", [None, b"not known"])
@@ -506,9 +506,9 @@ def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: byt
     """They may have been billed: asked again with a try more, or ended where the job sends nothing twice."""
     dead, other = bench.open(), bench.open()
     job, _ = dead.accept(bench.job(), new_items(4, direct=True))
-    grip = dead.claim(job.id, 60)
-    assert grip is not None
-    assert [item.ix for item in dead.claim_direct(grip, 2)] == [0, 1]
+    lease = dead.claim(job.id, 60)
+    assert lease is not None
+    assert [item.ix for item in dead.claim_direct(lease, 2)] == [0, 1]
     dead.abandon()
     bench.clock.sleep(5)
     taken = other.claim(job.id, 60, unknown=unknown)
@@ -535,10 +535,10 @@ def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> N
     first = bench.open()
     job, _ = first.accept(bench.job(), new_items(1, direct=True))
     for taking in range(3):
-        grip = first.claim(job.id, 60)
-        assert grip is not None
+        lease = first.claim(job.id, 60)
+        assert lease is not None
         assert len(first.incidents()) == taking
-        assert [item.tries for item in first.claim_direct(grip, 1)] == [taking]
+        assert [item.tries for item in first.claim_direct(lease, 1)] == [taking]
         first.abandon()
 
 
@@ -546,9 +546,9 @@ def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> N
 
 
 def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 5)
+    job, lease = started(store, bench, 5)
     new = bench.shard(3, 0, 4)
-    shard = store.plan(grip, new)
+    shard = store.plan(lease, new)
     assert (shard.id, shard.nonce, shard.job_id, shard.no, shard.size) == (new.id, new.nonce, job.id, 1, 3)
     assert (shard.scope, shard.model, shard.state, shard.due_at) == (
         "scope-1",
@@ -573,37 +573,37 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: B
         0: (3, "row-3", b"ask 3", 13),
         2: (4, "row-4", b"ask 4", 14),
     }
-    assert store.plan(grip, bench.shard(1)).no == 2
+    assert store.plan(lease, bench.shard(1)).no == 2
 
 
 @pytest.mark.parametrize("items", [(0, 1), (9,), (1, 0)])
 def test_no_item_is_in_two_shards(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
-    job, grip = started(store, bench, 3)
-    store.plan(grip, bench.shard(0))
-    with pytest.raises(LostGrip, match="not every item"):
-        store.plan(grip, bench.shard(*items))
+    job, lease = started(store, bench, 3)
+    store.plan(lease, bench.shard(0))
+    with pytest.raises(LeaseLost, match="not every item"):
+        store.plan(lease, bench.shard(*items))
     assert len(store.shards(job.id)) == 1
     assert [item.ix for item in store.open_items(job.id)] == [1, 2]
 
 
 @pytest.mark.parametrize("items", [(), (1, 1)])
 def test_a_shard_needs_items_and_each_once(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
-    _, grip = started(store, bench, 3)
+    _, lease = started(store, bench, 3)
     with pytest.raises(ValueError, match="at least one item"):
-        store.plan(grip, bench.shard(*items))
+        store.plan(lease, bench.shard(*items))
 
 
 def test_a_nonce_is_never_used_twice(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3)
-    first = store.plan(grip, bench.shard(0))
+    job, lease = started(store, bench, 3)
+    first = store.plan(lease, bench.shard(0))
     with pytest.raises(StoreError):
-        store.plan(grip, bench.shard(1, nonce=first.nonce))
+        store.plan(lease, bench.shard(1, nonce=first.nonce))
     assert [item.ix for item in store.open_items(job.id)] == [1, 2]
 
 
 def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
     store = bench.open()
-    _, grip = started(store, bench, 1)
+    _, lease = started(store, bench, 1)
     changes = {
         "due_at": 1.5,
         "tries": 3,
@@ -627,19 +627,19 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
         "note": "why",
         "bytes": 77,
     }
-    shard = store.plan(grip, bench.shard(0))
-    moved = store.advance(grip, shard, ShardState.READY, **changes)
+    shard = store.plan(lease, bench.shard(0))
+    moved = store.advance(lease, shard, ShardState.READY, **changes)
     assert moved == evolve(shard, state=ShardState.READY, **changes)
     assert bench.open().shard(shard.id) == moved
-    cleared = store.advance(grip, moved, ShardState.READY, note=None, batch_id=None, foreign=(), cost=None)
+    cleared = store.advance(lease, moved, ShardState.READY, note=None, batch_id=None, foreign=(), cost=None)
     assert (cleared.note, cleared.batch_id, cleared.foreign, cleared.cost) == (None, None, (), None)
     assert cleared.remote == moved.remote
 
 
 @pytest.mark.parametrize("name", ["id", "job_id", "no", "nonce", "scope", "size", "state", "x = 1; --"])
 def test_what_a_shard_is_does_not_change(store: Store, bench: Bench, name: str) -> None:
-    _, grip = started(store, bench, 1)
-    shard = store.plan(grip, bench.shard(0))
+    _, lease = started(store, bench, 1)
+    shard = store.plan(lease, bench.shard(0))
     changes: dict[str, Any] = {name: "x"}
     with pytest.raises(ValueError, match="do not change"):
         store._move(None, 0, shard, ShardState.READY, changes)  # type: ignore[attr-defined]
@@ -648,62 +648,62 @@ def test_what_a_shard_is_does_not_change(store: Store, bench: Bench, name: str) 
 def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
     """From every state to every other: those of the table go, all else is refused and changes nothing."""
     store = bench.open()
-    _, grip = started(store, bench, 200)
+    _, lease = started(store, bench, 200)
     free = iter(range(200))
     own_verbs = {ShardState.DEAD, ShardState.SETTLED}
     for start, to in itertools.product(OPEN_SHARDS, ShardState):
-        shard = led(store, grip, store.plan(grip, bench.shard(next(free))), start)
+        shard = led(store, lease, store.plan(lease, bench.shard(next(free))), start)
         allowed = (to in TRANSITIONS[start] or to is start) and to not in own_verbs
         if allowed and to is not start and to is ShardState.SUBMITTING:
             continue  # by intend, which led() took
         if allowed:
-            assert store.advance(grip, shard, to).state is to
+            assert store.advance(lease, shard, to).state is to
         else:
             with pytest.raises(ValueError):
-                store.advance(grip, shard, to)
+                store.advance(lease, shard, to)
             assert store.shard(shard.id) == shard
 
 
 def test_submitting_begins_with_intend_only(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 1)
-    shard = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.READY)
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
     with pytest.raises(ValueError, match="intend"):
-        store.advance(grip, shard, ShardState.SUBMITTING)
-    intended = store.intend(grip, shard, exclusive=False, watermark="w", submitted_at=4.0)
+        store.advance(lease, shard, ShardState.SUBMITTING)
+    intended = store.intend(lease, shard, exclusive=False, watermark="w", submitted_at=4.0)
     assert intended is not None
     assert (intended.state, intended.watermark, intended.submitted_at) == (ShardState.SUBMITTING, "w", 4.0)
     with pytest.raises(ValueError, match="only a ready shard"):
-        store.intend(grip, intended, exclusive=False)
+        store.intend(lease, intended, exclusive=False)
 
 
 def test_who_comes_second_with_a_shard_loses(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 1)
-    ready = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.READY)
-    assert store.intend(grip, ready, exclusive=False)
+    _, lease = started(store, bench, 1)
+    ready = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
+    assert store.intend(lease, ready, exclusive=False)
     for second in (
-        lambda: store.intend(grip, ready, exclusive=False),
-        lambda: store.advance(grip, ready, ShardState.UPLOADING),
-        lambda: store.advance(grip, ready, ShardState.READY, tries=1),
-        lambda: store.bury(grip, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
-        lambda: store.fail_shard(grip, ready, b"", note="", at=1.0),
+        lambda: store.intend(lease, ready, exclusive=False),
+        lambda: store.advance(lease, ready, ShardState.UPLOADING),
+        lambda: store.advance(lease, ready, ShardState.READY, tries=1),
+        lambda: store.discard(lease, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
+        lambda: store.fail_shard(lease, ready, b"", note="", at=1.0),
     ):
-        with pytest.raises(LostGrip, match="no longer ready"):
+        with pytest.raises(LeaseLost, match="no longer ready"):
             second()
 
 
 @pytest.mark.parametrize("state", [ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL])
 def test_an_exclusive_create_waits_for_others_of_the_account(bench: Bench, state: ShardState) -> None:
     store, other = bench.open(), bench.open()
-    _, grip = started(store, bench, 1)
+    _, lease = started(store, bench, 1)
     _, theirs = started(other, bench, 1)
     _, far = started(other, bench, 1, scope="scope-2")
-    unresolved = led(store, grip, store.plan(grip, bench.shard(0)), state)
+    unresolved = led(store, lease, store.plan(lease, bench.shard(0)), state)
     ready = led(other, theirs, other.plan(theirs, bench.shard(0)), ShardState.READY)
     elsewhere = led(other, far, other.plan(far, bench.shard(0)), ShardState.READY)
     assert other.intend(theirs, ready, exclusive=True) is None
     assert other.shard(ready.id) == ready
     assert other.intend(far, elsewhere, exclusive=True) is not None
-    store.advance(grip, unresolved, ShardState.SUBMITTED)
+    store.advance(lease, unresolved, ShardState.SUBMITTED)
     assert other.intend(theirs, ready, exclusive=True) is not None
 
 
@@ -711,14 +711,14 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     stores = [bench.open() for _ in range(4)]
     ready = []
     for one in stores:
-        _, grip = started(one, bench, 1)
-        ready.append((one, grip, led(one, grip, one.plan(grip, bench.shard(0)), ShardState.READY)))
+        _, lease = started(one, bench, 1)
+        ready.append((one, lease, led(one, lease, one.plan(lease, bench.shard(0)), ShardState.READY)))
     together = threading.Barrier(4)
     went: list[bool] = []
 
-    def intend(one: Store, grip: Grip, shard: Any) -> None:
+    def intend(one: Store, lease: JobLease, shard: Any) -> None:
         together.wait(10)
-        went.append(one.intend(grip, shard, exclusive=True) is not None)
+        went.append(one.intend(lease, shard, exclusive=True) is not None)
 
     threads = [threading.Thread(target=intend, args=row) for row in ready]
     for thread in threads:
@@ -731,10 +731,10 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
 @pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.DIRECT])
 @pytest.mark.parametrize("tried", [True, False])
 def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemState, tried: bool) -> None:
-    job, grip = started(store, bench, 4)
-    other = store.plan(grip, bench.shard(1))
-    shard = led(store, grip, store.plan(grip, bench.shard(0, 2)), ShardState.FENCED)
-    dead = store.bury(grip, shard, items=items, tried=tried, note="never came", at=50.0)
+    job, lease = started(store, bench, 4)
+    other = store.plan(lease, bench.shard(1))
+    shard = led(store, lease, store.plan(lease, bench.shard(0, 2)), ShardState.FENCED)
+    dead = store.discard(lease, shard, items=items, tried=tried, note="never came", at=50.0)
     assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "never came", 50.0)
     freed = [(i.ix, i.tries) for i in store.open_items(job.id, state=items) if i.ix != 3]
     assert freed == [(0, int(tried)), (2, int(tried))]
@@ -744,18 +744,18 @@ def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemS
 
 
 def test_a_shard_that_cannot_die_is_not_buried(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 1)
-    shard = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.PROVISIONAL)
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.PROVISIONAL)
     with pytest.raises(ValueError, match="does not become dead"):
-        store.bury(grip, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
+        store.discard(lease, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
     with pytest.raises(ValueError, match="open or direct"):
-        store.bury(grip, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
+        store.discard(lease, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
 
 
 def test_a_refused_shard_ends_its_items_and_costs_nothing(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3)
-    shard = store.plan(grip, bench.shard(2, 0))
-    dead = store.fail_shard(grip, shard, b"why", note="refused", at=50.0)
+    job, lease = started(store, bench, 3)
+    shard = store.plan(lease, bench.shard(2, 0))
+    dead = store.fail_shard(lease, shard, b"why", note="refused", at=50.0)
     assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "refused", 50.0)
     assert [(r.ix, r.outcome, r.body, r.cost, r.user_id) for r in store.results(job.id)] == [
         (0, "failed", b"why", 0.0, "row-0"),
@@ -764,21 +764,21 @@ def test_a_refused_shard_ends_its_items_and_costs_nothing(store: Store, bench: B
     found = store.job(job.id)
     assert found is not None
     assert (found.failed, found.finished, found.unpriced, found.state) == (2, 2, 0, JobState.ACTIVE)
-    store.fail_shard(grip, store.plan(grip, bench.shard(1)), b"why", note="refused", at=60.0)
+    store.fail_shard(lease, store.plan(lease, bench.shard(1)), b"why", note="refused", at=60.0)
     found = store.job(job.id)
     assert found is not None
     assert (found.state, found.finished_at) == (JobState.DONE, 60.0)
 
 
 def test_shards_are_found_by_state_and_account(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3)
-    _far, far_grip = started(store, bench, 1, scope="scope-2")
-    first = store.plan(grip, bench.shard(0))
-    second = led(store, grip, store.plan(grip, bench.shard(1)), ShardState.SUBMITTED)
-    third = store.bury(
-        grip, store.plan(grip, bench.shard(2)), items=ItemState.OPEN, tried=False, note="", at=1.0
+    job, lease = started(store, bench, 3)
+    _far, far_lease = started(store, bench, 1, scope="scope-2")
+    first = store.plan(lease, bench.shard(0))
+    second = led(store, lease, store.plan(lease, bench.shard(1)), ShardState.SUBMITTED)
+    third = store.discard(
+        lease, store.plan(lease, bench.shard(2)), items=ItemState.OPEN, tried=False, note="", at=1.0
     )
-    elsewhere = store.plan(far_grip, bench.shard(0))
+    elsewhere = store.plan(far_lease, bench.shard(0))
     assert store.shards(job.id) == [first, second, third]
     assert store.shards(job.id, states=[ShardState.DEAD, ShardState.PLANNED]) == [first, third]
     assert store.shards(job.id, states=[]) == []
@@ -789,10 +789,10 @@ def test_shards_are_found_by_state_and_account(store: Store, bench: Bench) -> No
 
 
 def test_a_large_shard_keeps_its_positions(store: Store, bench: Bench) -> None:
-    _job, grip = started(store, bench, 12_000)
+    _job, lease = started(store, bench, 12_000)
     order = list(range(12_000))
     bench.rng.shuffle(order)
-    shard = store.plan(grip, bench.shard(*order))
+    shard = store.plan(lease, bench.shard(*order))
     seen, after = [], -1
     while page := store.payloads(shard.id, after=after, limit=5_000):
         seen += [(p.position, p.ix) for p in page]
@@ -808,10 +808,10 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
     sizes = [10, 20, 500, 60, 40, 30]
     items = [evolve(item, payload=b"x" * size) for item, size in zip(new_items(6), sizes, strict=True)]
     job, _ = store.accept(bench.job(), items)
-    grip = store.claim(job.id, 15.0)
-    assert grip is not None
-    shard = led(store, grip, store.plan(grip, bench.shard(*range(6))), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
+    lease = store.claim(job.id, 15.0)
+    assert lease is not None
+    shard = led(store, lease, store.plan(lease, bench.shard(*range(6))), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
 
     pages, after = [], -1
     while page := store.payloads(shard.id, after=after):
@@ -836,9 +836,9 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
 
 
 def test_results_behind_a_gap_longer_than_a_page_are_found(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 40)
-    shard = ingesting(store, bench, grip, *range(40))
-    store.ingest(grip, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
+    job, lease = started(store, bench, 40)
+    shard = ingesting(store, bench, lease, *range(40))
+    store.ingest(lease, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
     pages, after = [], -1
     while rows := store.results(job.id, after=after, limit=10):
         pages.append([row.ix for row in rows])
@@ -854,9 +854,9 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     monkeypatch.setattr(results_module, "PAGE_DROPPED", 7)
     monkeypatch.setattr(book_module, "_PAGE", 7)
     other, _ = store.accept(bench.job(), new_items(3))
-    job, grip = started(store, bench, 21)
+    job, lease = started(store, bench, 21)
     last, _ = store.accept(bench.job(), new_items(3))
-    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 21
+    assert store.drop_unsent(lease, b"cancelled", at=5.0) == 21
     done = store.job(job.id)
     assert done is not None
     assert (done.cancelled, done.state, done.finished_at) == (21, JobState.DONE, 5.0)
@@ -868,10 +868,10 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
 
 
 def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 4)
-    shard = ingesting(store, bench, grip, 0, 1, 2, 3)
+    job, lease = started(store, bench, 4)
+    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
     told = store.ingest(
-        grip,
+        lease,
         shard,
         [
             result(2, cost=0.25, realtime_cost=0.5, input_tokens=10, output_tokens=3),
@@ -880,7 +880,7 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store,
         at=10.0,
     )
     assert (told.final, told.doubled) == ((2, 0), ())
-    store.ingest(grip, shard, [result(1, "cancelled", cost=0.0, realtime_cost=None)], at=11.0)
+    store.ingest(lease, shard, [result(1, "cancelled", cost=0.0, realtime_cost=None)], at=11.0)
     found = store.job(job.id)
     assert found is not None
     assert (found.succeeded, found.failed, found.cancelled, found.finished) == (1, 1, 1, 3)
@@ -895,7 +895,7 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store,
     assert [r.ix for r in store.results(job.id, after=0, limit=1)] == [1]
     assert [(r.ix, r.seq) for r in store.fresh(job.id)] == [(2, 1), (0, 2), (1, 3)]
     assert [r.ix for r in store.fresh(job.id, after=1, limit=1)] == [0]
-    store.ingest(grip, shard, [result(3)], at=12.5)
+    store.ingest(lease, shard, [result(3)], at=12.5)
     done = store.job(job.id)
     assert done is not None
     assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
@@ -904,8 +904,8 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store,
 def test_results_of_one_job_are_not_those_of_its_neighbours(store: Store, bench: Bench) -> None:
     jobs = []
     for _ in range(3):
-        job, grip = started(store, bench, 2)
-        store.ingest(grip, ingesting(store, bench, grip, 0, 1), [result(0), result(1)], at=1.0)
+        job, lease = started(store, bench, 2)
+        store.ingest(lease, ingesting(store, bench, lease, 0, 1), [result(0), result(1)], at=1.0)
         jobs.append(job.id)
     for job_id in jobs:
         assert [r.ix for r in store.results(job_id)] == [0, 1]
@@ -914,9 +914,9 @@ def test_results_of_one_job_are_not_those_of_its_neighbours(store: Store, bench:
 
 
 def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 2)
-    shard = ingesting(store, bench, grip, 0, 1)
-    store.ingest(grip, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
+    job, lease = started(store, bench, 2)
+    shard = ingesting(store, bench, lease, 0, 1)
+    store.ingest(lease, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
     found = store.job(job.id)
     assert found is not None
     assert (found.cost, found.realtime_cost) == (1.0, 1.5)
@@ -925,14 +925,14 @@ def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: Store,
 def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
     store: Store, bench: Bench
 ) -> None:
-    job, grip = started(store, bench, 3)
-    shard = ingesting(store, bench, grip, 0, 1, 2)
-    store.ingest(grip, shard, [result(0, text=b"first")], at=1.0)
+    job, lease = started(store, bench, 3)
+    shard = ingesting(store, bench, lease, 0, 1, 2)
+    store.ingest(lease, shard, [result(0, text=b"first")], at=1.0)
     before = store.job(job.id)
-    same = store.ingest(grip, shard, [result(0, text=b"first")], at=2.0)
-    other = store.ingest(grip, shard, [result(0, text=b"second")], at=3.0)
+    same = store.ingest(lease, shard, [result(0, text=b"first")], at=2.0)
+    other = store.ingest(lease, shard, [result(0, text=b"second")], at=3.0)
     at_once = store.ingest(
-        grip, shard, [result(1, text=b"a"), result(1, text=b"b"), result(1, text=b"a")], at=4.0
+        lease, shard, [result(1, text=b"a"), result(1, text=b"b"), result(1, text=b"a")], at=4.0
     )
     assert (same.final, same.doubled) == ((), ())
     assert (other.final, other.doubled) == ((), (0,))
@@ -944,12 +944,12 @@ def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
 
 
 def test_a_result_beats_a_verdict_whichever_came_first(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3)
-    shard = ingesting(store, bench, grip, 0, 1, 2)
-    first = store.ingest(grip, shard, [result(0, "again"), result(1)], at=1.0)
-    second = store.ingest(grip, shard, [result(0), result(1, "again")], at=2.0)
-    third = store.ingest(grip, shard, [result(2, "unrun", b"u"), result(2, "unrun", b"u")], at=3.0)
-    fourth = store.ingest(grip, shard, [result(2, "again", b"v")], at=3.0)
+    job, lease = started(store, bench, 3)
+    shard = ingesting(store, bench, lease, 0, 1, 2)
+    first = store.ingest(lease, shard, [result(0, "again"), result(1)], at=1.0)
+    second = store.ingest(lease, shard, [result(0), result(1, "again")], at=2.0)
+    third = store.ingest(lease, shard, [result(2, "unrun", b"u"), result(2, "unrun", b"u")], at=3.0)
+    fourth = store.ingest(lease, shard, [result(2, "again", b"v")], at=3.0)
     assert (first.final, first.doubled) == ((1,), ())
     assert (second.final, second.doubled) == ((0,), (1,))
     assert (third.final, third.doubled) == ((), ())
@@ -962,20 +962,20 @@ def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
     store: Store, bench: Bench
 ) -> None:
     """A file is read from its beginning after a crash."""
-    _, grip = started(store, bench, 1)
-    shard = ingesting(store, bench, grip, 0)
-    store.ingest(grip, shard, [result(0, "again", b"busy")], at=1.0)
-    store.ingest(grip, shard, [result(0)], at=2.0)
-    assert store.ingest(grip, shard, [result(0, "again", b"busy")], at=3.0).doubled == ()
-    assert store.ingest(grip, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
+    _, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    store.ingest(lease, shard, [result(0, "again", b"busy")], at=1.0)
+    store.ingest(lease, shard, [result(0)], at=2.0)
+    assert store.ingest(lease, shard, [result(0, "again", b"busy")], at=3.0).doubled == ()
+    assert store.ingest(lease, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
 
 
 def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 5)
-    dead = store.plan(grip, bench.shard(3))
-    store.bury(grip, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
-    shard = ingesting(store, bench, grip, 4, 3, 1, 0)
-    store.ingest(grip, shard, [result(1), result(0, "again", b"busy"), result(3, "unrun", b"late")], at=1.0)
+    _, lease = started(store, bench, 5)
+    dead = store.plan(lease, bench.shard(3))
+    store.discard(lease, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
+    shard = ingesting(store, bench, lease, 4, 3, 1, 0)
+    store.ingest(lease, shard, [result(1), result(0, "again", b"busy"), result(3, "unrun", b"late")], at=1.0)
     assert [(u.ix, u.verdict, u.body, u.tries) for u in store.unsettled(shard.id)] == [
         (4, None, None, 0),
         (3, "unrun", b"late", 1),
@@ -984,12 +984,12 @@ def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
 
 
 def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 3)
-    store.plan(grip, bench.shard(1))
-    shard = ingesting(store, bench, grip, 0)
+    job, lease = started(store, bench, 3)
+    store.plan(lease, bench.shard(1))
+    shard = ingesting(store, bench, lease, 0)
     for ix in (1, 2, 77):
         with pytest.raises(ValueError, match=f"item {ix} is not in shard"):
-            store.ingest(grip, shard, [result(0), result(ix)], at=1.0)
+            store.ingest(lease, shard, [result(0), result(ix)], at=1.0)
     assert store.results(job.id) == []
 
 
@@ -997,48 +997,48 @@ def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: Store, b
 def test_a_shard_that_is_not_being_read_takes_no_results(
     store: Store, bench: Bench, state: ShardState
 ) -> None:
-    _, grip = started(store, bench, 1)
-    shard = led(store, grip, store.plan(grip, bench.shard(0)), state)
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.plan(lease, bench.shard(0)), state)
     with pytest.raises(ValueError, match="has no results to take"):
-        store.ingest(grip, shard, [result(0)], at=1.0)
-    with pytest.raises(LostGrip, match="no longer ingesting"):
-        store.ingest(grip, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
+        store.ingest(lease, shard, [result(0)], at=1.0)
+    with pytest.raises(LeaseLost, match="no longer ingesting"):
+        store.ingest(lease, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
 
 
-def test_answers_of_a_ghost_are_used_for_items_that_have_none(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 5)
-    ghost = led(store, grip, store.plan(grip, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
-    ghost = store.bury(grip, ghost, items=ItemState.OPEN, tried=True, note="", at=1.0)
-    again = ingesting(store, bench, grip, 0, 1)
-    store.ingest(grip, again, [result(0, text=b"new")], at=2.0)
+def test_answers_of_a_orphan_are_used_for_items_that_have_none(store: Store, bench: Bench) -> None:
+    job, lease = started(store, bench, 5)
+    orphan = led(store, lease, store.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
+    orphan = store.discard(lease, orphan, items=ItemState.OPEN, tried=True, note="", at=1.0)
+    again = ingesting(store, bench, lease, 0, 1)
+    store.ingest(lease, again, [result(0, text=b"new")], at=2.0)
     told = store.ingest(
-        grip, ghost, [*(result(ix, text=b"ghost") for ix in (0, 1, 2)), result(3, "again")], at=3.0
+        lease, orphan, [*(result(ix, text=b"ghost") for ix in (0, 1, 2)), result(3, "again")], at=3.0
     )
     assert (told.final, told.doubled) == ((1, 2), (0,))
     assert [(r.ix, r.body) for r in store.results(job.id)] == [(0, b"new"), (1, b"ghost"), (2, b"ghost")]
     assert [u.ix for u in store.unsettled(again.id)] == []
-    late = store.ingest(grip, again, [result(1, text=b"late")], at=4.0)
+    late = store.ingest(lease, again, [result(1, text=b"late")], at=4.0)
     assert late.doubled == (1,)
-    settled = store.settle(grip, again, at=5.0)
+    settled = store.settle(lease, again, at=5.0)
     assert settled.state is ShardState.SETTLED
     assert [item.ix for item in store.open_items(job.id)] == [3, 4]
 
 
 def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 6)
-    shard = ingesting(store, bench, grip, 0, 1, 2, 3)
-    store.ingest(grip, shard, [result(0), result(1, "again")], at=1.0)
+    job, lease = started(store, bench, 6)
+    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
+    store.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
     with pytest.raises(ValueError, match=r"3 items of shard .* go nowhere"):
-        store.settle(grip, shard, at=2.0)
+        store.settle(lease, shard, at=2.0)
     with pytest.raises(ValueError, match="1 items"):
-        store.settle(grip, shard, opened=[1], direct=[2], at=2.0)
+        store.settle(lease, shard, opened=[1], direct=[2], at=2.0)
     with pytest.raises(ValueError, match="one way only"):
-        store.settle(grip, shard, opened=[1, 2], direct=[2, 3], at=2.0)
+        store.settle(lease, shard, opened=[1, 2], direct=[2, 3], at=2.0)
     with pytest.raises(ValueError, match="final"):
-        store.settle(grip, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
+        store.settle(lease, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
     assert store.shard(shard.id) == shard
     settled = store.settle(
-        grip, shard, opened=[1], direct=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
+        lease, shard, opened=[1], direct=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
     )
     assert (settled.state, settled.settled_at, settled.cost, settled.note) == (
         ShardState.SETTLED,
@@ -1049,50 +1049,50 @@ def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None
     assert [(i.ix, i.tries) for i in store.open_items(job.id)] == [(1, 1), (4, 0), (5, 0)]
     assert [(i.ix, i.tries) for i in store.open_items(job.id, state=ItemState.DIRECT)] == [(2, 1)]
     assert [(r.ix, r.outcome) for r in store.results(job.id)] == [(0, "succeeded"), (3, "failed")]
-    with pytest.raises(LostGrip):
-        store.settle(grip, shard, opened=[1], direct=[2], at=4.0)
+    with pytest.raises(LeaseLost):
+        store.settle(lease, shard, opened=[1], direct=[2], at=4.0)
 
 
 def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 1)
-    shard = ingesting(store, bench, grip, 0)
-    store.ingest(grip, shard, [result(0, "again")], at=1.0)
-    store.settle(grip, shard, opened=[0], at=2.0)
-    shard = ingesting(store, bench, grip, 0)
+    _, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    store.ingest(lease, shard, [result(0, "again")], at=1.0)
+    store.settle(lease, shard, opened=[0], at=2.0)
+    shard = ingesting(store, bench, lease, 0)
     assert [(u.verdict, u.tries) for u in store.unsettled(shard.id)] == [(None, 1)]
 
 
 def test_direct_items_are_taken_in_order_and_once(store: Store, bench: Bench) -> None:
     job, _ = store.accept(bench.job(), new_items(5, direct=True))
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.claim_direct(grip, 2)] == [
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.claim_direct(lease, 2)] == [
         (0, "row-0", b"ask 0", 0),
         (1, "row-1", b"ask 1", 0),
     ]
-    assert [d.ix for d in store.claim_direct(grip, 2)] == [2, 3]
+    assert [d.ix for d in store.claim_direct(lease, 2)] == [2, 3]
     assert [i.ix for i in store.open_items(job.id, state=ItemState.ASKING)] == [0, 1, 2, 3]
-    told = store.answer(grip, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
+    told = store.answer(lease, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
     assert (told.final, told.doubled) == ((1,), ())
-    assert [(d.ix, d.tries) for d in store.claim_direct(grip, 9)] == [(0, 1), (2, 0), (4, 0)]
-    assert store.answer(grip, [result(1, text=b"other")], at=2.0).doubled == (1,)
-    assert store.claim_direct(grip, 9) == []
+    assert [(d.ix, d.tries) for d in store.claim_direct(lease, 9)] == [(0, 1), (2, 0), (4, 0)]
+    assert store.answer(lease, [result(1, text=b"other")], at=2.0).doubled == (1,)
+    assert store.claim_direct(lease, 9) == []
     with pytest.raises(ValueError, match="no item 9"):
-        store.answer(grip, [result(9)], at=2.0)
-    store.answer(grip, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
+        store.answer(lease, [result(9)], at=2.0)
+    store.answer(lease, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
     done = store.job(job.id)
     assert done is not None
     assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
 
 
 def test_a_cancelled_job_drops_what_was_not_sent(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench, 6)
-    sent = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTED)
-    dead = store.plan(grip, bench.shard(1, 2))
-    store.bury(grip, dead, items=ItemState.DIRECT, tried=False, note="", at=0.0)
-    assert [d.ix for d in store.claim_direct(grip, 1)] == [1]
-    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 4
-    assert store.drop_unsent(grip, b"cancelled", at=5.0) == 0
+    job, lease = started(store, bench, 6)
+    sent = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.SUBMITTED)
+    dead = store.plan(lease, bench.shard(1, 2))
+    store.discard(lease, dead, items=ItemState.DIRECT, tried=False, note="", at=0.0)
+    assert [d.ix for d in store.claim_direct(lease, 1)] == [1]
+    assert store.drop_unsent(lease, b"cancelled", at=5.0) == 4
+    assert store.drop_unsent(lease, b"cancelled", at=5.0) == 0
     assert [(r.ix, r.outcome, r.body, r.cost) for r in store.results(job.id)] == [
         (ix, "cancelled", b"cancelled", 0.0) for ix in (2, 3, 4, 5)
     ]
@@ -1106,13 +1106,13 @@ def test_a_cancelled_job_drops_what_was_not_sent(store: Store, bench: Bench) -> 
 def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
     """A reader follows ``seq`` from another store while two threads store results of one job."""
     store, reader = bench.open(), bench.open()
-    job, grip = started(store, bench, 400)
-    shards = [ingesting(store, bench, grip, *range(at, at + 100)) for at in range(0, 400, 100)]
+    job, lease = started(store, bench, 400)
+    shards = [ingesting(store, bench, lease, *range(at, at + 100)) for at in range(0, 400, 100)]
 
     def write(mine: list[Any]) -> None:
         for shard, first in mine:
             for ix in range(first, first + 100, 10):
-                store.ingest(grip, shard, [result(i) for i in range(ix, ix + 10)], at=1.0)
+                store.ingest(lease, shard, [result(i) for i in range(ix, ix + 10)], at=1.0)
 
     parts = [[(shard, n * 100) for n, shard in enumerate(shards) if n % 2 == side] for side in (0, 1)]
     threads = [threading.Thread(target=write, args=(part,)) for part in parts]
@@ -1152,33 +1152,33 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
 
 
 def test_what_a_former_owner_believes_is_no_incident(store: Store, bench: Bench) -> None:
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     told = IncidentRow("batch_vanished", job.id, None, "", None, 10.0)
-    store.release(grip)
-    with pytest.raises(LostGrip):
-        store.add_incident(told, grip=grip)
+    store.release(lease)
+    with pytest.raises(LeaseLost):
+        store.add_incident(told, lease=lease)
     assert store.incidents() == []
     anew = store.claim(job.id, 30.0)
     assert anew is not None
-    assert store.add_incident(told, grip=anew)
+    assert store.add_incident(told, lease=anew)
     assert store.incidents() == [told]
 
 
 def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_are_not(
     store: Store, bench: Bench
 ) -> None:
-    _, grip = started(store, bench, 3)
+    _, lease = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
-    submitted = led(store, grip, store.plan(grip, bench.shard(0)), ShardState.SUBMITTING)
-    store.advance(grip, submitted, ShardState.SUBMITTED, batch_id="ours")
-    unsure = led(store, grip, store.plan(grip, bench.shard(1)), ShardState.UNCERTAIN)
+    submitted = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.SUBMITTING)
+    store.advance(lease, submitted, ShardState.SUBMITTED, batch_id="ours")
+    unsure = led(store, lease, store.plan(lease, bench.shard(1)), ShardState.UNCERTAIN)
     unsure = store.advance(
-        grip, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign=("alien", "other")
+        lease, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign=("alien", "other")
     )
     store.advance(far, store.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
-    given_up = led(store, grip, store.plan(grip, bench.shard(2)), ShardState.UNCERTAIN)
-    dead = store.bury(grip, given_up, items=ItemState.OPEN, tried=False, note="", at=1.0)
-    store.advance(grip, dead, ShardState.DEAD, candidate="ghost")
+    given_up = led(store, lease, store.plan(lease, bench.shard(2)), ShardState.UNCERTAIN)
+    dead = store.discard(lease, given_up, items=ItemState.OPEN, tried=False, note="", at=1.0)
+    store.advance(lease, dead, ShardState.DEAD, candidate="ghost")
     asked = ["ours", "maybe", "alien", "ghost", "new", "far"]
     assert store.claimed_batches("scope-1", asked) == {"ours", "maybe"}
     assert store.claimed_batches("scope-1", []) == set()
@@ -1210,8 +1210,8 @@ def test_the_spool_is_a_folder_for_its_owner_only(store: Store) -> None:
 
 
 def test_a_nonce_of_the_wire_fits(store: Store, bench: Bench) -> None:
-    _, grip = started(store, bench, 1)
+    _, lease = started(store, bench, 1)
     nonce = new_nonce(bench.rng)
-    store.plan(grip, bench.shard(0, nonce=nonce))
+    store.plan(lease, bench.shard(0, nonce=nonce))
     assert store.shard_of(nonce) is not None
     assert new_job("job-1").id == "job-1"

@@ -57,11 +57,11 @@ def test_a_store_of_any_release_opens_with_all_it_has(form: Path, tmp_path: Path
     assert [incident.kind for incident in store.incidents(job.id)] == ["doubled_line"]
     assert store.recall("limit") == 5
     assert store.turnarounds("openai:m") == [(3, 60.0, 1.0)]
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    shard = store.bury(grip, store.shards(job.id)[1], items=ItemState.OPEN, tried=True, note="", at=9.0)
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    shard = store.discard(lease, store.shards(job.id)[1], items=ItemState.OPEN, tried=True, note="", at=9.0)
     assert shard.state is ShardState.DEAD
-    assert store.drop_unsent(grip, b"", at=9.0) == 4
+    assert store.drop_unsent(lease, b"", at=9.0) == 4
     store.close()
 
 
@@ -80,14 +80,14 @@ def test_a_migration_leads_an_older_store_forward_and_keeps_what_it_has(bench: B
 
 def test_a_migration_that_fails_half_way_changes_nothing(bench: Bench) -> None:
     store = bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     with pytest.raises(StoreError):
         bench.open(steps=BROKEN)
     assert version(bench) == len(MIGRATIONS)
     with pytest.raises((StoreError, Exception), match="colour"):
         bench.behind("SELECT colour FROM job")
     assert store.job(job.id) is not None
-    store.note(grip, "goes on")
+    store.note(lease, "goes on")
     again = bench.open()
     assert again.job(job.id).note == "goes on"  # type: ignore[union-attr]
 
@@ -117,12 +117,12 @@ def sample(store_path: str) -> None:
     from smartbatch.jobs.records import IncidentRow
 
     job, _ = store.accept(new_job("job-old", key="the key", metadata={"team": "é"}), new_items(6))
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    shard = led(store, grip, store.plan(grip, made.shard(0, 1, 2)), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(0), result(1, "again", b"busy")], at=1.0)
-    store.settle(grip, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
-    led(store, grip, store.plan(grip, made.shard(3, 4)), ShardState.UNCERTAIN)
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    shard = led(store, lease, store.plan(lease, made.shard(0, 1, 2)), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(0), result(1, "again", b"busy")], at=1.0)
+    store.settle(lease, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
+    led(store, lease, store.plan(lease, made.shard(3, 4)), ShardState.UNCERTAIN)
     store.add_incident(IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
     store.remember("limit", 5)
     store.observe_turnaround("openai:m", 3, 60.0, 1.0)

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, ShardState
-from smartbatch.jobs.store import LostGrip, open_store
+from smartbatch.jobs.store import LeaseLost, open_store
 from smartbatch.jobs.store.dsn import Address
 from smartbatch.jobs.store.postgres import PostgresStore
 
@@ -63,7 +63,7 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> PostgresStore:
 def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: Relay, bench: Bench) -> None:
     """Every verb that writes returns as if nothing had happened, and has happened once."""
     store = through(relay, bench)
-    job, grip = started(store, bench, 6)
+    job, lease = started(store, bench, 6)
     cuts = 0
 
     def cut() -> None:
@@ -75,26 +75,26 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     assert store.accept(bench.job(key="k"), new_items(3))[1]
     assert store.job("k") is not None
     cut()
-    shard = store.plan(grip, bench.shard(0, 1, 2))
+    shard = store.plan(lease, bench.shard(0, 1, 2))
     cut()
-    shard = store.advance(grip, shard, ShardState.READY)
+    shard = store.advance(lease, shard, ShardState.READY)
     cut()
-    intended = store.intend(grip, shard, exclusive=True)
+    intended = store.intend(lease, shard, exclusive=True)
     assert intended is not None
     assert store.shard(shard.id) == intended
-    shard = led_on(store, grip, intended)
+    shard = led_on(store, lease, intended)
     cut()
-    assert store.ingest(grip, shard, [result(0), result(1)], at=1.0).final == (0, 1)
+    assert store.ingest(lease, shard, [result(0), result(1)], at=1.0).final == (0, 1)
     cut()
-    assert store.settle(grip, shard, direct=[2], at=2.0).state is ShardState.SETTLED
+    assert store.settle(lease, shard, direct=[2], at=2.0).state is ShardState.SETTLED
     cut()
-    assert [item.ix for item in store.claim_direct(grip, 5)] == [2]
+    assert [item.ix for item in store.claim_direct(lease, 5)] == [2]
     cut()
     assert store.add_incident(IncidentRow("kind", job.id, None, "x", None, 1.0))
     cut()
-    assert store.drop_unsent(grip, b"", at=3.0) == 3
+    assert store.drop_unsent(lease, b"", at=3.0) == 3
     cut()
-    store.release(grip)
+    store.release(lease)
     found = bench.open().job(job.id)
     assert found is not None
     assert (found.succeeded, found.cancelled, found.owner) == (2, 3, None)
@@ -102,9 +102,9 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     assert relay.cuts == cuts == 10
 
 
-def led_on(store: PostgresStore, grip: Any, shard: Any) -> Any:
+def led_on(store: PostgresStore, lease: Any, shard: Any) -> Any:
     for state in (ShardState.SUBMITTED, ShardState.ENDED, ShardState.INGESTING):
-        shard = store.advance(grip, shard, state)
+        shard = store.advance(lease, shard, state)
     return shard
 
 
@@ -112,14 +112,14 @@ def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
     relay: Relay, bench: Bench
 ) -> None:
     store = through(relay, bench)
-    job, grip = started(store, bench, 6)
+    job, lease = started(store, bench, 6)
     new = bench.shard(0, 1)
     relay.cut_at(b"COMMIT", pass_on=False)
     with pytest.raises(StoreError, match="nothing of this write counts; try again"):
-        store.plan(grip, new)
+        store.plan(lease, new)
     assert relay.cuts == 1
     assert store.shards(job.id) == []
-    assert store.plan(grip, new).no == 1
+    assert store.plan(lease, new).no == 1
     relay.cut_at(b"COMMIT", pass_on=False)
     with pytest.raises(StoreError, match="nothing of this write counts"):
         store.accept(bench.job(key="k"), new_items(3))
@@ -129,7 +129,7 @@ def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
 
 def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
     store = through(relay, bench)
-    job, grip = started(store, bench, 6)
+    job, lease = started(store, bench, 6)
     relay.cut_at(b"COMMIT", pass_on=True)
     database: Any = store._db
 
@@ -145,7 +145,7 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench
     found = store.job(job.id)
     assert found is not None
     assert found.note == "x"
-    assert store.renew([grip], 60) == [grip]
+    assert store.renew([lease], 60) == [lease]
 
 
 @pytest.mark.parametrize("word", [b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"])
@@ -153,25 +153,25 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     relay: Relay, bench: Bench, word: bytes
 ) -> None:
     store = through(relay, bench)
-    job, grip = started(store, bench, 6)
+    job, lease = started(store, bench, 6)
     relay.cut_at(word, pass_on=True)
     with pytest.raises(StoreError, match="lost the connection: nothing of this write counts"):
-        store.plan(grip, bench.shard(0, 1))
+        store.plan(lease, bench.shard(0, 1))
     assert relay.cuts == 1
     assert store.shards(job.id) == []
     assert len(store.open_items(job.id)) == 6
-    assert store.plan(grip, bench.shard(0, 1)).no == 1
+    assert store.plan(lease, bench.shard(0, 1)).no == 1
 
 
 def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
     """A server that restarted between two steps: reads go again, and writes, for nothing was begun."""
     store, other = through(relay, bench), bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     relay.cut_all()
     assert store.job(job.id) is not None
-    assert store.plan(grip, bench.shard(0)).no == 1
+    assert store.plan(lease, bench.shard(0)).no == 1
     relay.cut_all()
-    assert store.renew([grip], 60) == [grip]
+    assert store.renew([lease], 60) == [lease]
     assert other.claim(job.id, 60) is None  # the lock that says that it lives is held again
     assert [row.id for row in other.claimable()] == []
 
@@ -180,15 +180,15 @@ def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
     relay: Relay, bench: Bench
 ) -> None:
     store, other = through(relay, bench), bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     relay.cut_all()
     taken = None
     for _ in range(200):  # the server needs a moment to see it
         taken = taken or other.claim(job.id, 60)
     assert taken is not None
-    with pytest.raises(LostGrip):
-        store.plan(grip, bench.shard(0))
-    assert store.renew([grip], 60) == []
+    with pytest.raises(LeaseLost):
+        store.plan(lease, bench.shard(0))
+    assert store.renew([lease], 60) == []
     assert other.renew([taken], 60) == [taken]
 
 
@@ -201,16 +201,16 @@ def test_a_server_that_is_away_is_an_error_that_names_it(bench: Bench, tmp_path:
 
 def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, bench: Bench) -> None:
     store = through(relay, bench)
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
     relay.cut_all()
     with pytest.raises(StoreError, match="cannot be reached"):
         store.job(job.id)
     with pytest.raises(StoreError, match="cannot be reached"):
-        store.plan(grip, bench.shard(0))
+        store.plan(lease, bench.shard(0))
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
     assert store.job(job.id) is not None
-    assert store.plan(grip, bench.shard(0)).no == 1
+    assert store.plan(lease, bench.shard(0)).no == 1
 
 
 # -- other sessions ------------------------------------------------------------------------------------------
@@ -218,24 +218,24 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 
 def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     store, other = bench.open(busy_timeout=0.1), bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     with other._db.writing() as tx:
         tx.row("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id)
         with pytest.raises(StoreError, match=r"locked: another process .* 0\.1 s"):
-            store.plan(grip, bench.shard(0))
+            store.plan(lease, bench.shard(0))
         assert bench.open().claim(job.id, 60) is None  # who claims does not wait at all
         assert store.job(job.id) is not None
-    assert store.plan(grip, bench.shard(0)).no == 1
+    assert store.plan(lease, bench.shard(0)).no == 1
 
 
 def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
 
     def freeze() -> None:
         with frozen._db.writing() as tx:
             tx.change("UPDATE job SET note = ? WHERE id = ?", b"frozen", job.id)
-            store.note(grip, "mine")  # waits until the server has ended the frozen session
+            store.note(lease, "mine")  # waits until the server has ended the frozen session
 
     with pytest.raises(StoreError, match="nothing of this write counts"):
         freeze()
@@ -261,15 +261,15 @@ def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench)
     """Two machines whose clocks are years apart agree on who owns what (E15, I8)."""
     past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
     job, _ = past.accept(bench.job(), new_items(1))
-    grip = past.claim(job.id, 60)
-    assert grip is not None
+    lease = past.claim(job.id, 60)
+    assert lease is not None
     assert future.claimable() == []
     assert future.claim(job.id, 60) is None
-    past.release(grip)
+    past.release(lease)
     assert future.claim(job.id, 60) is not None
     assert past.claim(job.id, 60) is None
-    (lease,) = bench.behind("SELECT lease_until - extract(epoch FROM clock_timestamp()) FROM job")
-    assert 50 < lease[0] <= 60
+    (left,) = bench.behind("SELECT lease_until - extract(epoch FROM clock_timestamp()) FROM job")
+    assert 50 < left[0] <= 60
 
 
 def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
@@ -277,11 +277,11 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
 ) -> None:
     other = Bench("postgres", postgres_address, tmp_path)
     one, two = bench.open(), other.open()
-    job, grip = started(one, bench, key="k")
+    job, lease = started(one, bench, key="k")
     assert two.jobs() == []
     assert two.accept(evolve(other.job(key="k"), id=job.id), new_items(1))[1]
     assert two.claim(job.id, 60) is not None
-    assert one.renew([grip], 60) == [grip]
+    assert one.renew([lease], 60) == [lease]
     assert one.spool != two.spool
     other.close()
 
@@ -385,12 +385,12 @@ def test_an_sqlite_store_needs_no_package_of_the_server(tmp_path: Path) -> None:
 
 def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
     store = bench.open()
-    _, grip = started(store, bench)
-    store.plan(grip, bench.shard(0, nonce="the-secret-nonce"))
+    _, lease = started(store, bench)
+    store.plan(lease, bench.shard(0, nonce="the-secret-nonce"))
     with pytest.raises(StoreError, match="refused a statement") as told:
-        store.plan(grip, bench.shard(1, nonce="the-secret-nonce"))
+        store.plan(lease, bench.shard(1, nonce="the-secret-nonce"))
     assert "secret" not in str(told.value)
-    assert led(store, grip, store.plan(grip, bench.shard(1)), ShardState.READY).no == 2
+    assert led(store, lease, store.plan(lease, bench.shard(1)), ShardState.READY).no == 2
 
 
 def test_psycopg_is_the_third() -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from jobs.stores import Bench, bench, new_items, postgres_address, started
 
-from smartbatch.jobs.records import Grip
-from smartbatch.jobs.store import LostGrip
+from smartbatch.jobs.records import JobLease
+from smartbatch.jobs.store import LeaseLost
 
 __all__ = ["bench", "postgres_address"]  # fixtures
 
 PRELUDE = """
 import os, random, sys
 from smartbatch.jobs.records import *
-from smartbatch.jobs.store import LostGrip, open_store
+from smartbatch.jobs.store import LeaseLost, open_store
 
 place, *rest = sys.argv[1:]
 def say(*words): print(*words, flush=True)
@@ -86,13 +86,13 @@ def start(bench: Bench, tmp_path: Path) -> Iterator[Start]:
 
 OWNER = """
 store = open_store(place)
-grip = store.claim(rest[0], 3600)
-say(grip.epoch)
+lease = store.claim(rest[0], 3600)
+say(lease.epoch)
 hear()
 try:
-    store.note(grip, "awake")
+    store.note(lease, "awake")
     say("written")
-except LostGrip:
+except LeaseLost:
     say("lost")
 hear()
 """
@@ -110,7 +110,7 @@ def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, sta
     while not store.claimable() and time.monotonic() < until:
         pass  # a server needs a moment to see that a client has gone
     assert [row.id for row in store.claimable()] == [job.id]
-    assert store.claim(job.id, 60) == Grip(job.id, 2)
+    assert store.claim(job.id, 60) == JobLease(job.id, 2)
 
 
 def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(
@@ -123,9 +123,9 @@ def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_w
     frozen.process.send_signal(signal.SIGSTOP)
     assert store.claim(job.id, 60) is None
     bench.let_leases_run_out()
-    grip = store.claim(job.id, 60)
-    assert grip == Grip(job.id, 2)
-    store.note(grip, "mine")
+    lease = store.claim(job.id, 60)
+    assert lease == JobLease(job.id, 2)
+    store.note(lease, "mine")
     frozen.process.send_signal(signal.SIGCONT)
     frozen.say()
     assert frozen.hear() == "lost"
@@ -136,7 +136,7 @@ def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_w
 
 FORKER = """
 store = open_store(place)
-grip = store.claim(rest[0], 3600)
+lease = store.claim(rest[0], 3600)
 store.remember("before", 1)
 child = os.fork()
 if child == 0:
@@ -158,27 +158,27 @@ def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start:
     parent.kill()
     os.kill(int(child), 0)  # it lives
     try:
-        grip = None
+        lease = None
         for _ in range(200):  # a server needs a moment to see that a client has gone
-            grip = store.claim(job.id, 60)
-            if grip is not None:
+            lease = store.claim(job.id, 60)
+            if lease is not None:
                 break
-        assert grip == Grip(job.id, 2)
+        assert lease == JobLease(job.id, 2)
     finally:
         os.kill(int(child), signal.SIGKILL)
 
 
 FAMILY = """
 store = open_store(place)
-grip = store.claim(rest[0], 3600)
+lease = store.claim(rest[0], 3600)
 store.remember("before", 1)
 reading, writing = os.pipe()
 child = os.fork()
 if child == 0:
     told = []
     try:
-        store.note(grip, "child")
-    except LostGrip:
+        store.note(lease, "child")
+    except LeaseLost:
         told.append("lost")
     told.append(str(store.recall("before")))
     job, made = store.accept(new("job-child"), items(2))
@@ -189,8 +189,8 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 say(os.read(reading, 1000).decode())
-store.note(grip, "parent")
-say(len(store.jobs()), store.job(rest[0]).note, store.renew([grip], 60) == [grip])
+store.note(lease, "parent")
+say(len(store.jobs()), store.job(rest[0]).note, store.renew([lease], 60) == [lease])
 say(store.job("job-child").owner)
 hear()
 """
@@ -288,13 +288,13 @@ for n in range(10):
     store.accept(new(f"job-{rest[0]}-{n}"), items(3))
 mine = 0
 for row in store.claimable():
-    grip = store.claim(row.id, 3600)
-    if grip is not None:
-        assert grip.epoch == 1
+    lease = store.claim(row.id, 3600)
+    if lease is not None:
+        assert lease.epoch == 1
         mine += 1
         for n in range(3):
-            shard = store.plan(grip, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
-            store.fail_shard(grip, shard, b"no", note="no", at=2.0)
+            shard = store.plan(lease, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
+            store.fail_shard(lease, shard, b"no", note="no", at=2.0)
 say(mine)
 hear()
 store.close()
@@ -347,10 +347,10 @@ def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: B
     for job in jobs.values():
         assert job.total == int(job.id.split("-")[2]) % 40
         assert [item.ix for item in store.open_items(job.id)] == list(range(job.total))
-    job, grip = started(store, bench, 1)  # sweeps what never became a job
+    job, lease = started(store, bench, 1)  # sweeps what never became a job
     assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
     assert bench.behind("SELECT count(*) FROM item") == [(sum(job.total for job in jobs.values()) + 1,)]
     assert len(bench.behind("SELECT id FROM owner")) == 1
-    store.release(grip)
-    with pytest.raises(LostGrip):
-        store.note(grip, "x")
+    store.release(lease)
+    with pytest.raises(LeaseLost):
+        store.note(lease, "x")

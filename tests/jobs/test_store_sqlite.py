@@ -35,10 +35,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def filled(bench: Bench, count: int = 500) -> str:
     """Make a file with a job in it, close it, and return its path."""
     store = bench.open()
-    _, grip = started(store, bench, count)
-    shard = led(store, grip, store.plan(grip, bench.shard(*range(count // 2))), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(ix) for ix in range(count // 4)], at=1.0)
-    store.release(grip)
+    _, lease = started(store, bench, count)
+    shard = led(store, lease, store.plan(lease, bench.shard(*range(count // 2))), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(ix) for ix in range(count // 4)], at=1.0)
+    store.release(lease)
     store.close()
     return bench.place
 
@@ -111,13 +111,13 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(bench: Bench) -> N
     assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     told: list[str] = []
     writer.set_trace_callback(told.append)
-    _, grip = started(store, bench, 20)
-    shard = led(store, grip, store.plan(grip, bench.shard(*range(10))), ShardState.INGESTING)
-    store.ingest(grip, shard, [result(ix) for ix in range(9)], at=1.0)
-    store.settle(grip, shard, direct=[9], at=2.0)
-    store.answer(grip, [result(d.ix) for d in store.claim_direct(grip, 5)], at=3.0)
-    store.drop_unsent(grip, b"", at=4.0)
-    store.forget(grip.job_id)
+    _, lease = started(store, bench, 20)
+    shard = led(store, lease, store.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
+    store.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
+    store.settle(lease, shard, direct=[9], at=2.0)
+    store.answer(lease, [result(d.ix) for d in store.claim_direct(lease, 5)], at=3.0)
+    store.drop_unsent(lease, b"", at=4.0)
+    store.forget(lease.job_id)
     inside = False
     changes = 0
     for statement in told:
@@ -136,18 +136,18 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(bench: Bench) -> N
 
 def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     store = bench.open(busy_timeout=0.05)
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match=r"locked: another process .* 0\.05 s"):
             store.accept(bench.job(), new_items(1))
         with pytest.raises(StoreError, match="locked"):
-            store.plan(grip, bench.shard(0))
+            store.plan(lease, bench.shard(0))
         assert store.job(job.id) is not None  # reading goes on
         assert len(store.open_items(job.id)) == 3
         other.execute("ROLLBACK")
     other.close()
-    assert store.plan(grip, bench.shard(0)).no == 1
+    assert store.plan(lease, bench.shard(0)).no == 1
     assert len(store.jobs()) == 1
 
 
@@ -169,13 +169,13 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
 
 def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(bench: Bench) -> None:
     store = bench.open()
-    job, grip = started(store, bench, 50)
-    shard = led(store, grip, store.plan(grip, bench.shard(*range(50))), ShardState.INGESTING)
+    job, lease = started(store, bench, 50)
+    shard = led(store, lease, store.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
     writer = store._db._writer  # type: ignore[attr-defined]
     writer.execute("PRAGMA max_page_count = 1")  # as many as there are
     large = [result(ix, text=bytes(9_000)) for ix in range(50)]
     with pytest.raises(StoreError, match="the disk is full"):
-        store.ingest(grip, shard, large, at=1.0)
+        store.ingest(lease, shard, large, at=1.0)
     with pytest.raises(StoreError, match="the disk is full"):
         store.accept(bench.job(key="k"), [NewItem(None, bytes(9_000), 1, 1) for _ in range(50)])
     assert store.job("k") is None
@@ -183,7 +183,7 @@ def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(bench: 
     assert store.shard(shard.id) == shard
     assert len(store.payloads(shard.id)) == 50
     writer.execute("PRAGMA max_page_count = 1000000")
-    assert len(store.ingest(grip, shard, large, at=1.0).final) == 50
+    assert len(store.ingest(lease, shard, large, at=1.0).final) == 50
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
 
 
@@ -204,7 +204,7 @@ def small_disk() -> Iterator[Path]:
 def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
     bench = Bench("sqlite", str(small_disk / "jobs.db"), small_disk)
     store = bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(bytes(2 << 20))
@@ -220,7 +220,7 @@ def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
     other = bench.open()
     assert len(other.open_items(job.id)) == 3
     ballast.unlink()
-    assert store.plan(grip, bench.shard(0, 1, 2)).size == 3
+    assert store.plan(lease, bench.shard(0, 1, 2)).size == 3
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
     bench.close()
 
@@ -287,21 +287,21 @@ class FailingAt:
 @pytest.mark.parametrize("rollback_works", [True, False])
 def test_a_commit_the_disk_refused_is_never_reported_as_stored(bench: Bench, rollback_works: bool) -> None:
     store = bench.open()
-    job, grip = started(store, bench)
+    job, lease = started(store, bench)
     database: Any = store._db
     failing = FailingAt(database._writer, "COMMIT")
     if not rollback_works:
         failing = FailingAt(failing, "ROLLBACK")  # type: ignore[arg-type]
     database._writer = failing
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        store.plan(grip, bench.shard(0, 1))
+        store.plan(lease, bench.shard(0, 1))
     assert failing.failed or failing.real.failed  # type: ignore[attr-defined]
     assert store.shards(job.id) == []
     assert (database._writer is not None) == rollback_works
     if database._writer is not None:
         database._writer = failing.real
     assert len(store.open_items(job.id)) == 3
-    assert store.plan(grip, bench.shard(0, 1)).no == 1
+    assert store.plan(lease, bench.shard(0, 1)).no == 1
 
 
 READ_ONLY = """
@@ -524,11 +524,11 @@ def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_aft
 def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Bench, tmp_path: Path) -> None:
     """Power lost in the middle of a write: what opens is whole, and a moment that was (A13)."""
     store = bench.open()
-    job, grip = started(store, bench, 40)
+    job, lease = started(store, bench, 40)
     moments = {0}
-    shard = led(store, grip, store.plan(grip, bench.shard(*range(40))), ShardState.INGESTING)
+    shard = led(store, lease, store.plan(lease, bench.shard(*range(40))), ShardState.INGESTING)
     for at in range(0, 40, 4):
-        store.ingest(grip, shard, [result(ix) for ix in range(at, at + 4)], at=1.0)
+        store.ingest(lease, shard, [result(ix) for ix in range(at, at + 4)], at=1.0)
         moments.add(at + 4)
     log = Path(f"{bench.place}-wal").read_bytes()
     whole = Path(bench.place).read_bytes()
@@ -583,12 +583,12 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away
     (tmp_path / "here").mkdir()
     bench = Bench("sqlite", str(tmp_path / "here" / "jobs.db"), tmp_path)
     store = bench.open()
-    _, grip = started(store, bench)
+    _, lease = started(store, bench)
     away(Path(bench.place))
     with pytest.raises(StoreError, match="deleted or replaced"):
         store.accept(bench.job(), new_items(1))
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.plan(grip, bench.shard(0))
+        store.plan(lease, bench.shard(0))
     if away is not log_removed:
         with pytest.raises(StoreError, match="deleted or replaced"):
             store.jobs()
@@ -608,13 +608,13 @@ def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: 
 
 def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
     store = bench.open()
-    _, grip = started(store, bench)
+    _, lease = started(store, bench)
     aside = f"{bench.place}.aside"
     os.rename(bench.place, aside)
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.plan(grip, bench.shard(0))
+        store.plan(lease, bench.shard(0))
     os.rename(aside, bench.place)
-    assert store.plan(grip, bench.shard(0)).no == 1
+    assert store.plan(lease, bench.shard(0)).no == 1
 
 
 # -- growth --------------------------------------------------------------------------------------------------
@@ -623,10 +623,10 @@ def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
 def test_forgetting_gives_the_room_back(bench: Bench) -> None:
     store: Store = bench.open()
     job, _ = store.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
-    grip = store.claim(job.id, 60)
-    assert grip is not None
-    store.drop_unsent(grip, b"cancelled", at=1.0)
-    store.release(grip)
+    lease = store.claim(job.id, 60)
+    assert lease is not None
+    store.drop_unsent(lease, b"cancelled", at=1.0)
+    store.release(lease)
     before = os.path.getsize(bench.place) + os.path.getsize(f"{bench.place}-wal")
     assert before > 3_000_000
     store.forget(job.id)

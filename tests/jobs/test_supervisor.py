@@ -1,4 +1,4 @@
-"""The keeper: what is due is tended when it is due, leases are renewed whatever a step does, and nothing that
+"""The supervisor: what is due is tended when it is due, leases are renewed whatever a step does, and nothing that
 a step throws ends a thread."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import Grip, JobRow
-from smartbatch.jobs.store.base import LostGrip, Store
+from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.store.base import LeaseLost, Store
 from smartbatch.jobs.store.sqlite import SqliteStore
-from smartbatch.jobs.supervisor import HANDS, LEASE, LOOK_EVERY, Keeper
+from smartbatch.jobs.supervisor import HANDS, LEASE, LOOK_EVERY, JobSupervisor
 
 T = TypeVar("T")
 
@@ -28,20 +28,20 @@ PATIENCE = 20.0
 
 
 @frozen
-class Tended:
+class StepResult:
     next_at: float | None = None
     direct: bool = False
     finished: bool = False
 
 
 class Asker:
-    """Notes what the keeper told it."""
+    """Notes what the supervisor told it."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
-    def offer(self, grip: Grip) -> None:
-        self.told.append(("offer", grip.job_id))
+    def offer(self, lease: JobLease) -> None:
+        self.told.append(("offer", lease.job_id))
 
     def recall(self, job_id: str) -> None:
         self.told.append(("recall", job_id))
@@ -51,7 +51,7 @@ class Asker:
 
 
 class Scene:
-    """A store in virtual time, and a keeper whose steps a test writes."""
+    """A store in virtual time, and a supervisor whose steps a test writes."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
@@ -59,7 +59,7 @@ class Scene:
         self.asker = Asker()
         self.steps: list[tuple[float, str]] = []
         self.reports: list[tuple[str | None, BaseException]] = []
-        self.script: Callable[[Grip, int], Tended] = lambda *_: Tended()
+        self.script: Callable[[JobLease, int], StepResult] = lambda *_: StepResult()
         self.serves: Callable[[JobRow], bool] = lambda _: True
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -72,10 +72,10 @@ class Scene:
         self._open.append(store)
         return store
 
-    def keeper(self, store: Store | None = None, *, seed: int = 1) -> Keeper:
-        return Keeper(
+    def supervisor(self, store: Store | None = None, *, seed: int = 1) -> JobSupervisor:
+        return JobSupervisor(
             store or self.store,
-            tend=self._tend,
+            run_step=self._run_step,
             serves=lambda row: self.serves(row),
             unknown=lambda _: None,
             asker=self.asker,
@@ -89,12 +89,12 @@ class Scene:
         row, _ = self.store.accept(new_job(f"job-{name:0>16}", scope=scope), new_items(2))
         return row.id
 
-    def _tend(self, grip: Grip) -> Tended:
+    def _run_step(self, lease: JobLease) -> StepResult:
         with self._lock:
-            count = self._counts[grip.job_id] = self._counts.get(grip.job_id, 0) + 1
-            self.steps.append((self.clock.now(), grip.job_id))
+            count = self._counts[lease.job_id] = self._counts.get(lease.job_id, 0) + 1
+            self.steps.append((self.clock.now(), lease.job_id))
         try:
-            return self.script(grip, count)
+            return self.script(lease, count)
         finally:
             with self._news:
                 self._news.notify_all()
@@ -133,15 +133,15 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made.close()
 
 
-def test_a_job_is_tended_when_it_is_due_and_not_in_between(scene: Scene) -> None:
+def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
     """Steps come at the times the engine names, to the second, with nothing polled between them."""
     scene.accept("a")
-    scene.script = lambda _, count: Tended(scene.clock.wall() + 30.0 * count)
-    keeper = scene.keeper()
+    scene.script = lambda _, count: StepResult(scene.clock.wall() + 30.0 * count)
+    supervisor = scene.supervisor()
     with scene.clock.held():
-        keeper.start()
+        supervisor.start()
     scene.until(lambda: len(scene.steps) >= 4)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     times = [at for at, _ in scene.steps[:4]]
     assert [later - earlier for earlier, later in itertools.pairwise(times)] == [30.0, 60.0, 90.0]
 
@@ -150,13 +150,13 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
     """Only what this process can serve is claimed; the other stays free for whoever can."""
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
-    scene.script = lambda _, count: Tended(scene.clock.wall() + LOOK_EVERY)
-    keeper = scene.keeper()
-    keeper.start()
+    scene.script = lambda _, count: StepResult(scene.clock.wall() + LOOK_EVERY)
+    supervisor = scene.supervisor()
+    supervisor.start()
     scene.until(lambda: len(scene.steps) >= 3)
-    assert keeper.owns(mine)
-    assert not keeper.owns(other)
-    keeper.stop(1.0)
+    assert supervisor.owns(mine)
+    assert not supervisor.owns(other)
+    supervisor.stop(1.0)
     assert {job_id for _, job_id in scene.steps} == {mine}
     row = scene.store.job(other)
     assert row is not None
@@ -167,27 +167,27 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
     """Another process tries every second to get the job during a call of 20 leases, and never does."""
     job_id = scene.accept("a")
     rival = scene.another_store()
-    taken: list[Grip | None] = []
+    taken: list[JobLease | None] = []
 
-    def slow(_: Grip, count: int) -> Tended:
+    def slow(_: JobLease, count: int) -> StepResult:
         if count == 1:
             for _second in range(int(20 * LEASE)):
                 scene.clock.sleep(1.0)
                 taken.append(rival.claim(job_id, LEASE))
-        return Tended()
+        return StepResult()
 
     scene.script = slow
-    keeper = scene.keeper()
-    keeper.start()
+    supervisor = scene.supervisor()
+    supervisor.start()
     scene.until(lambda: len(taken) >= 20 * LEASE)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert taken == [None] * len(taken)
 
 
 def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) -> None:
     """A machine that slept for hours wakes with all leases over: the owners are given time to renew them."""
     job_id = scene.accept("a")
-    owner, rival = scene.keeper(), scene.keeper(scene.another_store(), seed=2)
+    owner, rival = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
     owner.start()
     scene.until(lambda: len(scene.steps) >= 1)
     rival.start()
@@ -205,29 +205,29 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     rival.stop(1.0)
 
 
-def test_jobs_are_tended_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
+def test_jobs_are_run_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
     """Up to four at a time; a job is never in two hands."""
     ids = [scene.accept(f"{number}") for number in range(10)]
     inside: dict[str, int] = {}
     most = [0, 0]
     lock = threading.Lock()
 
-    def count_in(grip: Grip, _: int) -> Tended:
+    def count_in(lease: JobLease, _: int) -> StepResult:
         with lock:
-            inside[grip.job_id] = inside.get(grip.job_id, 0) + 1
+            inside[lease.job_id] = inside.get(lease.job_id, 0) + 1
             most[0] = max(most[0], sum(inside.values()))
-            most[1] = max(most[1], inside[grip.job_id])
+            most[1] = max(most[1], inside[lease.job_id])
         scene.clock.sleep(7.0)
         with lock:
-            inside[grip.job_id] -= 1
-        return Tended(scene.clock.wall())
+            inside[lease.job_id] -= 1
+        return StepResult(scene.clock.wall())
 
     scene.script = count_in
-    keeper = scene.keeper()
+    supervisor = scene.supervisor()
     with scene.clock.held():
-        keeper.start()
+        supervisor.start()
     scene.until(lambda: len(scene.steps) >= 50)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert most == [HANDS, 1]
     assert {job_id for _, job_id in scene.steps[:50]} == set(ids)  # and each has its turn
 
@@ -239,17 +239,17 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
     """It is told once, the job is tried again with growing pauses, and the others go on."""
     broken, sound = scene.accept("a"), scene.accept("b")
 
-    def step(grip: Grip, count: int) -> Tended:
-        if grip.job_id == broken and count <= 6:
+    def step(lease: JobLease, count: int) -> StepResult:
+        if lease.job_id == broken and count <= 6:
             raise error
-        return Tended(scene.clock.wall() + 1.0)
+        return StepResult(scene.clock.wall() + 1.0)
 
     scene.script = step
-    keeper = scene.keeper()
-    keeper.start()
+    supervisor = scene.supervisor()
+    supervisor.start()
     scene.until(lambda: sum(job_id == broken for _, job_id in scene.steps) > 8)
-    assert keeper.trouble(broken) is None  # it is over
-    keeper.stop(1.0)
+    assert supervisor.trouble(broken) is None  # it is over
+    supervisor.stop(1.0)
     times = [at for at, job_id in scene.steps if job_id == broken]
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert [(job_id, type(told)) for job_id, told in scene.reports] == [(broken, type(error))]
@@ -259,21 +259,21 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
 
 
 def test_a_lost_job_is_dropped_and_somebody_elses(scene: Scene) -> None:
-    """Who hears that the grip is lost does not tend the job again, and has its items taken back."""
+    """Who hears that the lease is lost does not tend the job again, and has its items taken back."""
     job_id = scene.accept("a")
 
-    def lose(_: Grip, count: int) -> Tended:
+    def lose(_: JobLease, count: int) -> StepResult:
         if count == 1:
-            raise LostGrip("taken over")
-        return Tended()
+            raise LeaseLost("taken over")
+        return StepResult()
 
     scene.script = lose
-    keeper = scene.keeper()
+    supervisor = scene.supervisor()
     with scene.clock.held():
-        keeper.start()
+        supervisor.start()
         scene.until(lambda: len(scene.steps) == 1)
     scene.until(lambda: len(scene.steps) == 2)  # it was given back, so it could be claimed anew
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert ("forget", job_id) in scene.asker.told
     row = scene.store.job(job_id)
     assert row is not None
@@ -285,47 +285,47 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
-    def step(*_: object) -> Tended:
+    def step(*_: object) -> StepResult:
         entered.set()
         leave.wait(PATIENCE)
-        return Tended()
+        return StepResult()
 
     scene.script = step
-    keeper = scene.keeper()
-    keeper.start()
+    supervisor = scene.supervisor()
+    supervisor.start()
     assert entered.wait(PATIENCE)
-    stopping = threading.Thread(target=keeper.stop, args=(1000.0,))
+    stopping = threading.Thread(target=supervisor.stop, args=(1000.0,))
     stopping.start()
     rival = scene.another_store()
     assert rival.claim(job_id, LEASE) is None
     leave.set()
     stopping.join(PATIENCE)
-    grip = rival.claim(job_id, LEASE)
-    assert grip is not None
-    assert grip.epoch == 2
+    lease = rival.claim(job_id, LEASE)
+    assert lease is not None
+    assert lease.epoch == 2
 
 
 def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
-    """The job is given back all the same; what the step tries afterwards meets a lost grip."""
+    """The job is given back all the same; what the step tries afterwards meets a lost lease."""
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
     fates: list[str] = []
 
-    def step(grip: Grip, _: int) -> Tended:
+    def step(lease: JobLease, _: int) -> StepResult:
         entered.set()
         leave.wait(PATIENCE)
         try:
-            scene.store.note(grip, "too late")
-        except LostGrip:
+            scene.store.note(lease, "too late")
+        except LeaseLost:
             fates.append("lost")
             raise
-        return Tended()
+        return StepResult()
 
     scene.script = step
-    keeper = scene.keeper()
-    keeper.start()
+    supervisor = scene.supervisor()
+    supervisor.start()
     assert entered.wait(PATIENCE)
-    keeper.stop(0.0)
+    supervisor.stop(0.0)
     leave.set()
     scene.until(lambda: fates == ["lost"])
 
@@ -333,13 +333,13 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
 def test_a_finished_job_is_released(scene: Scene) -> None:
     """Nobody renews it any more, and it has no owner."""
     job_id = scene.accept("a")
-    scene.script = lambda *_: Tended(finished=True)
-    keeper = scene.keeper()
+    scene.script = lambda *_: StepResult(finished=True)
+    supervisor = scene.supervisor()
     with scene.clock.held():
-        keeper.start()
+        supervisor.start()
         scene.until(lambda: len(scene.steps) == 1)
-        keeper.stop(5.0)
-    assert not keeper.owns(job_id)
+        supervisor.stop(5.0)
+    assert not supervisor.owns(job_id)
     row = scene.store.job(job_id)
     assert row is not None
     assert row.owner is None
@@ -350,34 +350,34 @@ def test_a_poke_is_not_lost_while_the_job_is_in_a_hand(scene: Scene) -> None:
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
-    def step(_: Grip, count: int) -> Tended:
+    def step(_: JobLease, count: int) -> StepResult:
         if count == 1:
             entered.set()
             leave.wait(PATIENCE)
-        return Tended(scene.clock.wall() + 1e6)
+        return StepResult(scene.clock.wall() + 1e6)
 
     scene.script = step
-    keeper = scene.keeper()
-    keeper.start()
+    supervisor = scene.supervisor()
+    supervisor.start()
     assert entered.wait(PATIENCE)
     with scene.clock.held():
-        keeper.poke(job_id)
+        supervisor.poke(job_id)
         leave.set()
         scene.until(lambda: len(scene.steps) == 2)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert scene.steps[0][0] == scene.steps[1][0]
 
 
 def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
     """A cancel that arrives through the store takes back what has not started, and has the job tended."""
     job_id = scene.accept("a")
-    scene.script = lambda *_: Tended()
-    keeper = scene.keeper()
-    keeper.start()
+    scene.script = lambda *_: StepResult()
+    supervisor = scene.supervisor()
+    supervisor.start()
     scene.until(lambda: len(scene.steps) == 1)
     scene.another_store().request_cancel(job_id)
     scene.until(lambda: len(scene.steps) == 2)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert ("recall", job_id) in scene.asker.told
 
 
@@ -386,12 +386,12 @@ def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
     job_id = scene.accept("a")
     dead = scene.another_store()
     assert dead.claim(job_id, 1e9) is not None
-    keeper = scene.keeper()
-    scene.script = lambda *_: Tended()
-    keeper.start()
+    supervisor = scene.supervisor()
+    scene.script = lambda *_: StepResult()
+    supervisor.start()
     dead.abandon()  # as its death would
     scene.until(lambda: len(scene.steps) == 1)
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     row = scene.store.job(job_id)
     assert row is not None
     assert row.epoch == 2
@@ -400,35 +400,35 @@ def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
 def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None:
     """Two keepers, twelve jobs: each job has one owner, and all are tended."""
     ids = [scene.accept(f"{number}") for number in range(12)]
-    scene.script = lambda *_: Tended(scene.clock.wall() + 5.0)
-    keepers = [scene.keeper(), scene.keeper(scene.another_store(), seed=2)]
-    for keeper in keepers:
-        keeper.start()
+    scene.script = lambda *_: StepResult(scene.clock.wall() + 5.0)
+    supervisors = [scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)]
+    for supervisor in supervisors:
+        supervisor.start()
     scene.until(lambda: {job_id for _, job_id in scene.steps} == set(ids) and len(scene.steps) > 200)
-    owners = [sum(keeper.owns(job_id) for keeper in keepers) for job_id in ids]
-    for keeper in keepers:
-        keeper.stop(1.0)
+    owners = [sum(supervisor.owns(job_id) for supervisor in supervisors) for job_id in ids]
+    for supervisor in supervisors:
+        supervisor.stop(1.0)
     assert owners == [1] * 12
 
 
 def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
     """The first half of a stop: answers under way must still find the job theirs."""
     job_id = scene.accept("a")
-    scene.script = lambda *_: Tended(scene.clock.wall() + 1.0)
-    keeper = scene.keeper()
+    scene.script = lambda *_: StepResult(scene.clock.wall() + 1.0)
+    supervisor = scene.supervisor()
     with scene.clock.held():
-        keeper.start()
+        supervisor.start()
         scene.until(lambda: len(scene.steps) == 1)
-        keeper.halt()
+        supervisor.halt()
         begun = len(scene.steps)
     rival = scene.another_store()
     taken = scene.in_step(lambda: [_a_second_later(scene, rival, job_id) for _ in range(60)])
     assert taken == [None] * 60
     assert len(scene.steps) <= begun + 1
-    keeper.stop(1.0)
+    supervisor.stop(1.0)
     assert rival.claim(job_id, LEASE) is not None
 
 
-def _a_second_later(scene: Scene, rival: Store, job_id: str) -> Grip | None:
+def _a_second_later(scene: Scene, rival: Store, job_id: str) -> JobLease | None:
     scene.clock.sleep(1.0)
     return rival.claim(job_id, LEASE)

@@ -65,39 +65,39 @@ def values(tree: Any) -> Iterator[tuple[Any, Any]]:
         yield from values(value)
 
 
-def spoiled(tree: Any, dice: random.Random) -> str:
+def spoiled(tree: Any, rng: random.Random) -> str:
     """Return ``tree`` as JSON with some of its values replaced, removed, doubled, renamed or exchanged."""
     tree = copy.deepcopy(tree)
     odd: list[str] = []
-    for _ in range(dice.choice((1, 1, 1, 2, 3, 5))):
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
         places = list(values(tree))
         if not places:
             break
-        (container, key), (other, another) = dice.choice(places), dice.choice(places)
-        kind = dice.randrange(8)
+        (container, key), (other, another) = rng.choice(places), rng.choice(places)
+        kind = rng.randrange(8)
         if kind < 4:
-            odd.append(dice.choice(ODD))
+            odd.append(rng.choice(ODD))
             container[key] = f"@{len(odd) - 1}@"
         elif kind == 4:
             container[key] = copy.deepcopy(other[another])
         elif kind == 5:
             del container[key]
         elif isinstance(container, list):
-            container.insert(dice.randrange(len(container) + 1), copy.deepcopy(container[key]))
+            container.insert(rng.randrange(len(container) + 1), copy.deepcopy(container[key]))
         elif kind == 6:
             container[f"{key}_"] = container.pop(key)
         else:
             container[key] = [container[key]]
-    text = json.dumps(tree, ensure_ascii=dice.random() < 0.5)
+    text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)
     return re.sub(r'"@(\d+)@"', lambda mark: odd[int(mark[1])], text)
 
 
-def garbled(data: bytes, dice: random.Random) -> bytes:
+def garbled(data: bytes, rng: random.Random) -> bytes:
     """Return ``data`` cut, doubled, overwritten or with pieces gone, once or a few times."""
-    for _ in range(dice.choice((1, 1, 2, 3))):
-        at, to = sorted(dice.randrange(len(data) + 1) for _ in range(2))
-        to = min(to, at + dice.choice((1, 5, 50, 5000)))
-        match dice.randrange(6):
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        to = min(to, at + rng.choice((1, 5, 50, 5000)))
+        match rng.randrange(6):
             case 0:
                 data = data[:at]
             case 1:
@@ -105,65 +105,65 @@ def garbled(data: bytes, dice: random.Random) -> bytes:
             case 2:
                 data = data[:to] + data[at:to] + data[to:]
             case 3:
-                data = data[:at] + dice.randbytes(dice.randint(1, 6)) + data[to:]
+                data = data[:at] + rng.randbytes(rng.randint(1, 6)) + data[to:]
             case 4:
-                data = data[:at] + dice.choice(ODD).encode() + data[to:]
+                data = data[:at] + rng.choice(ODD).encode() + data[to:]
             case 5:
                 data = (
                     data[:at]
-                    + dice.choice((b"\r", b"\n", b"\r\n", b"\n\n", b'"', b"\\", b"{", b"]"))
+                    + rng.choice((b"\r", b"\n", b"\r\n", b"\n\n", b'"', b"\\", b"{", b"]"))
                     + data[at:]
                 )
     return data
 
 
-def body(tree: Any, dice: random.Random) -> bytes:
+def body(tree: Any, rng: random.Random) -> bytes:
     """Return a spoiled body; one in four is garbled on its way as well, and some are no JSON at all."""
-    if dice.random() < 0.02:
-        return dice.choice(
+    if rng.random() < 0.02:
+        return rng.choice(
             (b"", b" ", b"<html>", b"\xff\xfe", b"null", b"[]", b"{}", b"0", b'""', b"{" * 3000)
         )
-    data = (spoiled(tree, dice) if dice.random() < 0.8 else json.dumps(tree)).encode("utf-8", "replace")
-    return garbled(data, dice) if dice.random() < 0.25 else data
+    data = (spoiled(tree, rng) if rng.random() < 0.8 else json.dumps(tree)).encode("utf-8", "replace")
+    return garbled(data, rng) if rng.random() < 0.25 else data
 
 
-def stream(trees: list[Any], dice: random.Random, *, named: bool = False, end: str | None = None) -> bytes:
+def stream(trees: list[Any], rng: random.Random, *, named: bool = False, end: str | None = None) -> bytes:
     """Return server-sent events with some of them spoiled, lost, doubled or exchanged."""
     trees = list(trees)
-    for _ in range(dice.choice((0, 0, 1, 1, 2))):
-        at = dice.randrange(len(trees))
-        match dice.randrange(4):
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        at = rng.randrange(len(trees))
+        match rng.randrange(4):
             case 0:
                 del trees[at]
             case 1:
-                trees.insert(dice.randrange(len(trees)), trees[at])
+                trees.insert(rng.randrange(len(trees)), trees[at])
             case 2:
-                dice.shuffle(trees)
+                rng.shuffle(trees)
             case 3:
                 trees = trees[:at]
         if not trees:
             break
-    newline = dice.choice(("\n", "\n", "\r\n"))
+    newline = rng.choice(("\n", "\n", "\r\n"))
     rows: list[str] = []
     for tree in trees:
         if named:
-            rows.append(f"event: {tree['type'] if dice.random() < 0.9 else dice.choice(('error', '', 'x'))}")
-        text = spoiled(tree, dice) if dice.random() < 0.3 else json.dumps(tree, ensure_ascii=False)
+            rows.append(f"event: {tree['type'] if rng.random() < 0.9 else rng.choice(('error', '', 'x'))}")
+        text = spoiled(tree, rng) if rng.random() < 0.3 else json.dumps(tree, ensure_ascii=False)
         rows += [f"data: {text}", ""]
-    if end is not None and dice.random() < 0.9:
+    if end is not None and rng.random() < 0.9:
         rows += [f"data: {end}", ""]
     data = (newline.join(rows) + newline).encode("utf-8", "replace")
-    return garbled(data, dice) if dice.random() < 0.3 else data
+    return garbled(data, rng) if rng.random() < 0.3 else data
 
 
-def headers(names: tuple[str, ...], dice: random.Random) -> dict[str, str]:
+def headers(names: tuple[str, ...], rng: random.Random) -> dict[str, str]:
     """Return some of the headers, with values that are odd or cut and joined from odd ones."""
     found = {}
-    for name in dice.sample(names, dice.randint(0, min(6, len(names)))):
-        value = dice.choice(ODD_HEADERS)
-        if dice.random() < 0.3:
-            other = dice.choice(ODD_HEADERS)
-            value = value[: dice.randint(0, len(value))] + other[dice.randint(0, len(other)) :]
+    for name in rng.sample(names, rng.randint(0, min(6, len(names)))):
+        value = rng.choice(ODD_HEADERS)
+        if rng.random() < 0.3:
+            other = rng.choice(ODD_HEADERS)
+            value = value[: rng.randint(0, len(value))] + other[rng.randint(0, len(other)) :]
         found[name] = value
     return found
 
@@ -171,15 +171,15 @@ def headers(names: tuple[str, ...], dice: random.Random) -> dict[str, str]:
 class Pieces:
     """A live answer out of memory, in pieces of any size."""
 
-    def __init__(self, data: bytes, dice: random.Random, status: int, headers: dict[str, str]) -> None:
+    def __init__(self, data: bytes, rng: random.Random, status: int, headers: dict[str, str]) -> None:
         self.status = status
         self.headers = headers
-        self._data, self._dice = data, dice
+        self._data, self._rng = data, rng
 
     def __iter__(self) -> Iterator[bytes]:
-        at, most = 0, self._dice.choice((7, 60, 5000))
+        at, most = 0, self._rng.choice((7, 60, 5000))
         while at < len(self._data):
-            size = self._dice.randint(1, most)
+            size = self._rng.randint(1, most)
             yield self._data[at : at + size]
             at += size
 

@@ -150,12 +150,12 @@ class Wire:
         return timeout
 
 
-def reply(trees: list[Any], dice: random.Random) -> Reply:
-    status = 200 if dice.random() < 0.9 else dice.choice(STATUSES)
-    data = body(dice.choice(trees), dice)
-    found = headers(NAMES, dice) if dice.random() < 0.3 else {}
-    if dice.random() < 0.5:
-        found["content-type"] = dice.choice(TYPES)
+def reply(trees: list[Any], rng: random.Random) -> Reply:
+    status = 200 if rng.random() < 0.9 else rng.choice(STATUSES)
+    data = body(rng.choice(trees), rng)
+    found = headers(NAMES, rng) if rng.random() < 0.3 else {}
+    if rng.random() < 0.5:
+        found["content-type"] = rng.choice(TYPES)
     return Reply(status, found, data)
 
 
@@ -174,8 +174,8 @@ def google() -> tuple[GeminiProvider, Wire]:
 def generating(made: Callable[[], tuple[Any, Wire]], trees: list[Any]) -> Callable[[random.Random], bool]:
     provider, wire = made()
 
-    def target(dice: random.Random) -> bool:
-        wire.reply = reply(trees, dice)
+    def target(rng: random.Random) -> bool:
+        wire.reply = reply(trees, rng)
         return outcome(lambda: provider.generate(REQUEST, model="m", attempt=0, timeout=9.0))
 
     return target
@@ -184,19 +184,19 @@ def generating(made: Callable[[], tuple[Any, Wire]], trees: list[Any]) -> Callab
 def embedding(made: Callable[[], tuple[Any, Wire]], trees: list[Any]) -> Callable[[random.Random], bool]:
     provider, wire = made()
 
-    def target(dice: random.Random) -> bool:
-        wire.reply = reply(trees, dice)
+    def target(rng: random.Random) -> bool:
+        wire.reply = reply(trees, rng)
         return outcome(lambda: provider.embed(TEXTS, model="m", attempt=0, timeout=9.0))
 
     return target
 
 
-def live(data: bytes, dice: random.Random) -> Pieces:
-    status = 200 if dice.random() < 0.95 else dice.choice(STATUSES)
-    found = headers(NAMES, dice) if dice.random() < 0.2 else {}
-    if dice.random() < 0.2:
-        found["content-type"] = dice.choice(TYPES)
-    return Pieces(data, dice, status, found)
+def live(data: bytes, rng: random.Random) -> Pieces:
+    status = 200 if rng.random() < 0.95 else rng.choice(STATUSES)
+    found = headers(NAMES, rng) if rng.random() < 0.2 else {}
+    if rng.random() < 0.2:
+        found["content-type"] = rng.choice(TYPES)
+    return Pieces(data, rng, status, found)
 
 
 def reading(made: Any) -> Answer:
@@ -207,45 +207,45 @@ def reading(made: Any) -> Answer:
     return made.answer  # type: ignore[no-any-return]
 
 
-def chat_stream(dice: random.Random) -> bool:
-    data = stream(dice.choice(real_bodies.CHAT_STREAMS), dice, end="[DONE]")
-    if dice.random() < 0.05:
-        data = body(dice.choice(real_bodies.CHATS), dice)
-    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, dice), ChatReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+def chat_stream(rng: random.Random) -> bool:
+    data = stream(rng.choice(real_bodies.CHAT_STREAMS), rng, end="[DONE]")
+    if rng.random() < 0.05:
+        data = body(rng.choice(real_bodies.CHATS), rng)
+    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, rng), ChatReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
 
 
-def response_stream(dice: random.Random) -> bool:
-    data = stream(dice.choice(real_bodies.RESPONSE_STREAMS), dice, named=True)
-    if dice.random() < 0.05:
-        data = body(dice.choice(real_bodies.RESPONSES), dice)
-    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, dice), ResponseReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+def response_stream(rng: random.Random) -> bool:
+    data = stream(rng.choice(real_bodies.RESPONSE_STREAMS), rng, named=True)
+    if rng.random() < 0.05:
+        data = body(rng.choice(real_bodies.RESPONSES), rng)
+    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, rng), ResponseReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
 
 
-def gemini_stream(dice: random.Random) -> bool:
-    data = stream(dice.choice(real_bodies.GEMINI_STREAMS), dice)
-    return outcome(lambda: reading(GeminiStream(live(data, dice), REQUEST, (KEY,))))  # type: ignore[arg-type]
+def gemini_stream(rng: random.Random) -> bool:
+    data = stream(rng.choice(real_bodies.GEMINI_STREAMS), rng)
+    return outcome(lambda: reading(GeminiStream(live(data, rng), REQUEST, (KEY,))))  # type: ignore[arg-type]
 
 
-def openai_errors(dice: random.Random) -> bool:
-    found = headers(NAMES, dice) if dice.random() < 0.5 else {}
-    data = body(dice.choice(real_bodies.ERRORS), dice)
-    check_error(read_error(Reply(dice.choice(STATUSES), found, data), [REQUEST], KEY))
+def openai_errors(rng: random.Random) -> bool:
+    found = headers(NAMES, rng) if rng.random() < 0.5 else {}
+    data = body(rng.choice(real_bodies.ERRORS), rng)
+    check_error(read_error(Reply(rng.choice(STATUSES), found, data), [REQUEST], KEY))
     return False
 
 
-def gemini_errors(dice: random.Random) -> bool:
-    found = headers(NAMES, dice) if dice.random() < 0.5 else {}
+def gemini_errors(rng: random.Random) -> bool:
+    found = headers(NAMES, rng) if rng.random() < 0.5 else {}
     try:
-        data = json.loads(body(dice.choice(real_bodies.GEMINI_ERRORS), dice))
+        data = json.loads(body(rng.choice(real_bodies.GEMINI_ERRORS), rng))
     except (ValueError, RecursionError):
         data = None
-    check_error(read_gemini_error(dice.choice(STATUSES), data, [REQUEST], KEY, headers=found))
+    check_error(read_gemini_error(rng.choice(STATUSES), data, [REQUEST], KEY, headers=found))
     return False
 
 
-def all_headers(dice: random.Random) -> bool:
-    found = headers(NAMES, dice)
-    wall = dice.choice((0.0, 1_790_000_000.0, 2.0**40))
+def all_headers(rng: random.Random) -> bool:
+    found = headers(NAMES, rng)
+    wall = rng.choice((0.0, 1_790_000_000.0, 2.0**40))
     wait = parse_retry_after(found, wall)
     check_wait(wait)
     reports = read_limits(found), read_anthropic_limits(found, wall)
@@ -257,16 +257,16 @@ def all_headers(dice: random.Random) -> bool:
     return wait is not None or any(reports)
 
 
-def packs(dice: random.Random) -> bool:
-    compiler = BatchCompiler(partial(word, dice), native_schema=False)
+def packs(rng: random.Random) -> bool:
+    compiler = BatchCompiler(partial(word, rng), native_schema=False)
     packed = compiler.compile([Request(f"Question {number}") for number in range(4)])
     replies = ["Lima it is", "forty-two", "no idea", "see above"]  # further apart than a few bytes
     said = zip(packed.ids, packed.checks, replies, strict=True)
     whole = {"answers": [{"id": id_, "answer": f"{check} {reply} {check}"} for id_, check, reply in said]}
-    text = spoiled(whole, dice) if dice.random() < 0.8 else json.dumps(whole)
-    if dice.random() < 0.5:
-        text = garbled(text.encode("utf-8", "replace"), dice).decode("utf-8", "replace")
-    found = split(packed, f"```json\n{text}\n```" if dice.random() < 0.2 else text)
+    text = spoiled(whole, rng) if rng.random() < 0.8 else json.dumps(whole)
+    if rng.random() < 0.5:
+        text = garbled(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
+    found = split(packed, f"```json\n{text}\n```" if rng.random() < 0.2 else text)
     assert len(found) == len(packed.ids)
     for at, each in enumerate(found):
         assert each is None or (isinstance(each, str) and each)
@@ -290,14 +290,14 @@ AROUND = (
 )
 
 
-def written_json(dice: random.Random) -> bool:
+def written_json(rng: random.Random) -> bool:
     tree = {"name": "Lima", "people": 10, "parts": [{"a": 1}, {"b": [1, 2, {"c": None}]}]}
-    text = spoiled(tree, dice) if dice.random() < 0.7 else json.dumps(tree)
-    if dice.random() < 0.2:
+    text = spoiled(tree, rng) if rng.random() < 0.7 else json.dumps(tree)
+    if rng.random() < 0.2:
         text = text.replace('"', "'")
-    text = dice.choice(AROUND).replace("{}", text)
-    if dice.random() < 0.5:
-        text = garbled(text.encode("utf-8", "replace"), dice).decode("utf-8", "replace")
+    text = rng.choice(AROUND).replace("{}", text)
+    if rng.random() < 0.5:
+        text = garbled(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
     assert isinstance(CHECK.verdict(text, "stop"), Parsed | Problem)
     try:
         value = recover_json(text)

@@ -48,24 +48,24 @@ def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12), st.integers(), st.randoms())
 def test_any_prompts_and_answers_in_any_order(
-    pairs: list[tuple[str, str]], seed: int, dice: random.Random
+    pairs: list[tuple[str, str]], seed: int, rng: random.Random
 ) -> None:
     """Each answer comes back with its prompt, whole, whatever both of them contain."""
     packed = packed_of([prompt for prompt, _ in pairs], seed)
     items = replies(packed, [answer for _, answer in pairs])
-    dice.shuffle(items)
+    rng.shuffle(items)
     assert split(packed, written(items)) == [answer.strip() or None for _, answer in pairs]
 
 
 @given(st.lists(texts, min_size=2, max_size=12), st.integers(), st.sampled_from(sorted(DAMAGE)), st.randoms())
 def test_no_damage_puts_an_answer_on_another_prompt(
-    prompts: list[str], seed: int, damage: str, dice: random.Random
+    prompts: list[str], seed: int, damage: str, rng: random.Random
 ) -> None:
     """Each answer is made of a letter of its own; what comes back holds no other's."""
     packed = packed_of(prompts, seed)
     letters = [chr(0x4E00 + i) for i in range(len(prompts))]
     items = replies(packed, [letter * 5 for letter in letters])
-    for letter, answer in zip(letters, split(packed, DAMAGE[damage](items, dice)), strict=True):
+    for letter, answer in zip(letters, split(packed, DAMAGE[damage](items, rng)), strict=True):
         assert answer is None or not set(answer) & (set(letters) - {letter})
 
 
@@ -116,17 +116,17 @@ def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
         assert isinstance(Check(schema, lambda value: value).verdict(answer, "stop"), Parsed | Problem)
 
 
-def mutated(text: str, dice: random.Random) -> str:
+def mutated(text: str, rng: random.Random) -> str:
     """Cut, repeat, or overwrite pieces."""
-    for _ in range(1 + dice.randrange(3)):
-        a, b = sorted((dice.randrange(len(text) + 1), dice.randrange(len(text) + 1)))
-        kind = dice.randrange(4)
+    for _ in range(1 + rng.randrange(3)):
+        a, b = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
+        kind = rng.randrange(4)
         if kind == 0:
             text = text[:a] + text[min(b, a + 30) :]
         elif kind == 1:
             text = text[:b] + text[max(a, b - 30) :]
         elif kind == 2:
-            text = text[:a] + dice.choice('{}[]",:\\\n0a\u2028\ufeff') + text[a:]
+            text = text[:a] + rng.choice('{}[]",:\\\n0a\u2028\ufeff') + text[a:]
         else:
             text = text[:a]
     return text
@@ -134,16 +134,16 @@ def mutated(text: str, dice: random.Random) -> str:
 
 def test_a_hundred_thousand_mutated_replies_raise_nothing_and_mix_nothing_up() -> None:
     """Packs and JSON answers alike; an answer that is found whole is the right one."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     packs = []
     for seed in range(20):
-        prompts = [*dice.sample(HOSTILE, 2), f"plain {seed}"]
+        prompts = [*rng.sample(HOSTILE, 2), f"plain {seed}"]
         packed = packed_of(prompts, seed)
         packs.append((packed, written(honest(packed)), split(packed, written(honest(packed)))))
     foreign = 0
     for number in range(MUTATIONS):
         packed, text, right = packs[number % len(packs)]
-        reply = mutated(text, dice)
+        reply = mutated(text, rng)
         if number % 5:  # mending JSON takes its time
             for i, answer in enumerate(split(packed, reply)):
                 foreign += answer is not None and answer in right[:i] + right[i + 1 :]

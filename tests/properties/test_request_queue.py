@@ -16,7 +16,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
-from smartbatch.realtime.lane_factory import Lanes
+from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
 from smartbatch.types import Priority, Request, Result
@@ -37,9 +37,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.clock, capacity=CAPACITY, urgent_reserve=0.25, block=False, patience=None
         )
         self.provider = MockProvider(max_shared=4)
-        self.lane = Lanes(BatchingConfig(), self.clock, Classifiers(()), (), self.queue.lanes.append).of(
-            self.provider, "m"
-        )
+        self.lane = LaneFactory(
+            BatchingConfig(), self.clock, Classifiers(()), (), self.queue.lanes.append
+        ).of(self.provider, "m")
         self.flying: list[Ticket] = []
         self.claims: list[Claim] = []
         self.ends: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class QueueMachine(RuleBasedStateMachine):
         claim = Claim(request, f"id-{len(self.claims)}", future, self.now, deadline, None)
         ticket = Ticket(request, self.lane, claim, b"%d" % twin)
         future.claim = claim
-        before = self.queue.books.waiting
+        before = self.queue.counts.waiting
         try:
             with self.queue.monitor:
                 self.queue.admit_locked(ticket, self.now)
@@ -157,12 +157,12 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_balance(self) -> None:
         """submitted = waiting + in flight + succeeded + failed + cancelled, each of them 0 or more."""
-        books = self.queue.books
-        assert books.balanced()
-        assert books.submitted == len(self.claims)
-        counts = (books.waiting, books.in_flight, books.succeeded, books.failed, books.cancelled)
+        counts = self.queue.counts
+        assert counts.balanced()
+        assert counts.submitted == len(self.claims)
+        counts = (counts.waiting, counts.in_flight, counts.succeeded, counts.failed, counts.cancelled)
         assert min(counts) >= 0
-        assert books.succeeded + books.failed == sum(self.ends.values())
+        assert counts.succeeded + counts.failed == sum(self.ends.values())
 
     @invariant()
     def the_books_are_those_of_the_tickets(self) -> None:
@@ -170,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
         live = list(self.queue.live)
         waiting = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.WAITING)
         flying = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
-        assert (waiting, flying) == (self.queue.books.waiting, self.queue.books.in_flight)
+        assert (waiting, flying) == (self.queue.counts.waiting, self.queue.counts.in_flight)
         assert all(ticket.claims for ticket in live)
 
     @invariant()
@@ -201,12 +201,12 @@ class QueueMachine(RuleBasedStateMachine):
             with self.queue.monitor:
                 claims = self.queue.end_locked(ticket, ok=False)
             self.settle(claims)
-        books = self.queue.books
-        assert (books.waiting, books.in_flight, len(self.queue.live)) == (0, 0, 0)
-        assert books.balanced()
+        counts = self.queue.counts
+        assert (counts.waiting, counts.in_flight, len(self.queue.live)) == (0, 0, 0)
+        assert counts.balanced()
         assert all(claim.future.done() for claim in self.claims)
         assert self.lane.waiting == 0
-        assert books.cancelled == sum(self.told.values())
+        assert counts.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------
 

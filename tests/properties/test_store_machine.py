@@ -33,15 +33,15 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
-    Grip,
     IncidentRow,
     ItemState,
+    JobLease,
     JobState,
     NewResult,
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.store import LostGrip
+from smartbatch.jobs.store import LeaseLost
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store.sql_store import Book
 
@@ -166,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed: int) -> None:
         jobs_module.PAGE_ITEMS = 4
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.folder = Path(tempfile.mkdtemp(prefix="sbmachine", dir=MEMORY if MEMORY.is_dir() else None))
         address = str(self.folder / "jobs.db") if self.kind == "sqlite" else self.address
         self.bench = Bench(self.kind, address, self.folder)
@@ -178,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
         for who in (0, 1):
             self.accept(who, 7 + who, direct=who == 1, key=None, scope="scope-1")
             job = list(self.jobs.values())[-1]
-            assert self.stores[who].claim(job.id, 1e6) == Grip(job.id, 1)
+            assert self.stores[who].claim(job.id, 1e6) == JobLease(job.id, 1)
             job.owner, job.epoch = who, 1
 
     def teardown(self) -> None:
@@ -195,16 +195,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     def owned(
         self, pick: int, wanted: Callable[[Job], Any] = lambda job: True
-    ) -> tuple[Job, Book, Grip] | None:
-        """One of the jobs that somebody owns, with its store and grip."""
+    ) -> tuple[Job, Book, JobLease] | None:
+        """One of the jobs that somebody owns, with its store and lease."""
         found = [job for job in self.jobs.values() if job.owner is not None and job.alive and wanted(job)]
         if not found:
             return None
         job = found[pick % len(found)]
         assert job.owner is not None
-        return job, self.stores[job.owner], Grip(job.id, job.epoch)
+        return job, self.stores[job.owner], JobLease(job.id, job.epoch)
 
-    def owned_shard(self, pick: int, wanted: Callable[[Shard], Any]) -> tuple[Job, Book, Grip, Shard] | None:
+    def owned_shard(
+        self, pick: int, wanted: Callable[[Shard], Any]
+    ) -> tuple[Job, Book, JobLease, Shard] | None:
         found = self.owned(pick, lambda job: any(wanted(shard) for shard in job.shards.values()))
         if found is None:
             return None
@@ -213,14 +215,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def some(self, values: Any, least: int = 0) -> list[Any]:
         values = list(values)
-        return self.dice.sample(values, self.dice.randint(min(least, len(values)), len(values)))
+        return self.rng.sample(values, self.rng.randint(min(least, len(values)), len(values)))
 
     def made(self, ix: int, words: tuple[str, ...]) -> NewResult:
-        word = self.dice.choice(words)
-        body = b"%s %d" % (word.encode(), self.dice.randrange(3))
-        cost = self.dice.choice([None, 0.0, 0.25, 0.5])
-        told = {"input_tokens": self.dice.randrange(9), "output_tokens": self.dice.randrange(9)}
-        real = None if cost is None else self.dice.choice([None, 2 * cost])
+        word = self.rng.choice(words)
+        body = b"%s %d" % (word.encode(), self.rng.randrange(3))
+        cost = self.rng.choice([None, 0.0, 0.25, 0.5])
+        told = {"input_tokens": self.rng.randrange(9), "output_tokens": self.rng.randrange(9)}
+        real = None if cost is None else self.rng.choice([None, 2 * cost])
         return NewResult(ix, word, body, body.ljust(16)[:16], cost=cost, realtime_cost=real, **told)
 
     @precondition(lambda self: self.jobs)
@@ -247,11 +249,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**32))
     def work(self, seed: int) -> None:
         """Steps that lead jobs on, several at once: deaths and thefts are rarer than they."""
-        self.dice.seed(seed)
+        self.rng.seed(seed)
         verbs = (self.plan, self.hurry, self.advance, self.ingest, self.ingest, self.settle, self.answer)
         for _ in range(6):
-            self.dice.choice(verbs)(self.dice.getrandbits(32))
-            self.claim_direct(self.dice.getrandbits(32), self.dice.randint(1, 5))
+            self.rng.choice(verbs)(self.rng.getrandbits(32))
+            self.claim_direct(self.rng.getrandbits(32), self.rng.randint(1, 5))
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -305,9 +307,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def note(self, pick: int) -> None:
         if found := self.owned(pick):
-            job, store, grip = found
-            hold, note = self.dice.random() < 0.5, self.dice.choice([None, "wait"])
-            store.note(grip, note, hold=hold)
+            job, store, lease = found
+            hold, note = self.rng.random() < 0.5, self.rng.choice([None, "wait"])
+            store.note(lease, note, hold=hold)
             if not hold:
                 job.note = note
             elif job.state is not JobState.DONE:
@@ -327,18 +329,18 @@ class StoreMachine(RuleBasedStateMachine):
         job = list(self.jobs.values())[pick % len(self.jobs)]
         if leases_over:
             self.bench.let_leases_run_out()
-        grip = self.stores[who].claim(job.id, 1e6, unknown=unknown)
+        lease = self.stores[who].claim(job.id, 1e6, unknown=unknown)
         # a lease just given still runs; those given before are over by the store's clock
         free = job.owner is None or not job.alive or (leases_over and job.owner != who)
-        assert (grip is not None) == free, (job.owner, job.alive, leases_over, who)
-        if grip is None:
+        assert (lease is not None) == free, (job.owner, job.alive, leases_over, who)
+        if lease is None:
             if leases_over and job.owner is not None and job.alive:
-                self.stores[job.owner].renew([Grip(job.id, job.epoch)], 1e6)
+                self.stores[job.owner].renew([JobLease(job.id, job.epoch)], 1e6)
             self.renew_all()
             return
         job.owner, job.alive = who, True
         job.epoch += 1
-        assert grip == Grip(job.id, job.epoch)
+        assert lease == JobLease(job.id, job.epoch)
         self.renew_all()
         asked = job.those(ASKING)
         job.maybe_billed += bool(asked)
@@ -353,13 +355,13 @@ class StoreMachine(RuleBasedStateMachine):
     def renew_all(self) -> None:
         """Make every lease run again, so that only a step that ends them ends them."""
         for who, store in enumerate(self.stores):
-            mine = [Grip(j.id, j.epoch) for j in self.jobs.values() if j.owner == who and j.alive]
-            assert {grip.job_id for grip in store.renew(mine, 1e6)} == {grip.job_id for grip in mine}
+            mine = [JobLease(j.id, j.epoch) for j in self.jobs.values() if j.owner == who and j.alive]
+            assert {lease.job_id for lease in store.renew(mine, 1e6)} == {lease.job_id for lease in mine}
 
     def release(self, pick: int) -> None:
         if found := self.owned(pick):
-            job, store, grip = found
-            store.release(grip)
+            job, store, lease = found
+            store.release(lease)
             job.owner = None
 
     def die(self, who: int, pick: int = 0) -> None:
@@ -389,7 +391,7 @@ class StoreMachine(RuleBasedStateMachine):
     def write_with_a_grip_that_is_lost(self, pick: int) -> None:
         jobs = [job for job in self.jobs.values() if is_lost(job)]
         job = jobs[pick % len(jobs)]
-        lost = Grip(job.id, job.epoch if job.owner is None else job.epoch - 1)
+        lost = JobLease(job.id, job.epoch if job.owner is None else job.epoch - 1)
         store = self.stores[pick % 2]
         verbs: list[Callable[[], Any]] = [
             lambda: store.note(lost, "lost"),
@@ -398,7 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: store.plan(lost, self.bench.shard(0)),
         ]
         verbs += [partial(store.advance, lost, s.row, s.row.state, tries=9) for s in job.shards.values()]
-        with pytest.raises(LostGrip):
+        with pytest.raises(LeaseLost):
             verbs[pick % len(verbs)]()
         assert store.renew([lost], 60) == []
         store.release(lost)
@@ -409,9 +411,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def plan(self, pick: int) -> None:
         if found := self.owned(pick, has_open):
-            job, store, grip = found
+            job, store, lease = found
             items = tuple(self.some(job.those(OPEN), least=1))
-            row = store.plan(grip, self.bench.shard(*items))
+            row = store.plan(lease, self.bench.shard(*items))
             assert (row.no, row.size, row.state) == (len(job.shards) + 1, len(items), ShardState.PLANNED)
             job.shards[row.id] = Shard(row, items)
             for ix in items:
@@ -419,10 +421,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def plan_what_is_not_open(self, pick: int) -> None:
         if found := self.owned(pick, has_taken):
-            job, store, grip = found
+            job, store, lease = found
             taken = [ix for ix, item in enumerate(job.items) if item.state is not OPEN]
-            with pytest.raises(LostGrip):
-                store.plan(grip, self.bench.shard(*self.some(job.those(OPEN)), self.dice.choice(taken)))
+            with pytest.raises(LeaseLost):
+                store.plan(lease, self.bench.shard(*self.some(job.those(OPEN)), self.rng.choice(taken)))
 
     @precondition(lambda self: self.owned_shard(0, has_steps))
     @rule(pick=picks)
@@ -430,22 +432,22 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.owned_shard(pick, has_steps)
         if found is None:
             return
-        job, store, grip, shard = found
-        to = self.dice.choice(sorted(TRANSITIONS[shard.row.state] - OWN_VERBS, key=lambda s: s.value))
+        job, store, lease, shard = found
+        to = self.rng.choice(sorted(TRANSITIONS[shard.row.state] - OWN_VERBS, key=lambda s: s.value))
         if shard.row.state is ShardState.READY and to is ShardState.SUBMITTING:
-            exclusive = self.dice.random() < 0.5
+            exclusive = self.rng.random() < 0.5
             others = {
                 other.row.state
                 for any_job in self.jobs.values()
                 for other in any_job.shards.values()
                 if any_job.scope == job.scope and other.row.id != shard.row.id
             }
-            row = store.intend(grip, shard.row, exclusive=exclusive, tries=pick % 5)
+            row = store.intend(lease, shard.row, exclusive=exclusive, tries=pick % 5)
             assert (row is None) == bool(exclusive and others & UNRESOLVED)
             if row is None:
                 return
         else:
-            row = store.advance(grip, shard.row, to, tries=pick % 5, note="n")
+            row = store.advance(lease, shard.row, to, tries=pick % 5, note="n")
         expected = evolve(shard.row, state=to, tries=pick % 5)
         assert row == (expected if to is ShardState.SUBMITTING else evolve(expected, note="n"))
         shard.old.append(shard.row)
@@ -458,36 +460,36 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.owned_shard(pick, is_on_its_way)
         if found is None:
             return
-        _, store, grip, shard = found
+        _, store, lease, shard = found
         while (to := STRAIGHT.get(shard.row.state)) is not None:
             shard.old.append(shard.row)
             if to is ShardState.SUBMITTING:
-                row = store.intend(grip, shard.row, exclusive=False)
+                row = store.intend(lease, shard.row, exclusive=False)
                 assert row is not None
                 shard.row = row
             else:
-                shard.row = store.advance(grip, shard.row, to)
+                shard.row = store.advance(lease, shard.row, to)
 
     def come_second(self, pick: int) -> None:
         """A step from a state the shard has left is refused."""
         found = self.owned_shard(pick, has_moved)
         if found is not None:
-            _, store, grip, shard = found
-            with pytest.raises(LostGrip):
-                store.advance(grip, shard.old[-1], shard.old[-1].state, tries=3)
+            _, store, lease, shard = found
+            with pytest.raises(LeaseLost):
+                store.advance(lease, shard.old[-1], shard.old[-1].state, tries=3)
 
     @precondition(lambda self: self.owned_shard(0, can_die))
     @rule(pick=picks, tried=st.booleans(), to=st.sampled_from([OPEN, DIRECT]), fail=st.booleans())
-    def bury(self, pick: int, tried: bool, to: ItemState, fail: bool) -> None:
+    def discard(self, pick: int, tried: bool, to: ItemState, fail: bool) -> None:
         found = self.owned_shard(pick, can_die)
         if found is None:
             return
-        job, store, grip, shard = found
+        job, store, lease, shard = found
         at = self.tick()
         if fail:
-            row = store.fail_shard(grip, shard.row, b"refused", note="no", at=at)
+            row = store.fail_shard(lease, shard.row, b"refused", note="no", at=at)
         else:
-            row = store.bury(grip, shard.row, items=to, tried=tried, note="no", at=at)
+            row = store.discard(lease, shard.row, items=to, tried=tried, note="no", at=at)
         assert row == evolve(shard.row, state=ShardState.DEAD, note="no", died_at=at)
         for ix in sorted(shard.items):
             item = job.items[ix]
@@ -507,22 +509,22 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def ingest(self, pick: int) -> None:
         """Lines in any order, some missing, some twice, some of items that are elsewhere by now."""
-        found = self.owned_shard(pick, is_ingesting if self.dice.random() < 0.8 else takes_results)
+        found = self.owned_shard(pick, is_ingesting if self.rng.random() < 0.8 else takes_results)
         found = found or self.owned_shard(pick, takes_results)
         if found is None:
             return
-        job, store, grip, shard = found
+        job, store, lease, shard = found
         words = ("succeeded", "succeeded", "failed", "cancelled", "again", "unrun")
         lines = [self.made(ix, words) for ix in self.some(shard.items)]
         lines += self.some(lines) + [self.made(ix, words) for ix in self.some(shard.items)][:2]
-        self.dice.shuffle(lines)
+        self.rng.shuffle(lines)
         strangers = sorted(set(range(len(job.items) + 1)) - set(shard.items))
-        if self.dice.random() < 0.1:
+        if self.rng.random() < 0.1:
             with pytest.raises(ValueError, match="not in shard"):
-                store.ingest(grip, shard.row, [*lines, self.made(self.dice.choice(strangers), words)], at=0.0)
+                store.ingest(lease, shard.row, [*lines, self.made(self.rng.choice(strangers), words)], at=0.0)
             return
         at = self.tick()
-        told = store.ingest(grip, shard.row, lines, at=at)
+        told = store.ingest(lease, shard.row, lines, at=at)
         final, doubled = [], []
         for line in (line for line in lines if line.final):
             word = job.end(line.ix, line, at)
@@ -548,22 +550,22 @@ class StoreMachine(RuleBasedStateMachine):
         found = self.owned_shard(pick, is_ingesting)
         if found is None:
             return
-        job, store, grip, shard = found
+        job, store, lease, shard = found
         left = [u.ix for u in store.unsettled(shard.row.id)]
         ways: list[list[int]] = [[], [], []]
         for ix in left:
-            self.dice.choice(ways).append(ix)
+            self.rng.choice(ways).append(ix)
         opened, direct, ended = ways
         finals = [self.made(ix, ("failed", "cancelled")) for ix in ended]
         at = self.tick()
-        if left and self.dice.random() < 0.1:
-            dropped = self.dice.choice(left)
+        if left and self.rng.random() < 0.1:
+            dropped = self.rng.choice(left)
             short = [[ix for ix in way if ix != dropped] for way in (opened, direct)]
             rest = [result for result in finals if result.ix != dropped]
             with pytest.raises(ValueError, match="go nowhere"):
-                store.settle(grip, shard.row, opened=short[0], direct=short[1], finals=rest, at=at)
+                store.settle(lease, shard.row, opened=short[0], direct=short[1], finals=rest, at=at)
             return
-        row = store.settle(grip, shard.row, opened=opened, direct=direct, finals=finals, at=at, cost=1.5)
+        row = store.settle(lease, shard.row, opened=opened, direct=direct, finals=finals, at=at, cost=1.5)
         assert row == evolve(shard.row, state=ShardState.SETTLED, settled_at=at, cost=1.5)
         for to, ixs in ((OPEN, opened), (DIRECT, direct)):
             for ix in ixs:
@@ -580,8 +582,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=picks, limit=st.integers(1, 5))
     def claim_direct(self, pick: int, limit: int) -> None:
         if found := self.owned(pick, has_direct):
-            job, store, grip = found
-            asked = store.claim_direct(grip, limit)
+            job, store, lease = found
+            asked = store.claim_direct(lease, limit)
             assert [d.ix for d in asked] == job.those(DIRECT)[:limit]
             assert [d.tries for d in asked] == [job.items[d.ix].tries for d in asked]
             for item in asked:
@@ -591,12 +593,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def answer(self, pick: int) -> None:
         if found := self.owned(pick, has_asking):
-            job, store, grip = found
+            job, store, lease = found
             at = self.tick()
             words = ("succeeded", "failed", "again", "unrun")
             results = [self.made(ix, words) for ix in self.some(job.those(ASKING))]
             ends = [result for result in results if result.final]
-            told = store.answer(grip, results, at=at)
+            told = store.answer(lease, results, at=at)
             assert told.final == tuple(r.ix for r in ends)
             for result in results:
                 if result.final:
@@ -610,11 +612,11 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned(0))
     @rule(pick=picks)
     def drop_unsent(self, pick: int) -> None:
-        if self.dice.random() < 0.1 and (found := self.owned(pick)):
-            job, store, grip = found
+        if self.rng.random() < 0.1 and (found := self.owned(pick)):
+            job, store, lease = found
             at = self.tick()
             unsent = sorted(job.those(OPEN) + job.those(DIRECT))
-            assert store.drop_unsent(grip, b"dropped", at=at) == len(unsent)
+            assert store.drop_unsent(lease, b"dropped", at=at) == len(unsent)
             for ix in unsent:
                 job.end(ix, NewResult(ix, "cancelled", b"dropped", cost=0.0), at)
 

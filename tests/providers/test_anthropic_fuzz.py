@@ -32,14 +32,14 @@ class Pieces:
 
     status = 200
 
-    def __init__(self, data: bytes, dice: random.Random, kind: str = "text/event-stream") -> None:
+    def __init__(self, data: bytes, rng: random.Random, kind: str = "text/event-stream") -> None:
         self.headers = {"content-type": kind}
-        self._data, self._dice = data, dice
+        self._data, self._rng = data, rng
 
     def __iter__(self):
         at = 0
         while at < len(self._data):
-            size = self._dice.randint(1, 60)
+            size = self._rng.randint(1, 60)
             yield self._data[at : at + size]
             at += size
 
@@ -48,11 +48,11 @@ class Pieces:
     def close(self) -> None: ...
 
 
-def mangled(data: bytes, dice: random.Random) -> bytes:
+def mangled(data: bytes, rng: random.Random) -> bytes:
     """Cut, doubled, swapped, overwritten, or with a JSON value put in another's place."""
-    for _ in range(dice.randint(1, 4)):
-        at, to = sorted(dice.randrange(len(data) + 1) for _ in range(2))
-        match dice.randrange(6):
+    for _ in range(rng.randint(1, 4)):
+        at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        match rng.randrange(6):
             case 0:
                 data = data[:at]
             case 1:
@@ -60,30 +60,30 @@ def mangled(data: bytes, dice: random.Random) -> bytes:
             case 2:
                 data = data[:to] + data[at:to] + data[to:]
             case 3:
-                data = data[:at] + dice.randbytes(dice.randint(1, 6)) + data[at:]
+                data = data[:at] + rng.randbytes(rng.randint(1, 6)) + data[at:]
             case 4:
-                data = data[:at] + dice.choice(ODD).encode() + data[at:]
+                data = data[:at] + rng.choice(ODD).encode() + data[at:]
             case 5:
                 colon = data.find(b":", at)
                 if colon >= 0:
                     end = min((e for e in (data.find(c, colon) for c in (b",", b"}")) if e > 0), default=at)
-                    data = data[: colon + 1] + dice.choice(ODD).encode() + data[end:]
+                    data = data[: colon + 1] + rng.choice(ODD).encode() + data[end:]
     return data
 
 
 def parse_all(rounds: int, seed: int) -> tuple[int, int]:
     """Parse mangled bodies; return how many were answers and how many errors."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     answers = errors = 0
     for _ in range(rounds):
-        body = mangled(dice.choice(BODIES), dice)
+        body = mangled(rng.choice(BODIES), rng)
         try:
             assert isinstance(read_message(Reply(200, {}, body), REQUEST, ()), Answer)
             answers += 1
         except ProviderError:
             errors += 1
-        assert isinstance(read_error(Reply(dice.choice((400, 429, 500)), {}, body), REQUEST), ProviderError)
-        stream = MessageStream(Pieces(mangled(dice.choice((STREAM, FAILED)), dice), dice), REQUEST, ())
+        assert isinstance(read_error(Reply(rng.choice((400, 429, 500)), {}, body), REQUEST), ProviderError)
+        stream = MessageStream(Pieces(mangled(rng.choice((STREAM, FAILED)), rng), rng), REQUEST, ())
         try:
             text = "".join(stream)
             text.encode()

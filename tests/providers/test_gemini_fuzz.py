@@ -33,7 +33,7 @@ SEEDS: list[Any] = [
 ]
 
 
-def replaced(data: Any, value: Any, dice: random.Random) -> Any:
+def replaced(data: Any, value: Any, rng: random.Random) -> Any:
     """A copy of ``data`` with one place in it replaced by ``value``, or left out."""
     data = copy.deepcopy(data)
     places: list[tuple[Any, Any]] = []
@@ -44,8 +44,8 @@ def replaced(data: Any, value: Any, dice: random.Random) -> Any:
             walk(node[key])
 
     walk(data)
-    node, key = dice.choice(places)
-    if isinstance(node, dict) and dice.random() < 0.3:
+    node, key = rng.choice(places)
+    if isinstance(node, dict) and rng.random() < 0.3:
         del node[key]
     else:
         node[key] = value
@@ -75,10 +75,10 @@ def check_all(data: Any, status: int) -> None:
                 json.dumps([found.text, found.finish_reason]).encode()
 
 
-@given(seed=st.sampled_from(SEEDS), value=ANYTHING, dice=st.randoms(use_true_random=False))
-def test_bodies_with_one_wrong_place(seed, value, dice):
+@given(seed=st.sampled_from(SEEDS), value=ANYTHING, rng=st.randoms(use_true_random=False))
+def test_bodies_with_one_wrong_place(seed, value, rng):
     """A field of another type, or a missing one, is told as such or passed over."""
-    check_all(replaced(seed, value, dice), dice.choice([200, 400, 429, 500, 503]))
+    check_all(replaced(seed, value, rng), rng.choice([200, 400, 429, 500, 503]))
 
 
 @given(data=ANYTHING, status=st.integers(200, 599))

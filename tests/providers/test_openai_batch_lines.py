@@ -156,7 +156,7 @@ def test_what_is_no_line_of_results_is_refused_by_name(line):
 
 def test_garbled_lines_never_do_worse_than_being_refused():
     """Seeded: bytes are flipped, cut and swapped in good lines of every kind."""
-    dice = random.Random(11)
+    rng = random.Random(11)
     good = [
         result_line(body=chat("Lima")),
         result_line(400, error("bad", "invalid_request_error", "x")),
@@ -166,24 +166,24 @@ def test_garbled_lines_never_do_worse_than_being_refused():
     values = [None, True, -1, 10**30, 1e308, "", "x" * 100, [], {}, [[]], {"error": {}}]
     read_well = 0
     for number in range(4000):
-        line = bytearray(dice.choice(good))
+        line = bytearray(rng.choice(good))
         if number % 2:
-            for _ in range(dice.randint(1, 4)):
-                at = dice.randrange(len(line))
-                line[at : at + dice.randint(0, 3)] = dice.randbytes(dice.randint(0, 3))
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(line))
+                line[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
         else:
             data = json.loads(line)
             parent: object = data
             while isinstance(parent, dict | list) and parent:
-                key = dice.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
-                if dice.random() < 0.5:
-                    parent[key] = dice.choice(values)
+                key = rng.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
+                if rng.random() < 0.5:
+                    parent[key] = rng.choice(values)
                     break
                 parent = parent[key]
             line = bytearray(json.dumps(data).encode())
         try:
             found = read(
-                bytes(line), dice.choice([Kind.GENERATE, Kind.EMBED]), dice.choice(["chat", "responses"])
+                bytes(line), rng.choice([Kind.GENERATE, Kind.EMBED]), rng.choice(["chat", "responses"])
             )
         except ValueError:
             continue

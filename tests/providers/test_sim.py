@@ -90,7 +90,7 @@ def test_faults_are_as_frequent_as_asked_and_repeat_with_the_seed():
     assert outcomes(sim(faults=0.25, seed=1)[0]) != found
 
 
-def test_a_second_attempt_throws_the_dice_again():
+def test_a_second_attempt_throws_the_rng_again():
     """A prompt that failed once is not doomed."""
     provider, _ = sim(faults={"503": 0.5})
     results = []

@@ -65,7 +65,7 @@ def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) 
     scene.release()
     with pytest.raises(QueueFull, match="queue_timeout"):
         caller.result()
-    assert scene.client.books.submitted == 101
+    assert scene.client.counts.submitted == 101
 
 
 def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
@@ -74,7 +74,7 @@ def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
     with pytest.raises(QueueFull, match="100 of 100"):
         scene.client.submit("late")
     scene.release()
-    assert scene.client.books.submitted == 101
+    assert scene.client.counts.submitted == 101
 
 
 def test_there_is_always_room_for_who_is_in_a_hurry(full: Callable[..., Full]) -> None:
@@ -165,4 +165,4 @@ def test_a_hundred_blocked_callers_all_get_in(full: Callable[..., Full]) -> None
     callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(100)]  # type: ignore[misc]
     scene.release()
     assert all(caller.result().result(PATIENCE).ok for caller in callers)
-    assert scene.client.books.balanced()
+    assert scene.client.counts.balanced()

@@ -73,9 +73,11 @@ def client_for(client_of: ClientOf, provider: Tiered, **settings: Any) -> tuple[
     return client, events
 
 
-def slow(client: BatchingClient, prompt: str, purse: Budget | None = None, **params: Any) -> ResultFuture:
+def slow(
+    client: BatchingClient, prompt: str, own_budget: Budget | None = None, **params: Any
+) -> ResultFuture:
     request = validation.normalise(prompt, Generation(), **params)
-    return client._submit(request, None, purse=purse, flex=True)
+    return client._submit(request, None, own_budget=own_budget, flex=True)
 
 
 def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str]) -> list[Result]:
@@ -209,8 +211,8 @@ class TestSentAway:
         results = ask(clock, client, named(100))
         assert [result.text for result in results] == [f"re: {prompt}" for prompt in named(100)]
         assert provider.tiers.count(FLEX) <= 8
-        assert client.books.balanced()
-        assert client.books.succeeded == 100
+        assert client.counts.balanced()
+        assert client.counts.succeeded == 100
 
     def test_a_bad_request_fails_with_what_the_standard_tier_says(
         self, clock: VirtualClock, client_of: ClientOf
@@ -264,7 +266,7 @@ class TestMoney:
     def test_it_is_reserved_at_the_standard_price_as_it_may_end_there(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """A purse that holds the price of the tier, and not the standard one, pays for nothing."""
+        """A budget that holds the price of the tier, and not the standard one, pays for nothing."""
         provider = Tiered(clock)
         client, _ = client_for(client_of, provider, parallelism=1)
         words = "word " * 1000
@@ -274,8 +276,8 @@ class TestMoney:
             .demand(Request(words, Generation(max_tokens=100)), 1000, priced=True)[1]
         )
         client_budget = Budget(None)
-        purse = Budget(0.8 * most, client_budget)
-        error = slow(client, words, purse, max_tokens=100).exception(PATIENCE)
+        own_budget = Budget(0.8 * most, client_budget)
+        error = slow(client, words, own_budget, max_tokens=100).exception(PATIENCE)
         assert isinstance(error, BudgetExceeded)
         assert provider.tiers == []
 

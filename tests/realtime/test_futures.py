@@ -92,8 +92,8 @@ def test_cancelling_twice_counts_once(scene: Scene) -> None:
     """The second time says it is cancelled already."""
     waiting = scene.client.submit("waiting")
     assert [waiting.cancel(), waiting.cancel()] == [True, True]
-    books = scene.client.books
-    assert (books.cancelled, books.waiting) == (1, 0)
+    counts = scene.client.counts
+    assert (counts.cancelled, counts.waiting) == (1, 0)
     scene.release()
 
 
@@ -108,8 +108,8 @@ def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
     engine = scene.client._engine
     assert engine is not None
     scene.client.stop()
-    assert engine.books().cancelled == 1
-    assert engine.books().balanced()
+    assert engine.counts().cancelled == 1
+    assert engine.counts().balanced()
     assert sorted(event.cancelled for event in scene.ended()) == [False, False, True]
     assert scene.provider.prompts == ["first", "last"]
 

@@ -206,7 +206,7 @@ def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
     assert (third.request_id, third.context) == ("id-2", 2)
     costs = [future.outcome.cost for future in patient if future.outcome is not None]
     assert sum(cost or 0.0 for cost in costs) == 7.0
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, client_of: ClientOf) -> None:

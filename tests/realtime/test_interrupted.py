@@ -35,9 +35,9 @@ def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
             client.submit("x")
         with pytest.raises(KeyboardInterrupt):
             client.submit("y")
-        books = client.books
-    assert books.balanced()
-    assert books.cancelled >= 1  # a call that has begun is let be
+        counts = client.counts
+    assert counts.balanced()
+    assert counts.cancelled >= 1  # a call that has begun is let be
 
 
 def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
@@ -94,7 +94,7 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of
         futures = submit_all(client, "abcdefg")
         provider.wait_for(1)
         with client._running().queue.monitor:
-            client._forsake(futures)
+            client._abandon_futures(futures)
     client.stop()
     figures = client.metrics.snapshot()
     assert (figures.submitted, figures.waiting, figures.cancelled) == (7, 0, 6)

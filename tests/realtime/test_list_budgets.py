@@ -108,18 +108,18 @@ def test_no_order_of_calls_exceeds_a_budget_or_the_one_it_is_within(
     outer: float, inner: list[float], calls: list[tuple[int, float, float]]
 ) -> None:
     whole = Budget(outer)
-    purses = [Budget(limit, whole) for limit in inner]
+    own_budgets = [Budget(limit, whole) for limit in inner]
     open_calls = []
     for which, cost, share in calls:
-        purse = purses[which % len(purses)]
-        if purse.fits(cost):
-            open_calls.append((purse, purse.reserve(cost), cost * share))
+        own_budget = own_budgets[which % len(own_budgets)]
+        if own_budget.fits(cost):
+            open_calls.append((own_budget, own_budget.reserve(cost), cost * share))
         if len(open_calls) > 3:
             payer, hold, actual = open_calls.pop(0)
             payer.settle(hold, actual)
-        for limit, budget in zip([outer, *inner], [whole, *purses], strict=True):
+        for limit, budget in zip([outer, *inner], [whole, *own_budgets], strict=True):
             assert budget.spent + budget.reserved <= limit + 1e-6
     for payer, hold, _ in open_calls:
         payer.release(hold)
     assert whole.reserved == 0
-    assert whole.spent == pytest.approx(sum(purse.spent for purse in purses))
+    assert whole.spent == pytest.approx(sum(own_budget.spent for own_budget in own_budgets))

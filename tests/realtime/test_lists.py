@@ -117,8 +117,8 @@ def test_a_long_generator_needs_no_more_than_the_queue(clock: VirtualClock, clie
     def lazy() -> Iterator[str]:
         nonlocal most
         for prompt in prompts(3_000):
-            books = client.books
-            most = max(most, books.waiting + books.in_flight)
+            counts = client.counts
+            most = max(most, counts.waiting + counts.in_flight)
             yield prompt
 
     client = client_of(mock(clock), parallelism=8, queue_capacity=100)
@@ -195,7 +195,7 @@ def test_a_generator_that_raises_midway_loses_nothing_it_gave(
         extend_one_by_one(seen, client.map(broken()))
     assert [result.text for result in seen] == [f"re: {p}" for p in prompts(10)]
     assert any("10" in note for note in getattr(caught.value, "__notes__", []))
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_a_bad_row_of_a_generator_is_named_after_the_results_before_it(

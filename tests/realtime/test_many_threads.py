@@ -62,9 +62,9 @@ class Watch:
 
     def __call__(self, event: Event) -> None:
         if self.client is not None:
-            books = self.client.books
-            if not books.balanced() or min(books.waiting, books.in_flight) < 0:
-                self.unbalanced.append(books)
+            counts = self.client.counts
+            if not counts.balanced() or min(counts.waiting, counts.in_flight) < 0:
+                self.unbalanced.append(counts)
         if isinstance(event, RequestFinished):
             self.ended[event.request_id] += 1
         elif isinstance(event, RequestSubmitted):
@@ -111,8 +111,8 @@ def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
 ) -> None:
     """total == succeeded + failed, for every seed of the faults (E8)."""
     for seed in range(20):
-        dice = random.Random(seed)
-        plan = [[dice.choice(FAULTS) if dice.random() < 0.3 else None for _ in range(5)] for _ in range(200)]
+        rng = random.Random(seed)
+        plan = [[rng.choice(FAULTS) if rng.random() < 0.3 else None for _ in range(5)] for _ in range(200)]
 
         def script(prompt: str, attempt: int, plan: list[list[Any]] = plan) -> Any:
             fault = plan[int(prompt)][min(attempt, 4)]
@@ -122,7 +122,7 @@ def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
         provider = Scripted(virtual, script, latency=0.1)
         watch = Watch()
         client = client_of(
-            provider, clock=virtual, parallelism=20, retries=2, observers=[watch], seed_of_dice=seed
+            provider, clock=virtual, parallelism=20, retries=2, observers=[watch], seed_of_rng=seed
         )
         watch.client = client
         results = client.generate([str(i) for i in range(200)])
@@ -132,9 +132,9 @@ def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
         engine = client._engine
         assert engine is not None
         client.stop()
-        books = engine.books()
-        assert (books.submitted, books.waiting, books.in_flight) == (200, 0, 0)
-        assert (books.succeeded, books.failed) == (results.succeeded, results.failed)
+        counts = engine.counts()
+        assert (counts.submitted, counts.waiting, counts.in_flight) == (200, 0, 0)
+        assert (counts.succeeded, counts.failed) == (results.succeeded, results.failed)
         assert engine.gates.permits_out == 0
         assert watch.unbalanced == []
 
@@ -157,10 +157,10 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
     outcomes: Counter[str] = Counter()
 
     def work(number: int) -> None:
-        dice = random.Random(number)
+        rng = random.Random(number)
         mine: Counter[str] = Counter()
         futures = [client.submit(f"{number}/{i}") for i in range(50)]
-        for future in dice.sample(futures, 25):
+        for future in rng.sample(futures, 25):
             future.cancel()
         for future in futures:
             mine["cancelled" if future.cancelled() else "ok" if future.result(PATIENCE).ok else "failed"] += 1
@@ -170,9 +170,9 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
     lock = threading.Lock()
     in_threads(40, work)
     client.stop()
-    books = engine.books()
-    assert (books.submitted, books.waiting, books.in_flight, books.failed) == (2_000, 0, 0, 0)
-    assert (books.succeeded, books.cancelled) == (outcomes["ok"], outcomes["cancelled"])
+    counts = engine.counts()
+    assert (counts.submitted, counts.waiting, counts.in_flight, counts.failed) == (2_000, 0, 0, 0)
+    assert (counts.succeeded, counts.cancelled) == (outcomes["ok"], outcomes["cancelled"])
     assert len(watch.ended) == 2_000
     assert set(watch.ended.values()) == {1}
     assert watch.unbalanced == []
@@ -189,17 +189,17 @@ def test_identical_requests_of_many_threads_are_balanced_too(
     watch.client = client
 
     def work(number: int) -> None:
-        dice = random.Random(number)
+        rng = random.Random(number)
         futures = [
             client.submit(
-                f"p{dice.randrange(20)}",
-                timeout=dice.choice([None, 0.7, 3.0]),
-                priority=dice.choice(["urgent", "normal", "deferrable"]),
+                f"p{rng.randrange(20)}",
+                timeout=rng.choice([None, 0.7, 3.0]),
+                priority=rng.choice(["urgent", "normal", "deferrable"]),
             )
             for _ in range(50)
         ]
         for future in futures:
-            if dice.random() < 0.3:
+            if rng.random() < 0.3:
                 future.cancel()
         for future in futures:
             if not future.cancelled():
@@ -207,9 +207,9 @@ def test_identical_requests_of_many_threads_are_balanced_too(
 
     in_threads(40, work)
     client.stop()
-    books = engine.books()
-    assert books.balanced()
-    assert (books.submitted, books.waiting, books.in_flight) == (2_000, 0, 0)
+    counts = engine.counts()
+    assert counts.balanced()
+    assert (counts.submitted, counts.waiting, counts.in_flight) == (2_000, 0, 0)
     assert len(watch.ended) == 2_000
     assert set(watch.ended.values()) == {1}
     assert watch.unbalanced == []

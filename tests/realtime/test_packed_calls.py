@@ -78,19 +78,19 @@ class TestTheJudge:
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
         """Every prompt has exactly its own answer, whatever happened to the packs."""
-        dice = random.Random(3)
+        rng = random.Random(3)
         lock = threading.Lock()
 
         def damage(items: list[dict[str, str]]) -> str:
             with lock:
-                kind = dice.choice(["none", "none", *DAMAGE]) if len(items) > 1 else "none"
+                kind = rng.choice(["none", "none", *DAMAGE]) if len(items) > 1 else "none"
                 # A letter lost or added inside one answer stays inside it; here answers are compared whole.
                 if kind in ("noise", "spliced", "repeated"):
                     kind = "cut"
-                return written(items) if kind == "none" else DAMAGE[kind](items, dice)
+                return written(items) if kind == "none" else DAMAGE[kind](items, rng)
 
         prompts = [*HOSTILE[:100], *plain(900)]
-        dice.shuffle(prompts)
+        rng.shuffle(prompts)
         provider = Model(clock, damage)
         client = client_of(provider, packing=True, parallelism=4, deduplicate=False)
         assert right(prompts, ask(clock, client, prompts))
@@ -205,8 +205,8 @@ class TestTheBill:
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
         """The shares add up to what the provider billed, missing answers included."""
-        dice = random.Random(1)
-        provider = Model(clock, lambda items: DAMAGE["dropped"](items, dice))
+        rng = random.Random(1)
+        provider = Model(clock, lambda items: DAMAGE["dropped"](items, rng))
         provider.capabilities = Capabilities()
         price = Price(input=2.0, output=8.0)
         client = client_of(provider, packing=True, prices={"mock:default": price})

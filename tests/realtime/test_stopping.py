@@ -57,7 +57,7 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
     assert hears.wait(PATIENCE)
     engine = client._engine
     assert engine is not None
-    assert engine.books().succeeded == 1
+    assert engine.counts().succeeded == 1
     assert engine.queue.wait_idle(0.0) is False
     stop = Aside(client.stop)
     eventually(lambda: engine.queue.closed is not None)
@@ -83,9 +83,9 @@ def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock,
             future.result(PATIENCE)
         assert caught.value.request_id
     assert engine is not None
-    books = engine.books()
-    assert books.balanced()
-    assert (books.waiting, books.in_flight, books.succeeded, books.failed) == (0, 0, 1, 2)
+    counts = engine.counts()
+    assert counts.balanced()
+    assert (counts.waiting, counts.in_flight, counts.succeeded, counts.failed) == (0, 0, 1, 2)
     assert [event.failed for event in events if isinstance(event, ClientStopped)] == [2]
 
 
@@ -102,7 +102,7 @@ def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, c
     eventually(lambda: provider.in_flight == 0)
     assert engine is not None
     eventually(lambda: engine.gates.permits_out == 0)
-    assert engine.books().balanced()
+    assert engine.counts().balanced()
 
 
 def test_a_stopped_client_takes_nothing(clock: VirtualClock, client_of: ClientOf) -> None:

@@ -157,8 +157,8 @@ def read_error(stream: TextStream) -> tuple[list[str], SmartbatchError]:
 
 
 def balanced(client: BatchingClient) -> bool:
-    books = client.books
-    return books.balanced() and books.waiting == books.in_flight == 0
+    counts = client.counts
+    return counts.balanced() and counts.waiting == counts.in_flight == 0
 
 
 # -- what one gets -----------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
     assert stream.result.error is caught
     assert stream.result.time_to_first_chunk == 0.0
     assert len(speaker.speeches) == 1
-    assert (client.books.failed, balanced(client)) == (1, True)
+    assert (client.counts.failed, balanced(client)) == (1, True)
 
 
 def test_a_stream_that_breaks_is_billed_for_what_came(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -393,7 +393,7 @@ def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: 
         eventually(lambda: bool(speaker.speeches))
         waiting = client.stream("waiting")
         waiting.close()
-        assert client.books.cancelled == 1
+        assert client.counts.cancelled == 1
     assert read(first) == ["re: ", "first"]
     _, error = read_error(waiting)
     assert isinstance(error, RequestCancelled)
@@ -416,7 +416,7 @@ def test_closing_after_the_start_closes_the_connection(clock: VirtualClock, clie
     assert speaker.speeches[0].closed
     assert speaker.speeches[0].ended == 0.0
     assert stream.result.usage == Usage(estimate_request(Request(prompt="long")), 1, estimated=True)
-    assert (client.books.failed, balanced(client)) == (1, True)
+    assert (client.counts.failed, balanced(client)) == (1, True)
 
 
 def test_a_reader_hears_that_another_thread_closed_its_stream(
@@ -438,7 +438,7 @@ def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_
     client = client_of(speaker)
     with clock.held():
         stream = client.stream("why?")
-        eventually(lambda: client.books.waiting == 1 and bool(speaker.speeches))
+        eventually(lambda: client.counts.waiting == 1 and bool(speaker.speeches))
         stream.close()
         assert isinstance(stream.result.error, RequestCancelled)
         assert balanced(client)
@@ -489,7 +489,7 @@ def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: Cli
     """Although its answer was complete by then: what one gets must not depend on who was faster."""
     client = client_of(Speaker(clock, lambda *_: ["a", "b", "c"]))
     stream = client.stream("why?")
-    eventually(lambda: client.books.succeeded == 1)
+    eventually(lambda: client.counts.succeeded == 1)
     leaves_by_break(stream)
     assert stream.result.ok
     with pytest.raises(RequestCancelled):
@@ -542,7 +542,7 @@ def test_cancelling_all_that_waits_includes_streams(clock: VirtualClock, client_
         eventually(lambda: bool(speaker.speeches))
         waiting = client.stream("waiting")
         listed = Aside(lambda: list(client.map(["a", "b"])))
-        eventually(lambda: client.books.waiting == 3)
+        eventually(lambda: client.counts.waiting == 3)
         client.cancel_pending()
         _, error = read_error(waiting)
         assert isinstance(error, RequestCancelled)
@@ -796,14 +796,14 @@ def test_a_hundred_streams_from_twenty_threads(clock: VirtualClock, client_of: C
         texts |= reader.result()
     assert len(texts) == 100
     assert all(text == "".join(f"{prompt}/{word} " for word in range(20)) for prompt, text in texts.items())
-    assert (client.books.succeeded, balanced(client)) == (100, True)
+    assert (client.counts.succeeded, balanced(client)) == (100, True)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: ClientOf, seed: int) -> None:
     """Read, left, closed by others, with and without errors: the books balance and no worker is lost."""
-    dice = random.Random(seed)
-    fates = {f"p{number}": dice.choice(["read", "leave", "closed", "never"]) for number in range(60)}
+    rng = random.Random(seed)
+    fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
 
     def script(prompt: str, attempt: int) -> Iterator[Part]:
         local = random.Random(f"{seed} {prompt} {attempt}")
@@ -815,7 +815,7 @@ def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: C
                 yield failure(ErrorKind.NETWORK_ERROR)
             yield f"{prompt}/{word} "
 
-    client = client_of(Speaker(clock, script), parallelism=8, seed_of_dice=seed)
+    client = client_of(Speaker(clock, script), parallelism=8, seed_of_rng=seed)
 
     def live(prompt: str) -> None:
         chooser = random.Random(prompt)
@@ -839,7 +839,7 @@ def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: C
     for reader in [InTime(clock, lambda prompt=prompt: live(prompt)) for prompt in fates]:
         reader.result()
     eventually(lambda: balanced(client))
-    assert client.books.submitted == 60
+    assert client.counts.submitted == 60
     assert len(read(client.stream("last"))) == 10
     client.stop()
     assert client._engine is None
@@ -850,7 +850,7 @@ def test_the_mock_streams_word_by_word(clock: VirtualClock, client_of: ClientOf)
     mock = MockProvider(
         {"q": "one two three"},
         latency=1.0,
-        pace=0.5,
+        throughput=0.5,
         sleep=clock.sleep,
         fail_on={1: unavailable(), 3: ErrorKind.NETWORK_ERROR},
     )

@@ -75,14 +75,14 @@ def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
 
         def look() -> Any:
             clock.sleep(50.0)
-            return client.books
+            return client.counts
 
         looking = InTime(clock, look)
     with pytest.raises(RequestTimeout):
         future.result(PATIENCE)
-    books = looking.result()
-    assert books.balanced()
-    assert (books.failed, books.in_flight, books.waiting) == (1, 0, 1)
+    counts = looking.result()
+    assert counts.balanced()
+    assert (counts.failed, counts.in_flight, counts.waiting) == (1, 0, 1)
     assert behind.result(PATIENCE).text == "far too late"
     client.stop()
     assert ended == [5.0]
@@ -126,7 +126,7 @@ def test_a_thousand_time_outs_are_kept_at_once(clock: VirtualClock, client_of: C
     client.stop()
     assert len(ended) == 1_000
     assert all(at == pytest.approx(seconds) for seconds, at in ended.items())
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
@@ -142,8 +142,8 @@ def test_a_request_that_is_being_cancelled_when_its_time_ends_is_cancelled(
         assert Future.cancel(future)  # as far as cancel() has come when the time is over
     assert first.result(PATIENCE).ok
     assert future.cancelled()
-    books = client.books
-    assert (books.cancelled, books.failed, books.succeeded) == (1, 0, 1)
+    counts = client.counts
+    assert (counts.cancelled, counts.failed, counts.succeeded) == (1, 0, 1)
 
 
 def test_a_provider_that_keeps_its_deadline_fails_the_same_way(

@@ -37,7 +37,7 @@ def test_figures_that_no_call_can_have_are_an_invalid_answer(
     assert isinstance(error, SmartbatchError)
     assert error.kind is ErrorKind.INVALID_RESPONSE
     client.stop()
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_limits_that_are_none_are_passed_over(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -61,7 +61,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
     assert good.result(PATIENCE).ok
     engine = client._running()
     client.stop()
-    assert engine.books().balanced()
+    assert engine.counts().balanced()
     assert engine.gates.permits_out == 0
 
 
@@ -122,7 +122,7 @@ def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, cli
     stopping = Aside(client.stop)
     stopping.result()
     assert provider.prompts == ["flying", "moved", "sound"]
-    assert client.books.balanced()
+    assert client.counts.balanced()
 
 
 def test_an_interrupt_while_futures_are_ended_ends_the_others_too(

@@ -14,7 +14,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import Lanes
+from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Embedding
@@ -100,7 +100,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
             eventually(
                 lambda: dispatcher._wakes_at == math.inf
             )  # it has looked, and waits for somebody's end
-            Future.cancel(ticket.claims[0].future)
+            Future.cancel(ticket.waiters[0].future)
         return start(ticket, now)
 
     with clock.held():
@@ -174,7 +174,7 @@ def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock
             raise interrupts.pop()
         served.append(lane)
 
-    lanes = Lanes(BatchingConfig(), clock, Classifiers(()), (), opened)
+    lanes = LaneFactory(BatchingConfig(), clock, Classifiers(()), (), opened)
     provider = Scripted(clock)
     with pytest.raises(KeyboardInterrupt):
         lanes.of(provider, "model")

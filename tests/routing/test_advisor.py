@@ -79,10 +79,10 @@ def test_the_first_plan_of_a_process_knows_how_long_answers_were(
 ) -> None:
     """A command is a process of its own, and has no second plan."""
     client.plan(PROMPTS, strategy=strategy)
-    learned = client._experience.calibration("openai:gpt-5-mini", Kind.GENERATE)
+    learned = client._history.calibration("openai:gpt-5-mini", Kind.GENERATE)
     for _ in range(50):
         learned.observe(20, Usage(22, 7))
-    client._experience.save()
+    client._history.save()
     known = client.plan(PROMPTS, strategy=strategy)
     again = BatchingClient(
         "openai:gpt-5-mini",

@@ -1,4 +1,4 @@
-"""Wishes given from outside: what is none is refused at once, whatever form the list has."""
+"""Constraints given from outside: what is none is refused at once, whatever form the list has."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_a_single_prompt_is_no_list_of_its_letters(
 
 
 @pytest.mark.parametrize(
-    "wish", [{"strategy": "fast"}, {"strategy": ["batch"]}, {"time_value": "much"}, {"budget": "5 EUR"}]
+    "constraint", [{"strategy": "fast"}, {"strategy": ["batch"]}, {"time_value": "much"}, {"budget": "5 EUR"}]
 )
-def test_a_wish_that_is_none_is_refused_for_an_iterator_too(
-    client: BatchingClient, wish: dict[str, Any]
+def test_a_constraint_that_is_none_is_refused_for_an_iterator_too(
+    client: BatchingClient, constraint: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="out of range"):
-        client.map(iter(PROMPTS), **wish)
+        client.map(iter(PROMPTS), **constraint)
 
 
 def test_an_iterator_that_is_to_go_individually_shares_no_calls() -> None:
@@ -107,7 +107,7 @@ def test_the_smallest_lists_go_by_every_strategy(client: BatchingClient, strateg
     assert results.succeeded == count
 
 
-def test_a_wish_of_none_is_a_wish_left_out(client: BatchingClient) -> None:
+def test_a_constraint_of_none_is_a_constraint_left_out(client: BatchingClient) -> None:
     """A job goes by batch unless its strategy says otherwise, whatever else is wished."""
     job = client.submit_batch(PROMPTS, strategy=None, prefer="speed", deadline=None)
     assert {result.route for result in job.results()} == {Route.BATCH}
@@ -143,4 +143,4 @@ def test_a_budget_that_could_not_be_kept_is_refused_before_anything_is_sent(
         with pytest.raises(ConfigError, match="the price of openai:unheard-of is unknown"):
             ask(client)
         assert client.jobs() == []
-        assert client.books.waiting == 0
+        assert client.counts.waiting == 0

@@ -17,7 +17,7 @@ from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, ClientStarted, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import Store, open_store
-from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, Experience
+from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, ForecastHistory
 from smartbatch.types import Answer, Kind, Request, Route, Usage
 
 MODEL = "openai:gpt-5-mini"
@@ -43,86 +43,86 @@ def told() -> Told:
     return Told()
 
 
-Process = Callable[[], Experience]
+Process = Callable[[], ForecastHistory]
 
 
 @pytest.fixture
 def process(clock: VirtualClock, store: Store, told: Told) -> Process:
     """Make the experience of another process on the same store."""
-    return lambda: Experience(clock, told, store=lambda: store)
+    return lambda: ForecastHistory(clock, told, store=lambda: store)
 
 
 def call(
-    experience: Experience, clock: VirtualClock, *seconds: float, route: Route | None = Route.INDIVIDUAL,
+    history: ForecastHistory, clock: VirtualClock, *seconds: float, route: Route | None = Route.INDIVIDUAL,
     size: int = 1, error: str | None = None, model: str = MODEL,
 ) -> None:  # fmt: skip
     """Let calls end, a second apart."""
     for each in seconds:
         clock.sleep(1.0)
-        experience(
+        history(
             CallFinished(clock.now(), "b", model, size, each, Usage(), None, error, False, route)
         )  # fmt: skip
 
 
-def median(experience: Experience, route: Route = Route.INDIVIDUAL, size: int = 1) -> float:
-    return experience.latency(route, MODEL).quantile(0.5, size)
+def median(history: ForecastHistory, route: Route = Route.INDIVIDUAL, size: int = 1) -> float:
+    return history.latency(route, MODEL).quantile(0.5, size)
 
 
 class TestCalls:
     def test_before_any_call_the_documented_figures_are_said(self, process: Process) -> None:
-        experience = process()
-        assert median(experience) == pytest.approx(2.0)
-        assert experience.latency(Route.INDIVIDUAL, MODEL).quantile(0.95, 1) == pytest.approx(10.0)
-        assert median(experience, Route.FLEX) == pytest.approx(6.0)
-        assert experience.latency(Route.SHARED, "openai:text-embedding-3-small").quantile(
+        history = process()
+        assert median(history) == pytest.approx(2.0)
+        assert history.latency(Route.INDIVIDUAL, MODEL).quantile(0.95, 1) == pytest.approx(10.0)
+        assert median(history, Route.FLEX) == pytest.approx(6.0)
+        assert history.latency(Route.SHARED, "openai:text-embedding-3-small").quantile(
             0.5, 1
         ) == pytest.approx(Forecaster(VECTORS).quantile(0.5, 1, 0.0))
-        assert experience.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(
+        assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(
             Forecaster(BATCH).quantile(0.5, 100, 0.0)
         )
-        assert experience.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
+        assert history.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
 
     def test_calls_that_end_are_learned_from(self, process: Process, clock: VirtualClock) -> None:
-        experience = process()
-        call(experience, clock, *[20.0] * 30)
-        assert median(experience) == pytest.approx(20.0, rel=0.05)
-        assert experience.latency(Route.INDIVIDUAL, MODEL).chance(25.0, 1) > 0.9
-        assert experience.latency(Route.INDIVIDUAL, MODEL).expected(1) == pytest.approx(20.0, rel=0.1)
-        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 30
+        history = process()
+        call(history, clock, *[20.0] * 30)
+        assert median(history) == pytest.approx(20.0, rel=0.05)
+        assert history.latency(Route.INDIVIDUAL, MODEL).chance(25.0, 1) > 0.9
+        assert history.latency(Route.INDIVIDUAL, MODEL).expected(1) == pytest.approx(20.0, rel=0.1)
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 30
 
     def test_a_call_of_several_requests_tells_of_one_of_a_single_one(
         self, process: Process, clock: VirtualClock
     ) -> None:
-        experience = process()
+        history = process()
         for _ in range(20):
-            call(experience, clock, 2.0, size=1)
-            call(experience, clock, 20.0, size=100, route=Route.SHARED)
-        assert median(experience, size=1) == pytest.approx(2.0, rel=0.15)
-        assert median(experience, Route.SHARED, size=10) == pytest.approx(6.3, rel=0.15)
+            call(history, clock, 2.0, size=1)
+            call(history, clock, 20.0, size=100, route=Route.SHARED)
+        assert median(history, size=1) == pytest.approx(2.0, rel=0.15)
+        assert median(history, Route.SHARED, size=10) == pytest.approx(6.3, rel=0.15)
 
     def test_other_routes_and_models_are_learned_apart(self, process: Process, clock: VirtualClock) -> None:
-        experience = process()
-        call(experience, clock, *[50.0] * 20, route=Route.PACKED, size=10)
-        call(experience, clock, *[50.0] * 20, model="openai:other")
-        assert median(experience) == pytest.approx(2.0)
-        assert median(experience, Route.PACKED, size=10) == pytest.approx(50.0, rel=0.05)
+        history = process()
+        call(history, clock, *[50.0] * 20, route=Route.PACKED, size=10)
+        call(history, clock, *[50.0] * 20, model="openai:other")
+        assert median(history) == pytest.approx(2.0)
+        assert median(history, Route.PACKED, size=10) == pytest.approx(50.0, rel=0.05)
 
     def test_refusals_teach_nothing(self, process: Process, clock: VirtualClock) -> None:
         """They come at once, however slow answers are; nor do functions of the user's."""
-        experience = process()
-        call(experience, clock, *[0.01] * 30, error="rate_limit")
-        call(experience, clock, *[0.01] * 30, error="server_error")
-        call(experience, clock, *[0.01] * 30, route=None)
-        experience(ClientStarted(clock.now(), 4))
-        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 0
+        history = process()
+        call(history, clock, *[0.01] * 30, error="rate_limit")
+        call(history, clock, *[0.01] * 30, error="server_error")
+        call(history, clock, *[0.01] * 30, route=None)
+        history(ClientStarted(clock.now(), 4))
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
 
     def test_a_call_that_ran_out_of_time_would_have_taken_longer(
         self, process: Process, clock: VirtualClock
     ) -> None:
-        experience = process()
-        call(experience, clock, *[10.0] * 20, error="timeout")
-        assert median(experience) > 10.5
-        assert experience.latency(Route.INDIVIDUAL, MODEL).chance(10.0, 1) < 0.2
+        history = process()
+        call(history, clock, *[10.0] * 20, error="timeout")
+        assert median(history) > 10.5
+        assert history.latency(Route.INDIVIDUAL, MODEL).chance(10.0, 1) < 0.2
 
     def test_batches_are_no_calls(self, process: Process) -> None:
         with pytest.raises(ValueError, match="no route of calls"):
@@ -130,24 +130,24 @@ class TestCalls:
 
     def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:
         """Of a thousand at the same moment a hundred, so that learning costs next to nothing."""
-        experience = process()
+        history = process()
         event = CallFinished(clock.now(), "b", MODEL, 1, 1.0, Usage(), None, None, False, Route.INDIVIDUAL)
-        threads = [threading.Thread(target=lambda: [experience(event) for _ in range(250)]) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: [history(event) for _ in range(250)]) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30.0)
-        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == A_SECOND
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == A_SECOND
 
 
 class TestTelling:
     def test_a_sudden_change_is_told_with_its_reason(
         self, process: Process, clock: VirtualClock, told: Told
     ) -> None:
-        experience, dice = process(), random.Random(3)
-        call(experience, clock, *[2.0 * dice.uniform(0.7, 1.4) for _ in range(100)])
+        history, rng = process(), random.Random(3)
+        call(history, clock, *[2.0 * rng.uniform(0.7, 1.4) for _ in range(100)])
         told.clear()
-        call(experience, clock, *[8.0 * dice.uniform(0.7, 1.4) for _ in range(20)])
+        call(history, clock, *[8.0 * rng.uniform(0.7, 1.4) for _ in range(20)])
         (moved,) = told
         assert isinstance(moved, ForecastMoved)
         assert (moved.model, moved.route) == (MODEL, Route.INDIVIDUAL)
@@ -160,8 +160,8 @@ class TestTelling:
     def test_observers_may_ask_for_the_forecast(self, clock: VirtualClock) -> None:
         """They are told without a lock held."""
         heard: list[float] = []
-        experience = Experience(clock, lambda _: heard.append(median(experience)))
-        call(experience, clock, *[30.0] * 12)
+        history = ForecastHistory(clock, lambda _: heard.append(median(history)))
+        call(history, clock, *[30.0] * 12)
         assert heard == [pytest.approx(30.0, rel=0.3)]
 
     def test_what_another_process_knew_already_is_no_news(
@@ -221,42 +221,42 @@ class TestTheStore:
         self, process: Process, clock: VirtualClock, store: Store
     ) -> None:
         """Spread over all of them, in one transaction; and what the store has stays bounded."""
-        experience = process()
-        experience.refresh()
-        call(experience, clock, *[1.0 + n / 1000 for n in range(1000)])
-        experience.save()
+        history = process()
+        history.refresh()
+        call(history, clock, *[1.0 + n / 1000 for n in range(1000)])
+        history.save()
         rows = store.turnarounds(f"latency individual {MODEL}", limit=10_000)
         assert SAMPLE / 2 <= len(rows) <= SAMPLE
         seconds = sorted(row[1] for row in rows)
         assert seconds[len(seconds) // 2] == pytest.approx(1.5, abs=0.15)
-        experience.save()
+        history.save()
         assert len(store.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
 
     def test_batches_are_read_from_it_with_those_that_were_given_up(
         self, process: Process, clock: VirtualClock, store: Store
     ) -> None:
-        experience = process()
+        history = process()
         for n in range(20):
             store.observe_turnaround(MODEL, 100, 600.0, clock.wall() - n)
             store.observe_turnaround(turnaround_log.cancelling("openai"), 100, 20.0, clock.wall() - n)
-        experience.refresh()
-        assert experience.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
-        assert experience.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
-        on_time = experience.turnaround(MODEL).chance(3000.0, 100)
+        history.refresh()
+        assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
+        assert history.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
+        on_time = history.turnaround(MODEL).chance(3000.0, 100)
         for n in range(20):
             store.observe_turnaround(turnaround_log.late(MODEL), 100, 3000.0, clock.wall() + n)
         clock.sleep(EVERY)
-        experience.refresh()
-        assert experience.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
-        assert experience.turnaround(MODEL).observations == 40
+        history.refresh()
+        assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
+        assert history.turnaround(MODEL).observations == 40
 
     def test_rows_that_make_no_sense_are_passed_over(
         self, process: Process, clock: VirtualClock, store: Store
     ) -> None:
         store.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
-        experience = process()
-        experience.refresh()
-        assert experience.turnaround(MODEL).observations == 0
+        history = process()
+        history.refresh()
+        assert history.turnaround(MODEL).observations == 0
 
     def test_nothing_is_opened_before_somebody_looks(self, clock: VirtualClock, told: Told) -> None:
         """A client that never needs a store makes none, not even at its stop."""
@@ -266,11 +266,11 @@ class TestTheStore:
             opened.append(1)
             raise StoreError("no")
 
-        experience = Experience(clock, told, store=opener)
-        call(experience, clock, *[3.0] * 5)
-        experience.calibration(MODEL, Kind.GENERATE).observe(10, Usage(10, 10))
-        assert median(experience) > 0
-        experience.save()
+        history = ForecastHistory(clock, told, store=opener)
+        call(history, clock, *[3.0] * 5)
+        history.calibration(MODEL, Kind.GENERATE).observe(10, Usage(10, 10))
+        assert median(history) > 0
+        history.save()
         assert opened == []
 
     def test_a_store_that_fails_hurts_nobody_and_is_tried_again(
@@ -283,34 +283,34 @@ class TestTheStore:
                 raise StoreError("the disk is full")
             return store
 
-        experience = Experience(clock, told, store=opener)
-        call(experience, clock, *[3.0] * 20)
-        experience.refresh()
-        experience.save()
-        assert median(experience) == pytest.approx(3.0, rel=0.1)
+        history = ForecastHistory(clock, told, store=opener)
+        call(history, clock, *[3.0] * 20)
+        history.refresh()
+        history.save()
+        assert median(history) == pytest.approx(3.0, rel=0.1)
         broken[0] = False
-        experience.refresh()  # within the minute
+        history.refresh()  # within the minute
         assert store.turnarounds(f"latency individual {MODEL}") == []
         clock.sleep(EVERY)
-        experience.refresh()
+        history.refresh()
         assert len(store.turnarounds(f"latency individual {MODEL}")) == 20
 
     def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
-        experience = Experience(clock, told)
-        experience.refresh()
-        experience.save()
-        call(experience, clock, *[3.0] * 20)
-        assert median(experience) == pytest.approx(3.0, rel=0.1)
+        history = ForecastHistory(clock, told)
+        history.refresh()
+        history.save()
+        call(history, clock, *[3.0] * 20)
+        assert median(history) == pytest.approx(3.0, rel=0.1)
 
     def test_a_forked_child_reads_the_store_anew(self, process: Process, clock: VirtualClock) -> None:
-        experience = process()
-        experience.refresh()
-        call(experience, clock, *[30.0] * 20)
-        experience.save()
-        experience.renew()
-        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 0
-        experience.refresh()
-        assert experience.latency(Route.INDIVIDUAL, MODEL).observations == 20
+        history = process()
+        history.refresh()
+        call(history, clock, *[30.0] * 20)
+        history.save()
+        history.renew()
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
+        history.refresh()
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
 
     def test_as_many_rows_are_read_as_the_forecaster_can_use(self) -> None:
         assert LOADED <= 500
@@ -334,7 +334,7 @@ class TestTokens:
         assert second.calibration(MODEL, Kind.EMBED).observed == 0
 
     def test_the_same_object_is_returned_and_filled_at_the_first_look(self, process: Process) -> None:
-        """Lanes have it since long before."""
+        """LaneFactory have it since long before."""
         first, second = process(), process()
         early = second.calibration(MODEL, Kind.GENERATE)
         first.refresh()
@@ -381,14 +381,14 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
 
     place = str(tmp_path / "jobs.db")
     first = client_of(answer, store=place)
-    first._experience.refresh()
+    first._history.refresh()
     first.generate([f"prompt {n}" for n in range(12)])
-    label = next(iter(first._experience._tokens))[0]
+    label = next(iter(first._history._tokens))[0]
     first.stop()
     second = client_of(answer, store=place)
-    second._experience.refresh()
-    assert second._experience.latency(Route.INDIVIDUAL, label).observations == 12
-    assert second._experience.latency(Route.INDIVIDUAL, label).quantile(0.5, 1) == pytest.approx(7.0, rel=0.1)
-    assert second._experience.calibration(label, Kind.GENERATE).observed == 12
+    second._history.refresh()
+    assert second._history.latency(Route.INDIVIDUAL, label).observations == 12
+    assert second._history.latency(Route.INDIVIDUAL, label).quantile(0.5, 1) == pytest.approx(7.0, rel=0.1)
+    assert second._history.calibration(label, Kind.GENERATE).observed == 12
     second.submit("more").result(30.0)
-    assert second._experience.calibration(label, Kind.GENERATE).observed == 13
+    assert second._history.calibration(label, Kind.GENERATE).observed == 13

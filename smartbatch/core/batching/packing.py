@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from smartbatch.core.limits.random_source import Dice
+from smartbatch.core.limits.random_source import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage
 
@@ -105,9 +105,9 @@ class Packed:
     checks: tuple[str, ...]
 
 
-def word(dice: Dice, letters: int = ID_LETTERS) -> str:
+def word(rng: RandomSource, letters: int = ID_LETTERS) -> str:
     """Return a random word of ``letters`` letters."""
-    return "".join(ALPHABET[int(dice.random() * len(ALPHABET))] for _ in range(letters))
+    return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(letters))
 
 
 def pack_key(request: Request) -> Hashable | None:

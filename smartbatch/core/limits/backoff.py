@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.core.limits.random_source import RandomSource, spread
 
 __all__ = ["pause"]
 
 
-def pause(tries: int, rng: Dice, *, first: float, longest: float, asked: float | None = None) -> float:
+def pause(
+    tries: int, rng: RandomSource, *, first: float, longest: float, asked: float | None = None
+) -> float:
     """Return the seconds to wait after ``tries`` failures in a row.
 
     Args:

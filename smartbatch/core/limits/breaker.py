@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
-from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.core.limits.random_source import RandomSource, spread
 
 __all__ = ["BreakerState", "CircuitBreaker", "Outcome", "Permit", "Transition"]
 
@@ -171,7 +171,7 @@ class CircuitBreaker:
         self._flying.append(permit)
         return permit
 
-    def end(self, permit: Permit, now: float, outcome: Outcome, rng: Dice) -> Transition | None:
+    def end(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> Transition | None:
         """Book how a call ended; returns the change of state it caused, if any.
 
         Raises:
@@ -211,7 +211,7 @@ class CircuitBreaker:
         changes, self._changes = self._changes, []
         return changes
 
-    def _count(self, failed: bool, now: float, rng: Dice) -> None:
+    def _count(self, failed: bool, now: float, rng: RandomSource) -> None:
         self._failures = (self._failures << 1 | failed) & _MASK
         self._seen = min(self._seen + 1, _WINDOW)
         if not failed:
@@ -228,7 +228,7 @@ class CircuitBreaker:
         self._factor = spread(1.0, rng)
         self._reopen(now, reason)
 
-    def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: Dice) -> None:
+    def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> None:
         self._flying.remove(permit)
         if outcome is Outcome.SUCCESS:
             self._transition(_CLOSED, "a probe succeeded")

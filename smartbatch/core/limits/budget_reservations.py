@@ -14,18 +14,18 @@ from attrs import define
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
-__all__ = ["Allotments"]
+__all__ = ["JobReservations"]
 
 
 @define
-class _Allotment:
+class _JobReservation:
     """What is held back for a job, and what it had cost when that was looked at, USD."""
 
     held: SpendReservation
     cost: float
 
 
-class Allotments:
+class JobReservations:
     """Parts of a budget that belong to jobs.
 
     Args:
@@ -40,7 +40,7 @@ class Allotments:
         self.budget = budget
         self.account = secrets.token_hex(8)
         self._guard = guard
-        self._jobs: dict[str, _Allotment] = {}
+        self._jobs: dict[str, _JobReservation] = {}
 
     @property
     def jobs(self) -> list[str]:
@@ -77,7 +77,7 @@ class Allotments:
             cost: what it has cost so far, USD: that is not spent of this budget.
         """
         taking.job_id = job_id
-        self._jobs[job_id] = _Allotment(taking.held, cost)
+        self._jobs[job_id] = _JobReservation(taking.held, cost)
 
     def book(self, job_id: str, cost: float, *, ended: bool, pledged: float | None = None) -> None:
         """Count what a job has cost by now as spent; at its end, give the rest back.
@@ -88,22 +88,22 @@ class Allotments:
                 back then.
         """
         with self._guard():
-            allotment = self._jobs.get(job_id)
-            if allotment is None:
+            reservation = self._jobs.get(job_id)
+            if reservation is None:
                 return
-            more = max(0.0, cost - allotment.cost)
+            more = max(0.0, cost - reservation.cost)
             if ended:
                 del self._jobs[job_id]
-                self.budget.settle(allotment.held, more)
+                self.budget.settle(reservation.held, more)
             elif pledged is not None:
-                self.budget.settle(allotment.held, more)
+                self.budget.settle(reservation.held, more)
                 left = self.budget.left
                 usd = pledged if left is None else min(pledged, left)
-                allotment.held = self.budget.reserve(usd, lasting=True)
-                allotment.cost += more
+                reservation.held = self.budget.reserve(usd, lasting=True)
+                reservation.cost += more
             else:
-                self.budget.spend(allotment.held, more)
-                allotment.cost += more
+                self.budget.spend(reservation.held, more)
+                reservation.cost += more
 
 
 @define

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from smartbatch.core.limits.reported_bucket import Learned, Said, Trace
+from smartbatch.core.limits.reported_bucket import ReportedBucket, Said, Trace
 from smartbatch.types import LimitReport
 
-__all__ = ["ReportedLimits", "Reservation", "Traffic"]
+__all__ = ["HeaderLimits", "Reservation", "Traffic"]
 
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
 
@@ -99,20 +99,20 @@ class Traffic:
         return Trace(call.started, call.order, mark, since, opened, held, calls, calls_open, blurred)
 
 
-class ReportedLimits:
+class HeaderLimits:
     """The limits learned so far; false while there are none, and then nothing is held back."""
 
     __slots__ = ("_explained_at", "_learned")
 
     def __init__(self) -> None:
-        self._learned: dict[int, Learned] = {}
+        self._learned: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
 
     def __bool__(self) -> bool:
         return bool(self._learned)
 
     @property
-    def pace(self) -> float | None:
+    def throughput(self) -> float | None:
         """The learned limit of requests, a second."""
         learned = self._learned.get(_REQUESTS)
         return None if learned is None else learned.limit / _MINUTE
@@ -158,7 +158,7 @@ class ReportedLimits:
             if learned is None:
                 if limit is None:
                     continue
-                learned = self._learned[what] = Learned(
+                learned = self._learned[what] = ReportedBucket(
                     limit, now, rounded=what != _REQUESTS, late=what == _OUTPUT
                 )
             elif not said.limit and limit is not None and abs(limit - learned.limit) < _OTHER * learned.limit:
@@ -187,7 +187,9 @@ class ReportedLimits:
             self._explained_at = now
         return explained
 
-    def _emptied(self, learned: Learned, news: bool, call: Reservation, traffic: Traffic, now: float) -> bool:
+    def _emptied(
+        self, learned: ReportedBucket, news: bool, call: Reservation, traffic: Traffic, now: float
+    ) -> bool:
         """Begin at nothing with a limit that says not what is left; return whether it explains a refusal."""
         soon = call.started <= learned.learned_at + _SETTLED
         if news or call.started > learned.learned_at:

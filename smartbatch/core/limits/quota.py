@@ -23,8 +23,8 @@ import math
 from attrs import frozen
 
 from smartbatch.core.limits.bucket import Bucket, paced_capacity, told_bucket
-from smartbatch.core.limits.header_limits import ReportedLimits, Reservation, Traffic
-from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
+from smartbatch.core.limits.random_source import RandomSource, spread
 from smartbatch.types import LimitReport
 
 __all__ = ["Cooldown", "Quota", "Reservation"]
@@ -122,13 +122,13 @@ class Quota:
         "_growth",
         "_judged",
         "_kept",
-        "_pace",
         "_peak",
         "_reported",
         "_requests",
         "_searching",
         "_steady",
         "_threshold",
+        "_throughput",
         "_tokens",
         "_told",
         "_traffic",
@@ -137,13 +137,13 @@ class Quota:
 
     def __init__(self) -> None:
         self._traffic = Traffic()
-        self._reported = ReportedLimits()
+        self._reported = HeaderLimits()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
         self._told: float | None = None  # requests a second
         self._steady: Bucket | None = None  # the told rate, evenly: what needs no window
-        self._pace: Bucket | None = None
+        self._throughput: Bucket | None = None
         self._base = 0.0  # the rate that was refused last, or the told one
         self._window = math.inf
         self._filled_at = -math.inf
@@ -194,9 +194,9 @@ class Quota:
         return self._consecutive
 
     @property
-    def pace(self) -> float | None:
+    def throughput(self) -> float | None:
         """Calls a second they are spaced to, when refusals made that necessary."""
-        return None if self._pace is None else self._pace.rate
+        return None if self._throughput is None else self._throughput.rate
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may go.
@@ -218,8 +218,8 @@ class Quota:
             at = self._cool_until
         if self._requests is not None:
             at = max(at, self._requests.look(now, 1.0))
-        if self._pace is not None:
-            at = max(at, self._pace.look(now, 1.0))
+        if self._throughput is not None:
+            at = max(at, self._throughput.look(now, 1.0))
         if self._tokens is not None:
             at = max(at, self._tokens.look(now, tokens))
         if self._reported:
@@ -237,8 +237,8 @@ class Quota:
         if self._steady is not None:
             self._steady.take(now, 1.0)
             self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
-        if self._pace is not None:
-            self._pace.take(now, 1.0)
+        if self._throughput is not None:
+            self._throughput.take(now, 1.0)
         if self._tokens is not None:
             self._tokens.take(now, tokens)
         if self._reported:
@@ -266,8 +266,8 @@ class Quota:
         # a window that was not full while the call was out limited nobody: its success proves nothing
         if self._cool_began <= reservation.started <= self._filled_at:
             self._widen()
-        if self._pace is not None:
-            self._quicken(self._pace, now)
+        if self._throughput is not None:
+            self._quicken(self._throughput, now)
 
     def failed(
         self,
@@ -290,8 +290,8 @@ class Quota:
             self._requests.settle(now, 1.0)
         if self._steady is not None:
             self._steady.settle(now, 1.0)
-        if self._pace is not None:
-            self._pace.settle(now, 1.0)
+        if self._throughput is not None:
+            self._throughput.settle(now, 1.0)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Told limits stay upper bounds."""
@@ -304,7 +304,7 @@ class Quota:
         reservation: Reservation,
         now: float,
         retry_after: float | None,
-        rng: Dice,
+        rng: RandomSource,
         report: LimitReport | None = None,
     ) -> Cooldown:
         """The provider refused the call for its rate limit.
@@ -347,7 +347,7 @@ class Quota:
     @property
     def _known(self) -> float | None:
         """Requests a second that somebody said are allowed: the user, or the provider."""
-        reported = self._reported.pace
+        reported = self._reported.throughput
         if self._told is None or reported is None:
             return reported if self._told is None else self._told
         return min(self._told, reported)
@@ -368,7 +368,7 @@ class Quota:
         if self._reported:
             self._reported.settle(now, reservation, actual, output)
 
-    def _pause(self, retry_after: float | None, rng: Dice) -> float:
+    def _pause(self, retry_after: float | None, rng: RandomSource) -> float:
         if retry_after is not None:
             # a minimum; clients of other processes were told the same
             return retry_after + min(0.1 * retry_after, 1.0) * rng.random()
@@ -377,7 +377,7 @@ class Quota:
 
     def _restart(self, now: float) -> None:
         """Begin again carefully after a cooldown: a narrow window, or a pace a little slower."""
-        if self._pace is None:
+        if self._throughput is None:
             # near a limit that was proven before, the window shrinks instead of starting over
             again = self._threshold != math.inf and self._consecutive == 1
             self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
@@ -389,7 +389,7 @@ class Quota:
         else:
             slower = _DECREASE if soon and not self._searching else 0.9
         self._searching = False
-        self._base = self._pace.rate
+        self._base = self._throughput.rate
         self._space(self._base * slower, now)
 
     def _proven(self, now: float) -> None:
@@ -397,7 +397,7 @@ class Quota:
         self._evidence = 0.0
         self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
         known = self._known
-        if self._pace is None and known is not None:
+        if self._throughput is None and known is not None:
             self._base = known
             self._space(known * _TOLD_PACE, now)
             self._burst_at = now + self._burst_wait
@@ -405,7 +405,7 @@ class Quota:
         elif self._accepted and now - self._baseline <= _BASELINE:
             measured = _LEARNED_SHARE * self._accepted / max(now - self._baseline, _COOLDOWN / 2)
             measured = max(measured, _SLOWEST)
-            if self._pace is None or measured < self._pace.rate:
+            if self._throughput is None or measured < self._throughput.rate:
                 self._base = measured
                 self._space(measured, now)
                 self._searching = True
@@ -430,33 +430,33 @@ class Quota:
 
     def _space(self, rate: float, now: float) -> None:
         """Space the calls; the pace alone decides then, without a window."""
-        if self._pace is None:
-            self._pace = Bucket(paced_capacity(rate), rate, now, level=0.0)
+        if self._throughput is None:
+            self._throughput = Bucket(paced_capacity(rate), rate, now, level=0.0)
         else:
-            self._pace.reshape(now, paced_capacity(rate), rate)
+            self._throughput.reshape(now, paced_capacity(rate), rate)
         self._window = math.inf
         self._grown_at, self._clean = now, 0.0
 
-    def _quicken(self, pace: Bucket, now: float) -> None:
+    def _quicken(self, throughput: Bucket, now: float) -> None:
         """Let a pace that is used and not refused grow; give the burst back after a long peace."""
         # idle time proves nothing, so only the time between calls at this pace counts
-        step = min(now - self._grown_at, 2.0 / pace.rate)
+        step = min(now - self._grown_at, 2.0 / throughput.rate)
         self._grown_at = now
         if step <= 0.0:
             return
         self._clean += step
-        faster = pace.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
+        faster = throughput.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
         if self._searching:
-            faster = pace.rate * _SEARCH
+            faster = throughput.rate * _SEARCH
         known = self._known
         if known is not None:
             faster = min(faster, known * _TOLD_PACE)
             if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
-                self._pace = None
+                self._throughput = None
                 self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf
                 return
         elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
-            self._pace = None
+            self._throughput = None
             return
-        if faster != pace.rate:
-            pace.reshape(now, paced_capacity(faster), faster)
+        if faster != throughput.rate:
+            throughput.reshape(now, paced_capacity(faster), faster)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Dice", "spread"]
+__all__ = ["RandomSource", "spread"]
 
 
-class Dice(Protocol):
+class RandomSource(Protocol):
     """What :class:`random.Random` offers and the core uses of it."""
 
     def random(self) -> float:
@@ -15,7 +15,7 @@ class Dice(Protocol):
         ...
 
 
-def spread(seconds: float, rng: Dice) -> float:
+def spread(seconds: float, rng: RandomSource) -> float:
     """Return between 50 % and 100 % of ``seconds``.
 
     A wait shortened by a quarter at most leaves four fifths of 1,000 clients in the same tenth of a second

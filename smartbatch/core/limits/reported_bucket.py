@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from smartbatch.core.limits.bucket import Bucket, paced_capacity, used_capacity, used_rate
 
-__all__ = ["Learned", "Said", "Trace"]
+__all__ = ["ReportedBucket", "Said", "Trace"]
 
 _MINUTE = 60.0
 _LONGER = 66.0
@@ -86,7 +86,7 @@ class Trace(NamedTuple):
     blurred: bool
 
 
-class Learned:
+class ReportedBucket:
     """The bucket of one limit, following the server's.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch.core.limits.random_source import Dice, spread
+from smartbatch.core.limits.random_source import RandomSource, spread
 from smartbatch.errors import ErrorKind
 
 __all__ = ["Retry", "RetryBudget", "RetryPolicy", "Tally", "backoff", "decide"]
@@ -48,7 +48,7 @@ class RetryPolicy:
     jitter: bool = True
     limit_retries: int = field(default=30, validator=validators.ge(0))
 
-    def delay(self, attempt: int, rng: Dice) -> float:
+    def delay(self, attempt: int, rng: RandomSource) -> float:
         """Return the seconds to wait before retry ``attempt`` (0 is the first)."""
         seconds = backoff(attempt, self.initial, self.multiplier, self.max_delay)
         return spread(seconds, rng) if self.jitter else seconds
@@ -105,7 +105,7 @@ def decide(
     retry_after: float | None,
     *,
     outage: bool,
-    rng: Dice,
+    rng: RandomSource,
 ) -> Retry | None:
     """Say whether a request that failed is tried again, and book it in ``tally``.
 

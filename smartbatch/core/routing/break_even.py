@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from smartbatch.core.routing.choice import Infeasible, choose
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Load, Offer
 from smartbatch.types import Route, Strategy
 
@@ -17,15 +17,17 @@ MOST = 1_000_000
 """Requests of the longest list that is looked at."""
 
 
-def break_even(load: Load, offers: Sequence[Offer], batch: BatchOffer, wishes: Wishes) -> int | None:
+def break_even(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
+) -> int | None:
     """Return the fewest requests, alike those of ``load``, that go by batch; ``None`` when none do.
 
     Args:
         load: what such requests take on average.
         offers, batch: as for :func:`~smartbatch.core.routing.choice.choose`; their costs are of ``load``.
-        wishes: without a deadline and a budget, which are about one list.
+        constraints: without a deadline and a budget, which are about one list.
     """
-    free = evolve(wishes, deadline=None, budget=None, strategy=Strategy.AUTO)
+    free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
 
     def pays(requests: int) -> bool:
         share = requests / load.requests

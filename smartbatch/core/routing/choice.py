@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from attrs import evolve, field, frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Load, Offer
 from smartbatch.core.routing.options import (
     Option,
@@ -54,14 +54,14 @@ class Decision:
     """What was chosen, from what, and why.
 
     Attributes:
-        load, wishes: what it was for.
+        load, constraints: what it was for.
         options: every route that was open, the chosen one included.
         chosen: the route to take.
         reason: in words, with the figures that decided.
     """
 
     load: Load
-    wishes: Wishes
+    constraints: Constraints
     options: tuple[Option, ...] = field(repr=False)
     chosen: Option
     reason: str
@@ -82,11 +82,11 @@ class Decision:
     def missed(self) -> float:
         """What a missed deadline counts as, see :func:`~smartbatch.core.routing.risk.missed`."""
         cost = self.alone.cost
-        return missed(None if cost is None else cost.expected, self.wishes.time_value)
+        return missed(None if cost is None else cost.expected, self.constraints.time_value)
 
 
 class Infeasible(ValueError):
-    """No route meets the wishes.
+    """No route meets the constraints.
 
     Attributes:
         nearest: options that meet some of them: the soonest within the budget, and the cheapest in time.
@@ -97,35 +97,41 @@ class Infeasible(ValueError):
         self.nearest = tuple(nearest)
 
 
-def choose(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes) -> Decision:
+def choose(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
+) -> Decision:
     """Return the decision for a list.
 
     Args:
         load: what is asked for.
         offers: routes in real time; first the one that requests take without a choice, which a rescue uses.
         batch: the Batch API; ``None`` where there is none for this.
-        wishes: what it has to meet.
+        constraints: what it has to meet.
 
     Raises:
         Infeasible: nothing does.
     """
-    options = tuple(_judged(option, wishes) for option in open_routes(load, offers, batch, wishes))
+    options = tuple(_judged(option, constraints) for option in open_routes(load, offers, batch, constraints))
     feasible = [option for option in options if option.feasible]
-    found = _best(feasible, load, wishes) if feasible else _likeliest(options, wishes)
+    found = _best(feasible, load, constraints) if feasible else _likeliest(options, constraints)
     if found is None:
-        raise _infeasible(load, offers, batch, wishes)
-    return Decision(load, wishes, options, *found, *_plain(load, offers, batch, wishes, options))
+        raise _infeasible(load, offers, batch, constraints)
+    return Decision(load, constraints, options, *found, *_plain(load, offers, batch, constraints, options))
 
 
 def _plain(
-    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes, options: Sequence[Option]
+    load: Load,
+    offers: Sequence[Offer],
+    batch: BatchOffer | None,
+    constraints: Constraints,
+    options: Sequence[Option],
 ) -> tuple[Option, Option | None]:
     """Return what always-individual and always-batch would be, to compare with."""
     found = {option.route: option for option in options}
-    alone = found.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), wishes)
+    alone = found.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), constraints)
     if batch is None or not load.requests:
         return alone, None
-    endless = evolve(wishes, deadline=None)
+    endless = evolve(constraints, deadline=None)
     return alone, found.get(Route.BATCH) or _judged(
         by_batch(load.requests, 0, offers[0], batch, endless), endless
     )
@@ -134,34 +140,34 @@ def _plain(
 # -- which of them -------------------------------------------------------------------------------------------
 
 
-def _judged(option: Option, wishes: Wishes) -> Option:
+def _judged(option: Option, constraints: Constraints) -> Option:
     """Return the option with its weight, and with why it will not do."""
-    worth = wishes.time_value * option.expected / 3600
+    worth = constraints.time_value * option.expected / 3600
     weight = worth + (0.0 if option.cost is None else option.cost.expected)
     problems = []
-    if wishes.deadline is not None and option.p95 > wishes.deadline:
+    if constraints.deadline is not None and option.p95 > constraints.deadline:
         problems.append("misses the deadline")
-    elif wishes.deadline is not None and option.rescue_at is None and option.chance < SURE:
+    elif constraints.deadline is not None and option.rescue_at is None and option.chance < SURE:
         problems.append("could be late, and leaves no time for a rescue")
-    if _too_dear(option, wishes):
+    if _too_dear(option, constraints):
         problems.append("costs more than the budget")
-    if wishes.prefer == "cost" and wishes.deadline is None and option.p95 > LONGEST:
+    if constraints.prefer == "cost" and constraints.deadline is None and option.p95 > LONGEST:
         problems.append("takes more than two days")
     odds = option.odds
-    if wishes.deadline is not None and not option.batches:
-        odds = within(wishes.deadline, option.p50, option.p95)
+    if constraints.deadline is not None and not option.batches:
+        odds = within(constraints.deadline, option.p50, option.p95)
     return evolve(option, weight=weight, odds=odds, problem=" and ".join(problems))
 
 
-def _too_dear(option: Option, wishes: Wishes) -> bool:
-    return wishes.budget is not None and option.cost is not None and option.cost.low > wishes.budget
+def _too_dear(option: Option, constraints: Constraints) -> bool:
+    return constraints.budget is not None and option.cost is not None and option.cost.low > constraints.budget
 
 
-def _likeliest(options: Sequence[Option], wishes: Wishes) -> tuple[Option, str] | None:
+def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Option, str] | None:
     """Return the option that meets the deadline most likely, where none is as sure as it should be."""
-    if wishes.deadline is None:
+    if constraints.deadline is None:
         return None
-    tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, wishes)]
+    tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, constraints)]
     if not tried:
         return None
     chosen = likeliest(tried)
@@ -171,15 +177,15 @@ def _likeliest(options: Sequence[Option], wishes: Wishes) -> tuple[Option, str] 
     )
 
 
-def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Option, str]:
-    if wishes.strategy is not Strategy.AUTO:
-        return feasible[0], _forced(feasible[0], load, wishes)
-    if wishes.budget is not None:  # what is likely to be answered as a whole goes first
-        feasible = [each for each in feasible if _fits(each, wishes.budget)] or feasible
-    if wishes.prefer == "speed":
+def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
+    if constraints.strategy is not Strategy.AUTO:
+        return feasible[0], _forced(feasible[0], load, constraints)
+    if constraints.budget is not None:  # what is likely to be answered as a whole goes first
+        feasible = [each for each in feasible if _fits(each, constraints.budget)] or feasible
+    if constraints.prefer == "speed":
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
-    elif wishes.deadline is not None:
+    elif constraints.deadline is not None:
         feasible = _worth_the_risk(feasible)
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE) * price(cheapest)[0]
@@ -195,7 +201,7 @@ def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Optio
                 f"; ends by itself in time with a chance of {chosen.chance:.0%}, else what is left over goes "
                 f"in real time from {chosen.rescue_at:.0f} s on, with {chosen.rescue_needs:.0f} s for it"
             )
-    elif wishes.prefer == "cost":
+    elif constraints.prefer == "cost":
         chosen = min(feasible, key=price)
         reason = f"the cheapest of {_counted(feasible)}, as prefer='cost' asks"
     else:
@@ -203,7 +209,7 @@ def _best(feasible: Sequence[Option], load: Load, wishes: Wishes) -> tuple[Optio
         trial = None if chosen.batches else _trial(chosen, feasible)
         if trial is not None:
             return trial, _tried(trial, chosen)
-        reason = _weighed(chosen, feasible, load, wishes)
+        reason = _weighed(chosen, feasible, load, constraints)
     return chosen, reason
 
 
@@ -233,22 +239,22 @@ def _fits(option: Option, budget: float) -> bool:
     return option.cost is None or option.cost.expected <= budget
 
 
-def _forced(option: Option, load: Load, wishes: Wishes) -> str:
-    if wishes.strategy is Strategy.THRESHOLD:
-        sign = "at least" if load.requests >= wishes.threshold else "fewer than"
-        return f"{load.requests} requests are {sign} the threshold of {wishes.threshold}"
-    if option.route.value != wishes.strategy.value:
-        return f"strategy={wishes.strategy.value!r} was asked for, which is not to be had here"
-    return f"strategy={wishes.strategy.value!r} was asked for"
+def _forced(option: Option, load: Load, constraints: Constraints) -> str:
+    if constraints.strategy is Strategy.THRESHOLD:
+        sign = "at least" if load.requests >= constraints.threshold else "fewer than"
+        return f"{load.requests} requests are {sign} the threshold of {constraints.threshold}"
+    if option.route.value != constraints.strategy.value:
+        return f"strategy={constraints.strategy.value!r} was asked for, which is not to be had here"
+    return f"strategy={constraints.strategy.value!r} was asked for"
 
 
-def _weighed(chosen: Option, feasible: Sequence[Option], load: Load, wishes: Wishes) -> str:
+def _weighed(chosen: Option, feasible: Sequence[Option], load: Load, constraints: Constraints) -> str:
     if len(feasible) == 1:
-        few = "so few requests" if load.requests <= wishes.at_once else "this"
+        few = "so few requests" if load.requests <= constraints.at_once else "this"
         return f"the only route for {few}"
     second = min((o for o in feasible if o is not chosen), key=lambda option: option.weight)
     return (
-        f"with {wishes.time_value:g} USD for an hour of waiting it comes to {chosen.weight:.6f} USD, "
+        f"with {constraints.time_value:g} USD for an hour of waiting it comes to {chosen.weight:.6f} USD, "
         f"{second.route.value} to {second.weight:.6f} USD"
     )
 
@@ -257,33 +263,40 @@ def _counted(options: Sequence[Option]) -> str:
     return f"{len(options)} route{'s' if len(options) > 1 else ''}"
 
 
-def _infeasible(load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes) -> Infeasible:
-    """Return the error with the nearest wishes that are met: another deadline, or another budget."""
+def _infeasible(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
+) -> Infeasible:
+    """Return the error with the nearest constraints that are met: another deadline, or another budget."""
 
-    def met(eased: Wishes) -> list[Option]:
+    def met(eased: Constraints) -> list[Option]:
         judged = (_judged(option, eased) for option in open_routes(load, offers, batch, eased))
         return [option for option in judged if option.feasible]
 
-    later = min(met(evolve(wishes, deadline=None)), key=lambda option: option.p95, default=None)
-    dearer = min(met(evolve(wishes, budget=None)), key=price, default=None)
+    later = min(met(evolve(constraints, deadline=None)), key=lambda option: option.p95, default=None)
+    dearer = min(met(evolve(constraints, budget=None)), key=price, default=None)
     if later is None and dearer is None:
         later = min(
-            met(evolve(wishes, deadline=None, budget=None)), key=lambda option: option.p95, default=None
+            met(evolve(constraints, deadline=None, budget=None)), key=lambda option: option.p95, default=None
         )
     near = []
-    if later is not None and wishes.deadline is not None:
+    if later is not None and constraints.deadline is not None:
         money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
         near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
-    if dearer is None and later is not None and wishes.deadline is not None and wishes.budget is not None:
-        if later.cost is not None and later.cost.low > wishes.budget:
+    if (
+        dearer is None
+        and later is not None
+        and constraints.deadline is not None
+        and constraints.budget is not None
+    ):
+        if later.cost is not None and later.cost.low > constraints.budget:
             near[0] += ", which is above the budget as well"
-    elif dearer is not None and dearer.cost is not None and wishes.budget is not None:
+    elif dearer is not None and dearer.cost is not None and constraints.budget is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
-    elif later is not None and later.cost is not None and wishes.deadline is None:
+    elif later is not None and later.cost is not None and constraints.deadline is None:
         near.append(f"a budget of {later.cost.expected:.6f} USD ({later.route.value})")
-    wanted = [f"a deadline of {wishes.deadline:.0f} s"] if wishes.deadline is not None else []
-    wanted += [f"a budget of {wishes.budget:g} USD"] if wishes.budget is not None else []
-    asked = " and ".join(wanted) or f"prefer={wishes.prefer!r}"
+    wanted = [f"a deadline of {constraints.deadline:.0f} s"] if constraints.deadline is not None else []
+    wanted += [f"a budget of {constraints.budget:g} USD"] if constraints.budget is not None else []
+    asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
     text = f"no route meets {asked} for {load.requests} requests; nothing was sent"
     if near:
         text += ". What would be met: " + ", or ".join(near)

@@ -12,7 +12,7 @@ from attrs import frozen
 from smartbatch.errors import ConfigError
 from smartbatch.types import Strategy
 
-__all__ = ["Deadline", "Prefer", "Wishes", "seconds_until"]
+__all__ = ["Constraints", "Deadline", "Prefer", "seconds_until"]
 
 Deadline: TypeAlias = "str | float | timedelta | datetime"
 """A text such as ``"2h"`` or ``"1h 30min"``, seconds, a span, or a moment with its time zone."""
@@ -29,7 +29,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE)
 
 
 @frozen(kw_only=True)
-class Wishes:
+class Constraints:
     """What a decision is to meet.
 
     Attributes:

@@ -32,7 +32,7 @@ def explain(decision: Decision) -> str:
     as. Seconds and USD are printed with as many digits as the comparison used.
     """
     rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
-    if decision.wishes.deadline is None:
+    if decision.constraints.deadline is None:
         rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -41,21 +41,21 @@ def explain(decision: Decision) -> str:
 
 
 def _asked(decision: Decision) -> Iterator[str]:
-    load, wishes = decision.load, decision.wishes
+    load, constraints = decision.load, decision.constraints
     cached = f", {load.cached:,} more from the cache" if load.cached else ""
     yield (
         f"{load.requests:,} requests{cached}: about {load.tokens_in:,.0f} tokens in, "
         f"{load.tokens_out:,.0f} out"
     )
     deadline = "no deadline"
-    if wishes.deadline is not None:
+    if constraints.deadline is not None:
         cost = decision.alone.cost
         counts = "" if cost is None else f" (to miss it counts {decision.missed * cost.expected:.6f} USD)"
-        deadline = f"deadline in {wishes.deadline:.1f} s{counts}"
-    budget = "no budget" if wishes.budget is None else f"budget {wishes.budget:g} USD"
+        deadline = f"deadline in {constraints.deadline:.1f} s{counts}"
+    budget = "no budget" if constraints.budget is None else f"budget {constraints.budget:g} USD"
     yield (
-        f"strategy {wishes.strategy.value}, prefer {wishes.prefer}, {deadline}, {budget}, an hour of waiting "
-        f"is worth {wishes.time_value:g} USD"
+        f"strategy {constraints.strategy.value}, prefer {constraints.prefer}, {deadline}, {budget}, an hour of waiting "
+        f"is worth {constraints.time_value:g} USD"
     )
 
 

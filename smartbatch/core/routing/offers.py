@@ -7,7 +7,7 @@ import math
 from attrs import frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
-from smartbatch.core.routing.throughput import Pace, Times
+from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
 __all__ = ["BatchOffer", "Cost", "Load", "Offer"]
@@ -63,7 +63,7 @@ class Offer:
     """
 
     route: Route
-    pace: Pace
+    throughput: Throughput
     cost: Cost | None
     share: float = 1.0
     open: bool = True

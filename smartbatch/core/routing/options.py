@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
-from smartbatch.core.routing.constraints import Wishes
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.risk import MARGIN, SURE, best, missed, starts, within
 from smartbatch.types import Route, Strategy
@@ -86,25 +86,25 @@ class Option:
 
 
 def open_routes(
-    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, wishes: Wishes
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Iterator[Option]:
-    n, strategy = load.requests, wishes.strategy
+    n, strategy = load.requests, constraints.strategy
     if strategy is Strategy.THRESHOLD:
-        strategy = Strategy.BATCH if n >= wishes.threshold else Strategy.INDIVIDUAL
+        strategy = Strategy.BATCH if n >= constraints.threshold else Strategy.INDIVIDUAL
     standard = offers[0]
     if strategy is Strategy.INDIVIDUAL:
         yield real_time(individual(offers), n)
         return
     if strategy is Strategy.AUTO or batch is None:
         yield from (real_time(offer, n) for offer in offers if offer.open)
-    if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= wishes.at_once):
+    if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= constraints.at_once):
         return
-    if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= wishes.threshold):
-        yield by_batch(n, 0, standard, batch, wishes)
+    if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= constraints.threshold):
+        yield by_batch(n, 0, standard, batch, constraints)
     if strategy is Strategy.HYBRID:
-        yield by_batch(n, _early(n, standard, batch, wishes), standard, batch, wishes)
+        yield by_batch(n, _early(n, standard, batch, constraints), standard, batch, constraints)
     elif strategy is Strategy.AUTO:
-        yield _best_split(n, standard, batch, wishes)
+        yield _best_split(n, standard, batch, constraints)
 
 
 def individual(offers: Sequence[Offer]) -> Offer:
@@ -113,37 +113,37 @@ def individual(offers: Sequence[Offer]) -> Offer:
 
 
 def real_time(offer: Offer, n: int) -> Option:
-    pace = offer.pace
+    throughput = offer.throughput
     return Option(
         route=offer.route,
-        p50=pace.finish(n, 0.5),
-        p95=pace.finish(n, 0.95),
-        expected=pace.expected(n),
+        p50=throughput.finish(n, 0.5),
+        p95=throughput.finish(n, 0.95),
+        expected=throughput.expected(n),
         cost=offer.cost,
-        calls=pace.calls(n),
+        calls=throughput.calls(n),
         share=offer.share,
-        quota=pace.quota(n),
+        quota=throughput.quota(n),
     )
 
 
-def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
+def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
     """Return the forecast of a list whose ``first`` requests go individually and all others in a batch."""
     rest = n - first
-    at_once = standard.pace.finish(first, 0.95)
-    plan = _rescue(n, rest, at_once, standard, batch, wishes)
-    odds = _odds(plan, first, standard, wishes)
-    p50 = max(standard.pace.finish(first, 0.5), batch.finish(rest, 0.5))
+    at_once = standard.throughput.finish(first, 0.95)
+    plan = _rescue(n, rest, at_once, standard, batch, constraints)
+    odds = _odds(plan, first, standard, constraints)
+    p50 = max(standard.throughput.finish(first, 0.5), batch.finish(rest, 0.5))
     p95 = max(at_once, batch.finish(rest, 0.95))
-    expected = max(standard.pace.expected(first), batch.expected(rest))
-    if plan.at is not None and wishes.deadline is not None:
-        p50, p95, expected = (min(each, wishes.deadline) for each in (p50, p95, expected))
+    expected = max(standard.throughput.expected(first), batch.expected(rest))
+    if plan.at is not None and constraints.deadline is not None:
+        p50, p95, expected = (min(each, constraints.deadline) for each in (p50, p95, expected))
     return Option(
         route=Route.HYBRID if first else Route.BATCH,
         p50=p50,
         p95=p95,
         expected=expected,
         cost=_mixed_cost(n, first, plan.share, standard, batch),
-        calls=standard.pace.calls(first) if first else 0,
+        calls=standard.throughput.calls(first) if first else 0,
         batches=max(batch.batches(rest), plan.pieces),
         first=first,
         rescue_at=plan.at,
@@ -153,15 +153,15 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, wishes: Wis
         pieces=plan.pieces,
         share=(first + rest * (plan.share * batch.share + 1 - plan.share)) / n,
         untried=not batch.seen,
-        risk=_risk(1 - odds, standard, wishes),
+        risk=_risk(1 - odds, standard, constraints),
     )
 
 
-def _risk(late: float, standard: Offer, wishes: Wishes) -> float:
-    if wishes.deadline is None:
+def _risk(late: float, standard: Offer, constraints: Constraints) -> float:
+    if constraints.deadline is None:
         return 0.0
     whole = _whole(standard)
-    return late * missed(whole, wishes.time_value) * (1.0 if whole is None else whole)
+    return late * missed(whole, constraints.time_value) * (1.0 if whole is None else whole)
 
 
 @frozen
@@ -177,16 +177,18 @@ class _Rescue:
     pieces: int = 1
 
 
-def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, wishes: Wishes) -> _Rescue:
+def _rescue(
+    n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, constraints: Constraints
+) -> _Rescue:
     """Return when a rescue begins at the latest, if its first requests come in time for real time.
 
     One piece after the other is taken back: the next as soon as real time will soon have done the last.
     """
-    if wishes.deadline is None:
+    if constraints.deadline is None:
         return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
-    margin = MARGIN * wishes.deadline
+    margin = MARGIN * constraints.deadline
     pieces = max(1, min(PIECES, rest // FEWEST))
-    each = standard.pace.finish(rest, 0.5) / pieces
+    each = standard.throughput.finish(rest, 0.5) / pieces
     saving = _saving(standard, batch) * rest / n
 
     points = min(pieces, POINTS)
@@ -198,18 +200,18 @@ def _rescue(n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, 
         return sum(batch.part(seconds, rest) for seconds in later) / points
 
     found = starts(
-        wishes.deadline - margin,
-        lambda sure: batch.cancel(sure) + standard.pace.finish(rest, sure),
+        constraints.deadline - margin,
+        lambda sure: batch.cancel(sure) + standard.throughput.finish(rest, sure),
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
-        missed=missed(_whole(standard), wishes.time_value),
+        missed=missed(_whole(standard), constraints.time_value),
     )
     start = best(found)
     if start is None:
-        chance = batch.chance(wishes.deadline, rest)
-        needs = batch.cancel(SURE) + standard.pace.finish(rest, SURE)
-        return _Rescue(None, needs + margin, chance, batch.part(wishes.deadline, rest), 1.0)
+        chance = batch.chance(constraints.deadline, rest)
+        needs = batch.cancel(SURE) + standard.throughput.finish(rest, SURE)
+        return _Rescue(None, needs + margin, chance, batch.part(constraints.deadline, rest), 1.0)
     chance = batch.chance(start.at, rest)
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + WORTH:
@@ -229,14 +231,16 @@ def _saving(standard: Offer, batch: BatchOffer) -> float:
     return 1 - batch.cost.expected / standard.cost.expected
 
 
-def _odds(plan: _Rescue, first: int, standard: Offer, wishes: Wishes) -> float:
+def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) -> float:
     """Return how likely all is answered by the deadline."""
-    if plan.at is not None or wishes.deadline is None:
+    if plan.at is not None or constraints.deadline is None:
         return plan.met
     if not first:
         return plan.chance
-    pace = standard.pace
-    return plan.chance * within(wishes.deadline, pace.finish(first, 0.5), pace.finish(first, 0.95))
+    throughput = standard.throughput
+    return plan.chance * within(
+        constraints.deadline, throughput.finish(first, 0.5), throughput.finish(first, 0.95)
+    )
 
 
 def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchOffer) -> Cost | None:
@@ -250,27 +254,27 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
     return individually.plus(Cost(low, expected, high))
 
 
-def _early(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> int:
+def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:
     """Return how many a forced hybrid asks at once: what real time answers in a tenth of the batch's time."""
     tenth = EARLY * batch.finish(n, 0.5)
-    most = max(wishes.at_once, math.floor(EARLY * n))
-    if standard.pace.finish(most, 0.5) <= tenth:
+    most = max(constraints.at_once, math.floor(EARLY * n))
+    if standard.throughput.finish(most, 0.5) <= tenth:
         return min(most, n - 1) if n > 1 else 0
-    low, high = min(wishes.at_once, n - 1), most
+    low, high = min(constraints.at_once, n - 1), most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if standard.pace.finish(middle, 0.5) <= tenth else (low, middle - 1)
+        low, high = (middle, high) if standard.throughput.finish(middle, 0.5) <= tenth else (low, middle - 1)
     return max(0, low)
 
 
-def _best_split(n: int, standard: Offer, batch: BatchOffer, wishes: Wishes) -> Option:
+def _best_split(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> Option:
     """Return the cheapest hybrid that meets the deadline, else the one of the fewest at once."""
-    fewest = min(wishes.at_once, n - 1)
-    if wishes.deadline is None:
-        return by_batch(n, fewest, standard, batch, wishes)
+    fewest = min(constraints.at_once, n - 1)
+    if constraints.deadline is None:
+        return by_batch(n, fewest, standard, batch, constraints)
     splits = sorted({fewest, *(max(fewest, math.ceil(share * n)) for share in SHARES)} - {n})
-    candidates = [by_batch(n, first, standard, batch, wishes) for first in splits]
-    met = [each for each in candidates if each.p95 <= wishes.deadline]
+    candidates = [by_batch(n, first, standard, batch, constraints) for first in splits]
+    met = [each for each in candidates if each.p95 <= constraints.deadline]
     return min(met, key=price) if met else likeliest(candidates)
 
 

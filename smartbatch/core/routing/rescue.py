@@ -18,7 +18,7 @@ from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.routing.risk import LEVELS, MARGIN, MISSED, SURE, Start, best, starts, within
-from smartbatch.core.routing.throughput import Pace, Times
+from smartbatch.core.routing.throughput import Throughput, Times
 
 __all__ = ["MARGIN", "Held", "Rescue", "Speed", "assumed", "rescue"]
 
@@ -44,15 +44,15 @@ class Speed:
         turnaround: how long a batch takes.
     """
 
-    pace: Pace
+    throughput: Throughput
     cancelling: Times
     turnaround: Times = field(factory=lambda: Forecaster(Prior(PROMISE)).at(0.0))
 
 
 def assumed(*_: object) -> Speed:
     """Return what is assumed where nothing is known: four calls at a time, of which most take seconds."""
-    pace = Pace(Forecaster(Prior.of(2.0, 10.0)).at(0.0), parallelism=4)
-    return Speed(pace, Forecaster(Prior.of(150.0, 450.0)).at(0.0))
+    throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), parallelism=4)
+    return Speed(throughput, Forecaster(Prior.of(150.0, 450.0)).at(0.0))
 
 
 @frozen
@@ -135,7 +135,7 @@ def _back(
     enough = speed.cancelling.quantile(sure, 1) + margin
     back: list[int] = []
     for at in sorted(movable, key=lambda at: (shards[at].sent, -shards[at].left)):
-        if speed.pace.finish(busy, 0.5) >= enough:
+        if speed.throughput.finish(busy, 0.5) >= enough:
             break
         back.append(at)
         busy += shards[at].left
@@ -164,19 +164,25 @@ class _Outlook:
         missed: float,
     ) -> None:
         self._left, self._missed = left, missed
-        self._pace, self._cancelling, self._turnaround = speed.pace, speed.cancelling, speed.turnaround
+        self._throughput, self._cancelling, self._turnaround = (
+            speed.throughput,
+            speed.cancelling,
+            speed.turnaround,
+        )
         self._all = backlog + sum(shard.left for shard in shards)
         self._sent = [shard for shard in shards if shard.sent]
-        self._working = self._pace.finish(backlog, 0.5)
+        self._working = self._throughput.finish(backlog, 0.5)
         self._ages = {(shard.age, max(1, shard.size)) for shard in movable}
         pieces = max(1, len(movable))
-        self._before = self._pace.finish(self._all, 0.5) * (pieces - 1) / pieces  # the last is taken back
+        self._before = (
+            self._throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
+        )  # the last is taken back
 
     def needs(self, sure: float) -> float:
         """Return the seconds within which all that is left is answered in real time."""
         under_way = max((each.cancelled for each in self._sent if each.cancelled is not None), default=0.0)
         cancel = self._cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
-        return self._pace.finish(self._all, sure) + max(0.0, cancel - self._working)
+        return self._throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
 
     def later(self) -> Start | None:
         """Return the best moment for a rescue to begin."""

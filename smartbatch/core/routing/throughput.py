@@ -9,7 +9,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-__all__ = ["Pace", "Times"]
+__all__ = ["Throughput", "Times"]
 
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 """Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
@@ -36,7 +36,7 @@ class Times(Protocol):
 
 
 @frozen
-class Pace:
+class Throughput:
     """How fast a route in real time answers.
 
     Attributes:

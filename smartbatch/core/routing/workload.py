@@ -10,7 +10,7 @@ from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.offers import Cost, Load
 from smartbatch.types import Request, Usage
 
-__all__ = ["Rates", "Sketch"]
+__all__ = ["Rates", "Workload"]
 
 _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
@@ -27,7 +27,7 @@ class Rates(Protocol):
         """Return USD of one request."""
 
 
-class Sketch:
+class Workload:
     """Adds up requests in flat memory; each takes some microseconds.
 
     Args:

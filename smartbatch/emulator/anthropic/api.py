@@ -51,15 +51,15 @@ class AnthropicApi(Api):
     def batch_call(self, head: Head) -> BatchCall | None:
         return self._answer_batch if batches.is_about_batches(head) else None
 
-    def _answer_batch(self, head: Head, body: bytes, desk: Desk) -> Reply:
-        self.check_key(head, desk.settings)
+    def _answer_batch(self, head: Head, body: bytes, service: Desk) -> Reply:
+        self.check_key(head, service.settings)
 
         def parse(head: Head, fields: Mapping[str, Any]) -> Task:
             message = _Message(parse_messages(head, fields))
-            self.check_model(message.model, desk.settings)
+            self.check_model(message.model, service.settings)
             return message
 
-        return batches.answer(head, body, desk, key=_key(head), parse=parse)
+        return batches.answer(head, body, service, key=_key(head), parse=parse)
 
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
         if head.path not in ("/v1/messages", "/v1/messages/count_tokens"):

@@ -89,22 +89,22 @@ def _entry(
         return wrong_entry(custom_id, wrong)
 
 
-def batch_shape(batch: RemoteBatch, desk: Desk) -> dict[str, Any]:
+def batch_shape(batch: RemoteBatch, service: Desk) -> dict[str, Any]:
     """Return a batch as the service tells it; the address of its results is the server's own."""
-    gone = None if batch.ended_at is None else batch.ended_at + desk.settings.batch_retention
-    kept = gone is not None and desk.now < gone
+    gone = None if batch.ended_at is None else batch.ended_at + service.settings.batch_retention
+    kept = gone is not None and service.now < gone
     status = "ended" if batch.ended else "canceling" if batch.cancelling_at is not None else "in_progress"
     return {
         "id": batch.id,
         "type": "message_batch",
         "processing_status": batch.odd or status,
         "request_counts": _counts(batch),
-        "created_at": desk.say(batch.created_at),
-        "expires_at": desk.say(batch.expires_at),
-        "ended_at": desk.say(batch.ended_at),
-        "cancel_initiated_at": desk.say(batch.cancelling_at),
-        "archived_at": None if kept else desk.say(gone),
-        "results_url": f"{desk.url}/v1/messages/batches/{batch.id}/results" if kept else None,
+        "created_at": service.say(batch.created_at),
+        "expires_at": service.say(batch.expires_at),
+        "ended_at": service.say(batch.ended_at),
+        "cancel_initiated_at": service.say(batch.cancelling_at),
+        "archived_at": None if kept else service.say(gone),
+        "results_url": f"{service.url}/v1/messages/batches/{batch.id}/results" if kept else None,
     }
 
 

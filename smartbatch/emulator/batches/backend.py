@@ -14,9 +14,9 @@ from typing import Any
 
 from smartbatch.emulator.batches.batch import Job, crowded
 from smartbatch.emulator.batches.batch_records import (
+    BatchBackendError,
     Entry,
     Fetched,
-    HouseError,
     Line,
     Lost,
     Problem,
@@ -25,16 +25,16 @@ from smartbatch.emulator.batches.batch_records import (
 )
 from smartbatch.emulator.batches.batch_results import check_ready, cut_short, results, written
 from smartbatch.emulator.batches.stored_files import Account, Files
-from smartbatch.emulator.batches.timeline import BatchDice, Timeline, timeline
+from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["House"]
+__all__ = ["BatchBackend"]
 
 _PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
 
 
-class House:
+class BatchBackend:
     """All files and batches of an emulator. Safe to use from several threads.
 
     Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential: another
@@ -63,7 +63,7 @@ class House:
         """Use other settings from now on; batches that exist keep their course."""
         with self._lock:
             self._settings = settings
-            self._dice = BatchDice(settings)
+            self._rng = BatchRandomness(settings)
 
     def reset(self) -> None:
         """Forget everything; no id is ever used again."""
@@ -73,7 +73,7 @@ class House:
 
     def _clear(self) -> None:
         generation = self._generation
-        self._files = Files(lambda number: "file-" + self._dice.identity("file", generation, number))
+        self._files = Files(lambda number: "file-" + self._rng.identity("file", generation, number))
         self._jobs: dict[Account, dict[str, Job]] = defaultdict(dict)
         self._active: list[Job] = []
         self._coming: list[Job] = []  # late creates
@@ -108,7 +108,7 @@ class House:
             lifetime: seconds until it is gone.
 
         Raises:
-            HouseError: ``exists``, when there is a file of that id.
+            BatchBackendError: ``exists``, when there is a file of that id.
         """
         with self._lock:
             self.advance(now)
@@ -179,7 +179,7 @@ class House:
             problems: why it will fail its validation.
 
         Raises:
-            HouseError: ``no_such_file`` or ``enqueued``; nothing was created.
+            BatchBackendError: ``no_such_file`` or ``enqueued``; nothing was created.
             Lost: the client hears nothing; the batch may exist, or come to exist.
         """
         with self._lock:
@@ -187,13 +187,13 @@ class House:
             index = self._creates[api]
             self._creates[api] += 1
             label = dict(label or {})
-            name = _PREFIXES.get(api, "") + self._dice.identity("batch", self._generation, api, index)
-            faults = self._dice.of_batch(api, index, label)
+            name = _PREFIXES.get(api, "") + self._rng.identity("batch", self._generation, api, index)
+            faults = self._rng.of_batch(api, index, label)
             if "fail_validation" in faults and not problems:
                 problems = [Problem("invalid_request", "The batch could not be validated.")]
             job = Job(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
-                self._dice, self._course(index, api, now, len(entries), faults, failing=bool(problems)),
+                self._rng, self._course(index, api, now, len(entries), faults, failing=bool(problems)),
             )  # fmt: skip
             return self._accept(job, now)
 
@@ -203,13 +203,13 @@ class House:
             raise Lost("reset_before")
         if not self._has_file(job, now):
             self._book_create(job, now, "refused")
-            raise HouseError("no_such_file", f"File {job.file_id} does not exist.")
+            raise BatchBackendError("no_such_file", f"File {job.file_id} does not exist.")
         if not self._fails_late(job) and (problem := self._crowded(job, now)) is not None:
             self._book_create(job, now, "refused")
-            raise HouseError("enqueued", problem.message)
+            raise BatchBackendError("enqueued", problem.message)
         if "late_create" in job.faults:
             self._book_create(job, now, "late")
-            seconds = self._settings.batch_late_seconds * self._dice.die("late", job.api, job.index)
+            seconds = self._settings.batch_late_seconds * self._rng.die("late", job.api, job.index)
             self._recourse(job, now + seconds)
             self._coming.append(job)
             self._coming.sort(key=lambda job: job.timeline.landed)
@@ -268,7 +268,7 @@ class House:
         """Return the results of a batch that has ended, as its faults leave them.
 
         Raises:
-            HouseError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
+            BatchBackendError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
         """
         with self._lock:
             return results(self._ended(api, key, batch_id, now))
@@ -290,7 +290,7 @@ class House:
             part: ``succeeded`` or ``failed`` (all others) for those lines; ``all`` or ``None`` for all.
 
         Raises:
-            HouseError: as :meth:`outputs`.
+            BatchBackendError: as :meth:`outputs`.
         """
         with self._lock:
             job = self._ended(api, key, batch_id, now)
@@ -298,7 +298,7 @@ class House:
             pieces = written(lines, write)
             body: bytes | list[bytes] = b"".join(pieces)
             if "cut_download" in job.faults and part not in job.fetched:
-                begin, whole = cut_short(pieces, self._dice.die("cut", job.id, part))
+                begin, whole = cut_short(pieces, self._rng.die("cut", job.id, part))
                 body, lines = [begin] if begin else b"", lines[:whole]
             job.fetched.add(part)
             return Fetched(body, lambda: self.delivered(batch_id, lines))
@@ -310,7 +310,7 @@ class House:
         with self._lock:
             try:
                 job = self._ended(api, key, batch_id, now)
-            except HouseError:
+            except BatchBackendError:
                 return 0
             return sum(map(len, written(results(job, part), write)))
 
@@ -323,7 +323,7 @@ class House:
     def _ended(self, api: str, key: str, batch_id: str, now: float) -> Job:
         job = self._job(api, key, batch_id, now)
         if job is None:
-            raise HouseError("not_found", f"No batch found with id '{batch_id}'.")
+            raise BatchBackendError("not_found", f"No batch found with id '{batch_id}'.")
         check_ready(job, now, self._settings.batch_retention, self._settings.batch_results_outage)
         return job
 
@@ -371,7 +371,7 @@ class House:
     def _course(
         self, index: int, api: str, landed: float, total: int, faults: frozenset[str], *, failing: bool
     ) -> Timeline:
-        turnaround = self._dice.turnaround(api, index)
+        turnaround = self._rng.turnaround(api, index)
         return timeline(self._settings, landed, turnaround, total, faults, failing=failing)
 
     def _recourse(self, job: Job, landed: float) -> None:
@@ -389,7 +389,7 @@ class House:
     def _hidden(self, job: Job, fault: str, seconds: float, now: float) -> bool:
         if fault not in job.faults:
             return False
-        return now < job.timeline.landed + seconds * self._dice.die(fault, job.api, job.index)
+        return now < job.timeline.landed + seconds * self._rng.die(fault, job.api, job.index)
 
     def _job(self, api: str, key: str, batch_id: str, now: float) -> Job | None:
         self.advance(now)

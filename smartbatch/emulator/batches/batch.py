@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.batches.batch_records import Counts, Entry, Problem, RemoteBatch, RemoteFile, State
-from smartbatch.emulator.batches.timeline import BatchDice, Timeline
+from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline
 from smartbatch.emulator.openai.parsing import Refused
 
 __all__ = ["Job", "Ran", "crowded"]
@@ -51,7 +51,7 @@ class Job:
     entries: Sequence[Entry] = field(repr=False)
     problems: tuple[Problem, ...]
     faults: frozenset[str]
-    dice: BatchDice = field(repr=False)
+    rng: BatchRandomness = field(repr=False)
     timeline: Timeline
     stop_at: float = math.inf
     ended_at: float = math.inf
@@ -111,7 +111,7 @@ class Job:
 
     def identity(self, position: int) -> str:
         """Return 24 hexadecimal digits that name the work on a line."""
-        return self.dice.identity("line", self.id, position)
+        return self.rng.identity("line", self.id, position)
 
     def body(self, position: int) -> bytes:
         """Return the answer of a line that succeeded, or its refusal."""
@@ -189,8 +189,8 @@ class Job:
     def _files(self, succeeded: int) -> tuple[str | None, str | None]:
         """Return the ids of the files with its results: the same at all times. Gemini has one for all."""
         if self.api == "gemini":
-            return f"batch-{self.dice.identity('results', self.id, 'all')}", None
-        good, bad = (f"file-{self.dice.identity('results', self.id, part)}" for part in ("good", "bad"))
+            return f"batch-{self.rng.identity('results', self.id, 'all')}", None
+        good, bad = (f"file-{self.rng.identity('results', self.id, part)}" for part in ("good", "bad"))
         return good if succeeded else None, bad if succeeded < self.timeline.total else None
 
     def _counts(self, succeeded: int, ended: bool) -> Counts:
@@ -210,7 +210,7 @@ class Job:
 
     def _run(self, position: int) -> BatchLine:
         entry = self.entries[position]
-        faults = self.dice.of_line(self.api, self.index, position, entry.custom_id)
+        faults = self.rng.of_line(self.api, self.index, position, entry.custom_id)
         ran = self._outcome(entry, position, faults)
         self.ran.append(ran)
         self.input_tokens += ran.billed - ran.output_tokens

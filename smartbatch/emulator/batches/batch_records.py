@@ -13,10 +13,10 @@ from smartbatch.emulator.provider_api import Done, Task
 from smartbatch.emulator.settings import Settings
 
 __all__ = [
+    "BatchBackendError",
     "Counts",
     "Entry",
     "Fetched",
-    "HouseError",
     "Line",
     "Lost",
     "Outcome",
@@ -42,7 +42,7 @@ State: TypeAlias = Literal[
 Outcome: TypeAlias = Literal["succeeded", "errored", "cancelled", "expired"]
 
 
-class HouseError(Exception):
+class BatchBackendError(Exception):
     """Something the house refuses; each API says it in its own way.
 
     Args:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import evolve
 
 from smartbatch.emulator.batches.batch import Job
-from smartbatch.emulator.batches.batch_records import HouseError, Line
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Line
 
 __all__ = ["check_ready", "cut_short", "results", "written"]
 
 
 def check_ready(job: Job, now: float, keeps: float, outage: float) -> None:
-    """Raise ``HouseError`` when the results of a batch cannot be had.
+    """Raise ``BatchBackendError`` when the results of a batch cannot be had.
 
     Args:
         job: the batch.
@@ -23,11 +23,11 @@ def check_ready(job: Job, now: float, keeps: float, outage: float) -> None:
         outage: seconds they cannot be had after its end, if that is its fault.
     """
     if not job.closed:
-        raise HouseError("not_ended", f"Batch {job.id} has not ended yet.")
+        raise BatchBackendError("not_ended", f"Batch {job.id} has not ended yet.")
     if now >= job.ended_at + keeps:
-        raise HouseError("gone", f"The results of batch {job.id} are no longer kept.")
+        raise BatchBackendError("gone", f"The results of batch {job.id} are no longer kept.")
     if "results_unavailable" in job.faults and now < job.ended_at + outage:
-        raise HouseError("unavailable", "The service is temporarily unavailable.")
+        raise BatchBackendError("unavailable", "The service is temporarily unavailable.")
 
 
 def results(job: Job, part: str | None = None) -> list[Line]:
@@ -74,7 +74,7 @@ def _lines(job: Job, position: int) -> Iterator[Line]:
 def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
     faults = job.ran[position].faults
     if "malformed_lines" in faults:
-        torn = "cut" if job.dice.die("torn", job.id, position) < 0.5 else "garbage"
+        torn = "cut" if job.rng.die("torn", job.id, position) < 0.5 else "garbage"
         yield evolve(line, torn=torn, true=False)
     elif line.error is None and "swapped_answers" in faults and (other := _other(job, position)) is not None:
         yield evolve(line, body=job.body(other), true=False)
@@ -86,7 +86,7 @@ def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
             body = job.body(position if other is None else other)
             yield evolve(line, body=body, identity=identity, true=False)
     if "foreign_lines" in faults:
-        stranger = job.dice.identity("stranger", job.id, position)
+        stranger = job.rng.identity("stranger", job.id, position)
         yield evolve(line, custom_id=f"{stranger}-0", position=None, identity=stranger, true=False, note=None)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from smartbatch.emulator.batches.batch_records import HouseError, RemoteFile
+from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteFile
 
 __all__ = ["Account", "Files"]
 
@@ -43,7 +43,7 @@ class Files:
             identity = self._name(self._uploads)
             self._uploads += 1
         elif self.get(account, identity, now) is not None:
-            raise HouseError("exists", f"File {identity} already exists.")
+            raise BatchBackendError("exists", f"File {identity} already exists.")
         kept.pop(identity, None)  # a new one is the newest, also under an old name
         kept[identity] = RemoteFile(identity, name, purpose, data, now, now + lifetime)
         return kept[identity]

@@ -13,7 +13,7 @@ from attrs import frozen
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, checked_names, group_of
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["BatchDice", "Timeline", "timeline"]
+__all__ = ["BatchRandomness", "Timeline", "timeline"]
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
@@ -21,7 +21,7 @@ _FINALIZING = 0.1
 """The part of a run in which all lines have run and the results are put together."""
 
 
-class BatchDice:
+class BatchRandomness:
     """The dice of one house. Every batch and every line draws from its own place, so no other moves it.
 
     Args:

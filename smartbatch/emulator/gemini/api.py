@@ -66,22 +66,22 @@ class GeminiApi(Api):
         call = _CALL.fullmatch(head.path)
         return self._answer_batch if (call and call[3] in _BATCHES) or _STORED.match(head.path) else None
 
-    def _answer_batch(self, head: Head, body: bytes, desk: Desk) -> Reply:
+    def _answer_batch(self, head: Head, body: bytes, service: Desk) -> Reply:
         if is_piece(head):
-            return start_or_continue(head, body, desk, key=None)
-        self.check_key(head, desk.settings)
+            return start_or_continue(head, body, service, key=None)
+        self.check_key(head, service.settings)
         key = _key(head) or ""
         if head.path.startswith("/upload/"):
-            return start_or_continue(head, body, desk, key=key)
+            return start_or_continue(head, body, service, key=key)
         call = _CALL.fullmatch(head.path)
         if call is None:
             files = "/files" in head.path
-            return answer_files(head, desk, key=key) if files else answer_batches(head, desk, key=key)
+            return answer_files(head, service, key=key) if files else answer_batches(head, service, key=key)
         if head.method != "POST":
             raise GeminiRefused(404, f"The requested URL {head.path} was not found on this server.")
-        self.check_model(call[2], desk.settings)
+        self.check_model(call[2], service.settings)
         understand = partial(_BATCHES[call[3]], call[2])
-        return create(body, desk, key=key, model=call[2], method=call[3], understand=understand)
+        return create(body, service, key=key, model=call[2], method=call[3], understand=understand)
 
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
         if head.method == "GET" and (models := _MODELS.fullmatch(head.path)):

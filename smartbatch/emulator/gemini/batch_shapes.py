@@ -36,12 +36,12 @@ _INVALID, _DEADLINE, _CANCELLED, _EXHAUSTED, _UNAVAILABLE = 3, 4, 1, 8, 14
 _RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}
 
 
-def operation(batch: RemoteBatch, desk: Desk, inline: Sequence[Line] | None = None) -> dict[str, Any]:
+def operation(batch: RemoteBatch, service: Desk, inline: Sequence[Line] | None = None) -> dict[str, Any]:
     """Return a batch as the service tells it.
 
     Args:
         batch: as it is now.
-        desk: has the clock and the settings.
+        service: has the clock and the settings.
         inline: its results where it came inline and they are to be told.
     """
     kind = _KINDS[batch.endpoint]
@@ -50,8 +50,8 @@ def operation(batch: RemoteBatch, desk: Desk, inline: Sequence[Line] | None = No
         "name": f"batches/{batch.id}",
         "model": f"models/{batch.model}",
         "state": f"BATCH_STATE_{(batch.odd or _STATES[batch.state]).upper()}",
-        "createTime": desk.say(batch.created_at),
-        "updateTime": desk.say(min(desk.now, batch.ended_at or desk.now)),
+        "createTime": service.say(batch.created_at),
+        "updateTime": service.say(min(service.now, batch.ended_at or service.now)),
         "batchStats": _stats(batch.counts),
     }
     if batch.label:
@@ -59,9 +59,9 @@ def operation(batch: RemoteBatch, desk: Desk, inline: Sequence[Line] | None = No
     if batch.file_id is not None:
         metadata["inputConfig"] = {"fileName": f"files/{batch.file_id}"}
     if batch.ended_at is not None:
-        metadata["endTime"] = desk.say(batch.ended_at)
+        metadata["endTime"] = service.say(batch.ended_at)
     shape: dict[str, Any] = {"name": f"batches/{batch.id}", "metadata": metadata}
-    output = _output(batch, desk, inline)
+    output = _output(batch, service, inline)
     if output is not None:
         metadata["output"] = output
     if batch.ended:
@@ -83,7 +83,7 @@ def _stats(counts: Counts) -> dict[str, str]:
     return {name: str(count) for name, count in stats.items() if count}
 
 
-def _output(batch: RemoteBatch, desk: Desk, inline: Sequence[Line] | None) -> dict[str, Any] | None:
+def _output(batch: RemoteBatch, service: Desk, inline: Sequence[Line] | None) -> dict[str, Any] | None:
     """Return where the results are, or they themselves; ``None`` while, and where, there are none.
 
     A batch that expired may have no results at all: it has none when nothing of it was done.
@@ -92,34 +92,34 @@ def _output(batch: RemoteBatch, desk: Desk, inline: Sequence[Line] | None) -> di
         return None
     if batch.file_id is not None:
         return {"responsesFile": f"files/{batch.output_id}"}
-    return None if inline is None else inline_output(inline, batch.endpoint, desk)
+    return None if inline is None else inline_output(inline, batch.endpoint, service)
 
 
-def inline_output(lines: Sequence[Line], endpoint: str, desk: Desk) -> dict[str, Any]:
+def inline_output(lines: Sequence[Line], endpoint: str, service: Desk) -> dict[str, Any]:
     """Return results as they stand in the batch itself."""
-    shapes = [_inline(line, endpoint, desk) for line in lines]
+    shapes = [_inline(line, endpoint, service) for line in lines]
     return {_INLINE[endpoint]: {"inlinedResponses": shapes}}
 
 
-def _inline(line: Line, endpoint: str, desk: Desk) -> dict[str, Any]:
+def _inline(line: Line, endpoint: str, service: Desk) -> dict[str, Any]:
     # A line that is spoiled in a file is here one that says nothing.
-    shape = {} if line.torn else _outcome(line, endpoint, desk)
+    shape = {} if line.torn else _outcome(line, endpoint, service)
     note = line.note
     if note is None and line.position is None and endpoint == GENERATE:
         note = {"key": line.custom_id}
-    return {**shape, "metadata": dict(note)} if note and desk.settings.batch_inline_metadata else shape
+    return {**shape, "metadata": dict(note)} if note and service.settings.batch_inline_metadata else shape
 
 
-def line_shape(line: Line, endpoint: str, desk: Desk) -> bytes:
+def line_shape(line: Line, endpoint: str, service: Desk) -> bytes:
     """Return a line of a file of results as JSON, without its end."""
     named = {} if line.custom_id is None else {"key": line.custom_id}
-    shape = _outcome(line, endpoint, desk)
+    shape = _outcome(line, endpoint, service)
     # The order of the fields varies, as it does in the service's files.
     whole = {**named, **shape} if int(line.identity[-1], 16) % 2 else {**shape, **named}
     return json.dumps(whole).encode()
 
 
-def _outcome(line: Line, endpoint: str, desk: Desk) -> dict[str, Any]:
+def _outcome(line: Line, endpoint: str, service: Desk) -> dict[str, Any]:
     match line.outcome:
         case "succeeded":
             response: dict[str, Any] = json.loads(line.body)
@@ -130,10 +130,10 @@ def _outcome(line: Line, endpoint: str, desk: Desk) -> dict[str, Any]:
             return {"error": {"code": _CANCELLED, "message": "The operation was cancelled."}}
         case "expired":
             return {"error": {"code": _DEADLINE, "message": "The batch expired before the request ran."}}
-    return {"error": _error(line, desk)}
+    return {"error": _error(line, service)}
 
 
-def _error(line: Line, desk: Desk) -> dict[str, Any]:
+def _error(line: Line, service: Desk) -> dict[str, Any]:
     code, message = 0, ""
     if line.error == "refused":
         refusal = json.loads(line.body)["error"]
@@ -141,7 +141,7 @@ def _error(line: Line, desk: Desk) -> dict[str, Any]:
     elif line.error in _ERRORS:
         code, message = _ERRORS[line.error]
     error: dict[str, Any] = {"code": code, "message": message}
-    return error | {"details": [_RETRY]} if desk.settings.batch_error_details else error
+    return error | {"details": [_RETRY]} if service.settings.batch_error_details else error
 
 
 _ERRORS = {

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from smartbatch.emulator.batch_service import Desk
-from smartbatch.emulator.batches.batch_records import Entry, HouseError, Line, Problem, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, Line, Problem, RemoteBatch
 from smartbatch.emulator.gemini.batch_input import asked_of, entries_in_file, inline_entries
 from smartbatch.emulator.gemini.batch_shapes import operation
 from smartbatch.emulator.gemini.parsing import GeminiRefused, no_such_file
@@ -25,7 +25,7 @@ _PAGE, _LONGEST_PAGE = 50, 1000
 
 def create(
     body: bytes,
-    desk: Desk,
+    service: Desk,
     *,
     key: str,
     model: str,
@@ -36,7 +36,7 @@ def create(
 
     Args:
         body: of the request.
-        desk: has the house.
+        service: has the house.
         key: the caller's credential.
         model: the model of the path.
         method: ``batchGenerateContent`` or ``asyncBatchEmbedContent``.
@@ -46,7 +46,7 @@ def create(
         GeminiRefused: for what is wrong with the batch itself.
         Lost: when the answer never arrives.
     """
-    asked, settings = asked_of(body), desk.settings
+    asked, settings = asked_of(body), service.settings
     label = {"displayName": asked.name} if asked.name else {}
     file_id = None if asked.file is None else asked.file.removeprefix("files/")
     entries: list[Entry] = []
@@ -54,21 +54,21 @@ def create(
     if asked.requests is not None:
         entries = inline_entries(asked.requests, understand, settings)
     # A file that is gone is the house's to refuse: it knows whether the create arrives at all.
-    elif (file := desk.house.file(_API, key, file_id or "", desk.now)) is not None:
+    elif (file := service.backend.file(_API, key, file_id or "", service.now)) is not None:
         entries, problems = entries_in_file(file.data, understand, settings)
     try:
-        batch = desk.house.create(
-            _API, key, entries, now=desk.now, label=label, model=model,
+        batch = service.backend.create(
+            _API, key, entries, now=service.now, label=label, model=model,
             endpoint=method, file_id=file_id, problems=problems,
         )  # fmt: skip
-    except HouseError as error:
+    except BatchBackendError as error:
         if error.reason == "no_such_file":
             raise no_such_file(file_id or "") from error
         raise GeminiRefused(429, "Resource has been exhausted (e.g. check quota).") from error
-    return _json(operation(batch, desk))
+    return _json(operation(batch, service))
 
 
-def answer_batches(head: Head, desk: Desk, *, key: str) -> Reply:
+def answer_batches(head: Head, service: Desk, *, key: str) -> Reply:
     """Return the reply to a request about batches that exist, or raise :class:`GeminiRefused`."""
     path = _PATH.fullmatch(head.path)
     if path is None:
@@ -76,50 +76,50 @@ def answer_batches(head: Head, desk: Desk, *, key: str) -> Reply:
     name = path[1]
     match head.method, "cancel" if path[2] else "one" if name else "all":
         case "GET", "all":
-            return _list(head, desk, key)
+            return _list(head, service, key)
         case "GET", "one":
-            return _shown(name, desk, key)
+            return _shown(name, service, key)
         case "POST", "cancel":
-            if desk.house.cancel(_API, key, name, desk.now) is None:
+            if service.backend.cancel(_API, key, name, service.now) is None:
                 _missing()
             return _json({})
         case "DELETE", "one":
-            if not desk.house.delete(_API, key, name, desk.now):
+            if not service.backend.delete(_API, key, name, service.now):
                 _missing()
             return _json({})
     raise GeminiRefused(404, f"The requested URL {head.path} was not found on this server.")
 
 
-def _shown(name: str, desk: Desk, key: str) -> Reply:
-    batch = desk.house.batch(_API, key, name, desk.now)
+def _shown(name: str, service: Desk, key: str) -> Reply:
+    batch = service.backend.batch(_API, key, name, service.now)
     if batch is None:
         _missing()
     if batch.file_id is not None or not batch.ended or batch.state == "failed":
-        return _json(operation(batch, desk))
-    lines = _inline_lines(batch, desk, key)
-    shape = operation(batch, desk, lines)
+        return _json(operation(batch, service))
+    lines = _inline_lines(batch, service, key)
+    shape = operation(batch, service, lines)
     told = "output" in shape["metadata"]
     reply = _json(shape)
     if not told:
         return reply
-    return Reply(200, reply.body, delivered=lambda: desk.house.delivered(batch.id, lines))
+    return Reply(200, reply.body, delivered=lambda: service.backend.delivered(batch.id, lines))
 
 
-def _inline_lines(batch: RemoteBatch, desk: Desk, key: str) -> list[Line]:
+def _inline_lines(batch: RemoteBatch, service: Desk, key: str) -> list[Line]:
     try:
-        return desk.house.outputs(_API, key, batch.id, desk.now)
-    except HouseError as error:
+        return service.backend.outputs(_API, key, batch.id, service.now)
+    except BatchBackendError as error:
         if error.reason == "unavailable":
             raise GeminiRefused(503, "The service is currently unavailable.") from error
         return []  # no longer kept
 
 
-def _list(head: Head, desk: Desk, key: str) -> Reply:
-    batches = desk.house.batches(_API, key, desk.now)
+def _list(head: Head, service: Desk, key: str) -> Reply:
+    batches = service.backend.batches(_API, key, service.now)
     page, token = page_of(head, [batch.id for batch in batches], _PAGE, _LONGEST_PAGE)
     shown = {batch.id: batch for batch in batches}
     # Inline results are left out of lists.
-    shape: dict[str, Any] = {"operations": [operation(shown[name], desk) for name in page]} if page else {}
+    shape: dict[str, Any] = {"operations": [operation(shown[name], service) for name in page]} if page else {}
     return _json(shape | ({"nextPageToken": token} if token else {}))
 
 

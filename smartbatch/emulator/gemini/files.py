@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 from attrs import define, field
 
 from smartbatch.emulator.batch_service import Desk
-from smartbatch.emulator.batches.batch_records import HouseError, RemoteFile
+from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteFile
 from smartbatch.emulator.gemini.batch_shapes import line_shape
 from smartbatch.emulator.gemini.batches import page_of
 from smartbatch.emulator.gemini.parsing import GeminiRefused, found, no_such_file
@@ -57,13 +57,13 @@ def is_piece(head: Head) -> bool:
     return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in parse_qs(head.query)
 
 
-def start_or_continue(head: Head, body: bytes, desk: Desk, *, key: str | None) -> Reply:
+def start_or_continue(head: Head, body: bytes, service: Desk, *, key: str | None) -> Reply:
     """Return the reply to a step of an upload, or raise :class:`GeminiRefused`.
 
     Args:
         head: has the command.
         body: what the file is, or a piece of it.
-        desk: has the house.
+        service: has the house.
         key: the caller's credential; ``None`` for a piece, which needs none.
     """
     if head.method != "POST" or _UPLOAD.fullmatch(head.path) is None:
@@ -72,27 +72,27 @@ def start_or_continue(head: Head, body: bytes, desk: Desk, *, key: str | None) -
     if key is not None:
         if head.headers.get("x-goog-upload-protocol") != "resumable" or commands != ["start"]:
             raise GeminiRefused(400, "Uploads are resumable here: X-Goog-Upload-Protocol: resumable, start.")
-        return _start(head, body, desk, key)
+        return _start(head, body, service, key)
     try:
-        return _go_on(head, body, desk, commands)
+        return _go_on(head, body, service, commands)
     except GeminiRefused as wrong:
         # Without this header the SDK sends the piece again, up to three times.
         return Reply(wrong.status, wrong.body, headers=[("x-goog-upload-status", "final")])
 
 
-def _go_on(head: Head, body: bytes, desk: Desk, commands: list[str]) -> Reply:
+def _go_on(head: Head, body: bytes, service: Desk, commands: list[str]) -> Reply:
     name = parse_qs(head.query)["upload_id"][0]
-    upload = desk.house.begun.get(name)
+    upload = service.backend.begun.get(name)
     if not isinstance(upload, _Upload):
         raise GeminiRefused(404, "Requested entity was not found.")
     if commands == ["query"]:
         return _active(upload)
     if not {"upload", "finalize"}.issuperset(commands):
         raise GeminiRefused(400, f"Unknown upload command: {', '.join(commands)}")
-    return _continue(head, body, desk, name, upload, last="finalize" in commands)
+    return _continue(head, body, service, name, upload, last="finalize" in commands)
 
 
-def _start(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+def _start(head: Head, body: bytes, service: Desk, key: str) -> Reply:
     try:
         given = parse_body(body).get("file") if body.strip() else {}
     except Refused as refused:
@@ -102,14 +102,14 @@ def _start(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
     display = found(file, "displayName") or ""
     if not isinstance(display, str) or len(display) > _LONGEST_NAME:
         raise GeminiRefused(400, f"* CreateFileRequest.file.display_name: at most {_LONGEST_NAME} characters")
-    if identity is not None and desk.house.file(_API, key, identity, desk.now) is not None:
+    if identity is not None and service.backend.file(_API, key, identity, service.now) is not None:
         _taken(identity)
     size = head.headers.get("x-goog-upload-header-content-length", "")
     mime = found(file, "mimeType") or head.headers.get("x-goog-upload-header-content-type", "")
     upload = _Upload(key, identity, display, str(mime), int(size) if size.isdigit() else None)
     name = secrets.token_hex(16)
-    desk.house.begun[name] = upload
-    address = f"{desk.url}{head.path}?upload_id={name}&upload_protocol=resumable"
+    service.backend.begun[name] = upload
+    address = f"{service.url}{head.path}?upload_id={name}&upload_protocol=resumable"
     headers = [("x-goog-upload-url", address), ("x-goog-upload-status", "active")]
     return Reply(200, b"{}", headers=headers)
 
@@ -124,7 +124,7 @@ def _chosen(name: Any) -> str | None:
     return identity
 
 
-def _continue(head: Head, body: bytes, desk: Desk, name: str, upload: _Upload, *, last: bool) -> Reply:
+def _continue(head: Head, body: bytes, service: Desk, name: str, upload: _Upload, *, last: bool) -> Reply:
     offset = head.headers.get("x-goog-upload-offset", "0")
     if offset != str(len(upload.data)):
         raise GeminiRefused(400, f"The upload offset is {offset}, but {len(upload.data)} bytes are here.")
@@ -133,15 +133,15 @@ def _continue(head: Head, body: bytes, desk: Desk, name: str, upload: _Upload, *
         return _active(upload)
     if upload.size is not None and upload.size != len(upload.data):
         raise GeminiRefused(400, f"{upload.size} bytes were announced, {len(upload.data)} came.")
-    del desk.house.begun[name]
+    del service.backend.begun[name]
     try:
-        file = desk.house.put_file(
-            _API, upload.key, upload.display, bytes(upload.data), desk.now,
+        file = service.backend.put_file(
+            _API, upload.key, upload.display, bytes(upload.data), service.now,
             identity=upload.identity, purpose=upload.mime, lifetime=LIFETIME,
         )  # fmt: skip
-    except HouseError:
+    except BatchBackendError:
         _taken(upload.identity)
-    body = json.dumps({"file": _shape(file, desk)}).encode()
+    body = json.dumps({"file": _shape(file, service)}).encode()
     return Reply(200, body, headers=[("x-goog-upload-status", "final")])
 
 
@@ -154,63 +154,63 @@ def _taken(identity: str | None) -> None:
     raise GeminiRefused(409, f"Requested entity already exists: files/{identity}")
 
 
-def answer_files(head: Head, desk: Desk, *, key: str) -> Reply:
+def answer_files(head: Head, service: Desk, *, key: str) -> Reply:
     """Return the reply to a request about files that exist, or raise :class:`GeminiRefused`."""
     path = _PATH.fullmatch(head.path)
     if path is None or (path["download"] and not path["media"]):
         raise GeminiRefused(404, f"The requested URL {head.path} was not found on this server.")
     name = path["name"]
     if name is None and head.method == "GET":
-        return _list(head, desk, key)
-    file = desk.house.file(_API, key, name or "", desk.now)
+        return _list(head, service, key)
+    file = service.backend.file(_API, key, name or "", service.now)
     if file is None:
         raise no_such_file(name or "")
     match head.method, bool(path["media"]):
         case "GET", True:
-            return _download(file, desk, key)
+            return _download(file, service, key)
         case "GET", False:
-            return _json(_shape(file, desk))
+            return _json(_shape(file, service))
         case "DELETE", False:
-            desk.house.delete_file(_API, key, name, desk.now)
+            service.backend.delete_file(_API, key, name, service.now)
             return _json({})
     raise GeminiRefused(404, f"The requested URL {head.path} was not found on this server.")
 
 
-def _list(head: Head, desk: Desk, key: str) -> Reply:
-    files = {file.id: file for file in desk.house.files(_API, key, desk.now)}
+def _list(head: Head, service: Desk, key: str) -> Reply:
+    files = {file.id: file for file in service.backend.files(_API, key, service.now)}
     page, token = page_of(head, list(files), _PAGE, _LONGEST_PAGE)
-    shape: dict[str, Any] = {"files": [_shape(files[name], desk) for name in page]} if page else {}
+    shape: dict[str, Any] = {"files": [_shape(files[name], service) for name in page]} if page else {}
     return _json(shape | ({"nextPageToken": token} if token else {}))
 
 
-def _download(file: RemoteFile, desk: Desk, key: str) -> Reply:
+def _download(file: RemoteFile, service: Desk, key: str) -> Reply:
     if file.batch is None:
         raise GeminiRefused(400, "Only generated files can be downloaded.")
-    batch = desk.house.batch(_API, key, file.batch, desk.now)
+    batch = service.backend.batch(_API, key, file.batch, service.now)
     if batch is None:
         raise no_such_file(file.id)
     try:
-        fetched = desk.house.fetch(
-            _API, key, file.batch, desk.now, part=file.part,
-            write=lambda line: line_shape(line, batch.endpoint, desk),
+        fetched = service.backend.fetch(
+            _API, key, file.batch, service.now, part=file.part,
+            write=lambda line: line_shape(line, batch.endpoint, service),
         )  # fmt: skip
-    except HouseError as error:
+    except BatchBackendError as error:
         if error.reason == "unavailable":
             raise GeminiRefused(503, "The service is currently unavailable.") from error
         raise no_such_file(file.id) from error
     return Reply(200, fetched.body, content_type="application/octet-stream", delivered=fetched.delivered)
 
 
-def _shape(file: RemoteFile, desk: Desk) -> dict[str, Any]:
+def _shape(file: RemoteFile, service: Desk) -> dict[str, Any]:
     generated = file.batch is not None
-    uri = f"{desk.url}/v1beta/files/{file.id}"
+    uri = f"{service.url}/v1beta/files/{file.id}"
     shape: dict[str, Any] = {
         "name": f"files/{file.id}",
         # What an upload is for is its type here.
         "mimeType": "application/jsonl" if generated else file.purpose,
-        "createTime": desk.say(file.created_at),
-        "updateTime": desk.say(file.created_at),
-        "expirationTime": desk.say(file.expires_at),
+        "createTime": service.say(file.created_at),
+        "updateTime": service.say(file.created_at),
+        "expirationTime": service.say(file.expires_at),
         "uri": uri,
         "state": "ACTIVE",
         "source": "GENERATED" if generated else "UPLOADED",

@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
                 self._loop.call_later(self._service.settings.hang_seconds, self.abort)
             case "slow_body":
                 self._send_slowly(head, reply)
-            case _ if reply.pace > 0 and isinstance(reply.body, list):
+            case _ if reply.throughput > 0 and isinstance(reply.body, list):
                 self._send_events(head, reply, reply.body)
             case _:
                 self._send(head, reply, _encoded(head, reply))
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         pieces[0] = first + pieces[0]
         if head.modern:
             pieces[-1] += b"0\r\n\r\n"
-        self._trickle(head, reply, pieces, reply.pace)
+        self._trickle(head, reply, pieces, reply.throughput)
 
     def _trickle(self, head: Head, reply: Reply, pieces: list[bytes], pause: float) -> None:
         """Send pieces with a pause between them; billed from the first one on."""

@@ -38,9 +38,9 @@ class OpenAIApi(Api):
         if batches.PATH.fullmatch(head.path) is None:
             return None
 
-        def answer(head: Head, body: bytes, desk: Desk) -> Reply:
-            self.check_key(head, desk.settings)
-            return batches.answer(head, body, desk, head.authorization.partition(" ")[2].strip())
+        def answer(head: Head, body: bytes, service: Desk) -> Reply:
+            self.check_key(head, service.settings)
+            return batches.answer(head, body, service, head.authorization.partition(" ")[2].strip())
 
         return answer
 

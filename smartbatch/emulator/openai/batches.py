@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from smartbatch.emulator.batch_service import Desk
-from smartbatch.emulator.batches.batch_records import HouseError, Line, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, RemoteBatch
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import files as files
 from smartbatch.emulator.openai.batch_input import ENDPOINTS, read_input
@@ -48,7 +48,7 @@ _UNRUN = {
 }
 
 
-def answer(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+def answer(head: Head, body: bytes, service: Desk, key: str) -> Reply:
     """Answer a request about files or batches.
 
     Raises:
@@ -59,29 +59,29 @@ def answer(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
     try:
         match (head.method, *found.groups()):
             case ("POST", "files", None, None):
-                return files.uploaded(head, body, desk, key)
+                return files.uploaded(head, body, service, key)
             case ("GET", "files", None, None):
-                return files.listed(head, desk, key, written_line)
+                return files.listed(head, service, key, written_line)
             case ("GET", "files", str(name), None):
-                return files.information(name, desk, key, written_line)
+                return files.information(name, service, key, written_line)
             case ("GET", "files", str(name), "content"):
-                return files.content(name, desk, key, written_line)
+                return files.content(name, service, key, written_line)
             case ("DELETE", "files", str(name), None):
-                return files.deleted(name, desk, key)
+                return files.deleted(name, service, key)
             case ("POST", "batches", None, None):
-                return _create(head, body, desk, key)
+                return _create(head, body, service, key)
             case ("GET", "batches", None, None):
-                return _list(head, desk, key)
+                return _list(head, service, key)
             case ("GET", "batches", str(name), None):
-                return _get(name, desk, key)
+                return _get(name, service, key)
             case ("POST", "batches", str(name), "cancel"):
-                return _cancel(name, desk, key)
-    except HouseError as error:
+                return _cancel(name, service, key)
+    except BatchBackendError as error:
         raise _refused(error) from None
     raise Refused(405, f"Not allowed to {head.method} on {head.path}")
 
 
-def _create(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+def _create(head: Head, body: bytes, service: Desk, key: str) -> Reply:
     fields = parse_body(body)
     endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
     label = _metadata(fields.get("metadata"))
@@ -92,15 +92,15 @@ def _create(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
         raise Refused(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
     if not isinstance(file_id, str):
         raise Refused(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
-    file = desk.house.file(_API, key, file_id, desk.now)
+    file = service.backend.file(_API, key, file_id, service.now)
     if file is None or file.purpose != "batch":
         raise Refused(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
-    given = read_input(file.data, endpoint, head, desk.settings)
-    batch = desk.house.create(
-        _API, key, given.entries, now=desk.now, label=label, model=given.model, endpoint=endpoint,
+    given = read_input(file.data, endpoint, head, service.settings)
+    batch = service.backend.create(
+        _API, key, given.entries, now=service.now, label=label, model=given.model, endpoint=endpoint,
         file_id=file_id, problems=given.problems,
     )  # fmt: skip
-    return _reply(_shape(batch, desk))
+    return _reply(_shape(batch, service))
 
 
 def _metadata(given: Any) -> dict[str, str]:
@@ -116,35 +116,35 @@ def _metadata(given: Any) -> dict[str, str]:
     return given
 
 
-def _list(head: Head, desk: Desk, key: str) -> Reply:
-    found = desk.house.batches(_API, key, desk.now)
+def _list(head: Head, service: Desk, key: str) -> Reply:
+    found = service.backend.batches(_API, key, service.now)
     shown, more = files.page(found, parse_qs(head.query), most=100, default=20)
-    return _reply(files.listing([_shape(batch, desk) for batch in shown], more))
+    return _reply(files.listing([_shape(batch, service) for batch in shown], more))
 
 
-def _get(name: str, desk: Desk, key: str) -> Reply:
-    batch = desk.house.batch(_API, key, name, desk.now)
+def _get(name: str, service: Desk, key: str) -> Reply:
+    batch = service.backend.batch(_API, key, name, service.now)
     if batch is None:
         raise _missing(name)
-    return _reply(_shape(batch, desk))
+    return _reply(_shape(batch, service))
 
 
-def _cancel(name: str, desk: Desk, key: str) -> Reply:
-    before = desk.house.batch(_API, key, name, desk.now)
+def _cancel(name: str, service: Desk, key: str) -> Reply:
+    before = service.backend.batch(_API, key, name, service.now)
     if before is None:
         raise _missing(name)
     if before.state in ("completed", "failed", "expired"):
         raise Refused(409, f"Cannot cancel a batch with status '{before.state}'.")
-    batch = desk.house.cancel(_API, key, name, desk.now)
+    batch = service.backend.cancel(_API, key, name, service.now)
     assert batch is not None
-    return _reply(_shape(batch, desk))
+    return _reply(_shape(batch, service))
 
 
 def _missing(name: str) -> Refused:
     return Refused(404, f"No batch found with id '{name}'.")
 
 
-def _refused(error: HouseError) -> Refused:
+def _refused(error: BatchBackendError) -> Refused:
     match error.reason:
         case "unavailable":
             return Refused(503, error.message, type_="server_error")
@@ -153,7 +153,7 @@ def _refused(error: HouseError) -> Refused:
     return Refused(_STATUS[error.reason], error.message)
 
 
-def _shape(batch: RemoteBatch, desk: Desk) -> dict[str, Any]:
+def _shape(batch: RemoteBatch, service: Desk) -> dict[str, Any]:
     """Return a batch as the service sends it."""
     state, counts = batch.state, batch.counts
     known = state not in ("validating", "failed")  # until then nobody has counted its lines
@@ -175,11 +175,11 @@ def _shape(batch: RemoteBatch, desk: Desk) -> dict[str, Any]:
         },
         "usage": _usage(batch) if batch.ended else None,
         "metadata": dict(batch.label) or None,
-        **_times(batch, desk),
+        **_times(batch, service),
     }
-    if not desk.settings.batch_echo_metadata:
+    if not service.settings.batch_echo_metadata:
         shape["metadata"] = None
-    if not desk.settings.batch_echo_input_file:
+    if not service.settings.batch_echo_input_file:
         del shape["input_file_id"]
     return shape
 
@@ -194,9 +194,9 @@ def _problems(batch: RemoteBatch) -> dict[str, Any] | None:
     return {"object": "list", "data": data}
 
 
-def _times(batch: RemoteBatch, desk: Desk) -> dict[str, int | None]:
+def _times(batch: RemoteBatch, service: Desk) -> dict[str, int | None]:
     def unix(moment: float | None) -> int | None:
-        return None if moment is None else int(desk.house.unix(moment))
+        return None if moment is None else int(service.backend.unix(moment))
 
     ends = {f"{end}_at": None for end in ("completed", "failed", "expired", "cancelled")}
     if batch.ended:

@@ -28,7 +28,7 @@ _FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')
 _API = "openai"
 
 
-def uploaded(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
+def uploaded(head: Head, body: bytes, service: Desk, key: str) -> Reply:
     """Keep the file of an upload (``multipart/form-data``)."""
     fields, name, data = _form(head, body)
     purpose = fields.get("purpose")
@@ -44,43 +44,43 @@ def uploaded(head: Head, body: bytes, desk: Desk, key: str) -> Reply:
         if not seconds.isdecimal() or not 3600 <= int(seconds) <= 2_592_000:
             raise Refused(400, "expires_after is from 3600 to 2592000 seconds.", param="expires_after")
         lifetime = float(seconds)
-    file = desk.house.put_file(_API, key, name, data, desk.now, purpose=purpose, lifetime=lifetime)
-    return _reply(_shape(file, desk, len(data)))
+    file = service.backend.put_file(_API, key, name, data, service.now, purpose=purpose, lifetime=lifetime)
+    return _reply(_shape(file, service, len(data)))
 
 
-def listed(head: Head, desk: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
+def listed(head: Head, service: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
     """Return the files, the newest first or, with ``order=asc``, last."""
     query = parse_qs(head.query)
-    files = desk.house.files(_API, key, desk.now)
+    files = service.backend.files(_API, key, service.now)
     if "purpose" in query:
         files = [file for file in files if file.purpose == query["purpose"][0]]
     if query.get("order", ["desc"])[0] == "asc":
         files.reverse()
     shown, more = page(files, query, most=10_000, default=10_000)
-    shapes = [_shape(file, desk, _size(file, desk, key, write)) for file in shown]
+    shapes = [_shape(file, service, _size(file, service, key, write)) for file in shown]
     return _reply(listing(shapes, more))
 
 
-def information(file_id: str, desk: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
+def information(file_id: str, service: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
     """Return what is known of a file."""
-    file = _found(file_id, desk, key)
-    return _reply(_shape(file, desk, _size(file, desk, key, write)))
+    file = _found(file_id, service, key)
+    return _reply(_shape(file, service, _size(file, service, key, write)))
 
 
-def content(file_id: str, desk: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
+def content(file_id: str, service: Desk, key: str, write: Callable[[Line], bytes]) -> Reply:
     """Return a file's bytes; results are made now."""
-    file = _found(file_id, desk, key)
+    file = _found(file_id, service, key)
     if file.batch is None:
         fetched = Fetched(file.data, lambda: None)
     else:
-        fetched = desk.house.fetch(_API, key, file.batch, desk.now, write=write, part=file.part)
+        fetched = service.backend.fetch(_API, key, file.batch, service.now, write=write, part=file.part)
     disposition = ("content-disposition", f'attachment; filename="{file.id}.jsonl"')
     return Reply(200, fetched.body, [disposition], "application/octet-stream", delivered=fetched.delivered)
 
 
-def deleted(file_id: str, desk: Desk, key: str) -> Reply:
+def deleted(file_id: str, service: Desk, key: str) -> Reply:
     """Delete a file."""
-    if not desk.house.delete_file(_API, key, file_id, desk.now):
+    if not service.backend.delete_file(_API, key, file_id, service.now):
         raise _missing(file_id)
     return _reply({"id": file_id, "object": "file", "deleted": True})
 
@@ -116,8 +116,8 @@ def listing(shapes: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     return {"object": "list", "data": shapes, "first_id": first, "last_id": last, "has_more": more}
 
 
-def _found(file_id: str, desk: Desk, key: str) -> RemoteFile:
-    file = desk.house.file(_API, key, file_id, desk.now)
+def _found(file_id: str, service: Desk, key: str) -> RemoteFile:
+    file = service.backend.file(_API, key, file_id, service.now)
     if file is None:
         raise _missing(file_id)
     return file
@@ -127,14 +127,14 @@ def _missing(file_id: str) -> Refused:
     return Refused(404, f"No such File object: {file_id}", param="id")
 
 
-def _size(file: RemoteFile, desk: Desk, key: str, write: Callable[[Line], bytes]) -> int:
+def _size(file: RemoteFile, service: Desk, key: str, write: Callable[[Line], bytes]) -> int:
     if file.batch is None or file.part is None:
         return len(file.data)
-    return desk.house.size(_API, key, file.batch, desk.now, write=write, part=file.part)
+    return service.backend.size(_API, key, file.batch, service.now, write=write, part=file.part)
 
 
-def _shape(file: RemoteFile, desk: Desk, size: int) -> dict[str, Any]:
-    unix = desk.house.unix
+def _shape(file: RemoteFile, service: Desk, size: int) -> dict[str, Any]:
+    unix = service.backend.unix
     return {
         "id": file.id,
         "object": "file",

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from smartbatch.jobs.records import JobState, ShardRow
 from smartbatch.jobs.steps import duplicates
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 
 __all__ = ["tidy"]
 
 
-def tidy(work: Work, shard: ShardRow) -> ShardRow:
+def tidy(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SETTLED``, not tidied: delete input, outputs and what else the provider keeps of the batch."""
     if shard.remote.get(duplicates.SUSPECTS):
-        return duplicates.examine(work, shard)
-    retention = work.policy("retention", None)
+        return duplicates.examine(step, shard)
+    retention = step.policy("retention", None)
     if retention is None:
-        return work.later(shard, 0.0, tidied=True)
-    if work.job.state is not JobState.DONE:
-        return work.later(shard, work.limits.longest_pause)
-    rest = (work.job.finished_at or work.wall) + float(retention) - work.wall
+        return step.later(shard, 0.0, tidied=True)
+    if step.job.state is not JobState.DONE:
+        return step.later(shard, step.limits.longest_pause)
+    rest = (step.job.finished_at or step.wall) + float(retention) - step.wall
     if rest > 0:
-        return work.later(shard, min(rest, work.limits.longest_pause))
+        return step.later(shard, min(rest, step.limits.longest_pause))
     try:
-        batch = None if shard.batch_id is None else work.api.get(shard.batch_id, work.limits.call_timeout)
+        batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
         if batch is not None:
-            for file_id in work.api.output_files(batch):
-                work.api.delete_file(file_id, work.limits.call_timeout)
-            work.api.delete_batch(batch.id, work.limits.call_timeout)
+            for file_id in step.api.output_files(batch):
+                step.api.delete_file(file_id, step.limits.call_timeout)
+            step.api.delete_batch(batch.id, step.limits.call_timeout)
         if shard.file_id is not None:
-            work.api.delete_file(shard.file_id, work.limits.call_timeout)
+            step.api.delete_file(shard.file_id, step.limits.call_timeout)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    return work.later(shard, 0.0, tidied=True)
+        return step.stumbled(shard, step.api.classify(error))
+    return step.later(shard, 0.0, tidied=True)

@@ -21,7 +21,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.raw_lines import raw_lines
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
 from smartbatch.jobs.spool_files import write_whole
-from smartbatch.jobs.steps.context import Work, report
+from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.steps.result_reader import Reader
 from smartbatch.jobs.store.base import ItemAt, Measure
 from smartbatch.jobs.wire_ids import parse_wire_id
@@ -49,73 +49,73 @@ PEEK = 1 << 20
 """Bytes read at most of each place of a candidate's results to see whose they are."""
 
 
-def fetch(work: Work, shard: ShardRow) -> ShardRow:
+def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
     """``ENDED``: receive every place of results, whole."""
     assert shard.batch_id is not None
     try:
-        batch = work.api.get(shard.batch_id, work.limits.call_timeout)  # addresses of results may have moved
+        batch = step.api.get(shard.batch_id, step.limits.call_timeout)  # addresses of results may have moved
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
-        if nothing and no_longer_kept(work, shard):
-            return _gone(work, shard)
+        if nothing and no_longer_kept(step, shard):
+            return _gone(step, shard)
         if batch is None or not batch.state.ended:
-            return work.later(shard, work.limits.poll_interval, tries=shard.tries + 1)
+            return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
         for number, output in enumerate(batch.outputs):
-            _download(work, shard, batch, number, output)
+            _download(step, shard, batch, number, output)
     except StoreError:
         raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
-        return _not_fetched(work, shard, work.api.classify(error))
-    return _fetched(work, shard, outputs=list(batch.outputs), state=batch.state.value)
+        return _not_fetched(step, shard, step.api.classify(error))
+    return _fetched(step, shard, outputs=list(batch.outputs), state=batch.state.value)
 
 
-def _fetched(work: Work, shard: ShardRow, **remote: object) -> ShardRow:
-    return work.move(shard, ShardState.INGESTING, remote={**shard.remote, **remote, "fetched": True})
+def _fetched(step: StepContext, shard: ShardRow, **remote: object) -> ShardRow:
+    return step.move(shard, ShardState.INGESTING, remote={**shard.remote, **remote, "fetched": True})
 
 
-def _not_fetched(work: Work, shard: ShardRow, error: ProviderError) -> ShardRow:
-    if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(work, shard):
-        return _gone(work, shard)
+def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+    if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(step, shard):
+        return _gone(step, shard)
     until = shard.results_until
-    if until is not None and work.wall > ((shard.submitted_at or until) + until) / 2:
-        work.incident(
+    if until is not None and step.wall > ((shard.submitted_at or until) + until) / 2:
+        step.incident(
             "results_at_risk",
             f"the results of batch {shard.batch_id} cannot be fetched ({error.kind.value}), and the provider "
             f"keeps them until {time.strftime('%Y-%m-%d %H:%M', time.gmtime(until))} UTC only",
             shard,
         )
-    return work.stumbled(shard, error)
+    return step.stumbled(shard, error)
 
 
-def _gone(work: Work, shard: ShardRow) -> ShardRow:
+def _gone(step: StepContext, shard: ShardRow) -> ShardRow:
     """Nobody fetched the results while the provider kept them; what has none is settled as lost."""
-    return _fetched(work, shard, outputs=[], gone=True)
+    return _fetched(step, shard, outputs=[], gone=True)
 
 
-def no_longer_kept(work: Work, shard: ShardRow) -> bool:
+def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
     """Whether the provider may have deleted the results of a shard by now."""
-    return shard.results_until is not None and work.wall >= shard.results_until
+    return shard.results_until is not None and step.wall >= shard.results_until
 
 
-def ingest(work: Work, shard: ShardRow) -> bool:
+def ingest(step: StepContext, shard: ShardRow) -> bool:
     """``INGESTING``: read the files into the store, or fetch them again where they are not here.
 
     Returns:
         True when everything was read, so that the shard can be settled.
     """
-    paths = [_path(work, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
+    paths = [_path(step, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
     if shard.remote.get("fetched") and all(path.exists() for path in paths):
         try:
-            again = take_in(work, shard, paths).doubled
+            again = take_in(step, shard, paths).doubled
         except FileNotFoundError:  # whoever took the job over has read and deleted them
-            work.later(shard, 0.0)
+            step.later(shard, 0.0)
             return False
-        _tell(work, shard, "doubled_line", again, "requests had another answer when they were read before")
+        _tell(step, shard, "doubled_line", again, "requests had another answer when they were read before")
         return True
-    fetch(work, shard)  # fetched on another machine, tidied away, or to be read a second time
+    fetch(step, shard)  # fetched on another machine, tidied away, or to be read a second time
     return False
 
 
-def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
+def take_in(step: StepContext, shard: ShardRow, paths: list[Path]) -> Taken:
     """Read result files of a shard into the store; what is there already stays as it is.
 
     The first pass learns how the provider counts the tokens of these prompts; the second reads, and an answer
@@ -124,65 +124,65 @@ def take_in(work: Work, shard: ShardRow, paths: list[Path]) -> Taken:
     """
     check = Crosscheck()
     tally = _Tally()
-    measures = work.store.measures(shard.id)
-    for read in _lines(work, shard, paths, tally):
+    measures = step.store.measures(shard.id)
+    for read in _lines(step, shard, paths, tally):
         if read.position not in measures:
             tally.foreign += 1
         elif read.line.answer is not None and read.line.answer.usage is not None:
             check.observe(measures[read.position].tokens, read.line.answer.usage.input_tokens)
-    reader = Reader(work, check)
-    _tell_oddities(work, shard, tally, reader)
+    reader = Reader(step, check)
+    _tell_oddities(step, shard, tally, reader)
     if check.unrelated:
-        work.incident(
+        step.incident(
             "token_mismatch",
             "the tokens billed have nothing to do with the lengths of the prompts: answers may belong to "
             "other requests. Compare some before you use them",
             shard,
         )
     sums = Taken()
-    before = work.store.job(work.job.id) or work.job
-    for page in _pages(_lines(work, shard, paths, _Tally()), measures):
-        items = work.store.items_at(shard.id, [read.position for read in page])
+    before = step.store.job(step.job.id) or step.job
+    for page in _pages(_lines(step, shard, paths, _Tally()), measures):
+        items = step.store.items_at(shard.id, [read.position for read in page])
         results = [
             reader.result(items[read.position], read.line, read.digest)
             for read in page
             if read.position in items
         ]
-        taken = work.store.ingest(work.grip, shard, results, at=work.wall)
+        taken = step.store.ingest(step.lease, shard, results, at=step.wall)
         sums.doubled += len(taken.doubled)
         sums.add(results, taken.final)
-        _learn(work, page, items, frozenset(taken.final))
-        before = report(work.store, before, work.tell, work.clock)
+        _learn(step, page, items, frozenset(taken.final))
+        before = report(step.store, before, step.tell, step.clock)
     mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
-    _tell(work, shard, "token_mismatch", reader.suspicious, mismatched)
+    _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
     return sums
 
 
-def _learn(work: Work, page: list[_Read], items: Mapping[int, ItemAt], final: Collection[int]) -> None:
+def _learn(step: StepContext, page: list[_Read], items: Mapping[int, ItemAt], final: Collection[int]) -> None:
     """Let answers that were stored now teach what requests of the model take, as those in real time do."""
-    known = work.calibration(work.job)
+    known = step.calibration(step.job)
     for read in page:
         item, answer = items.get(read.position), read.line.answer
         if item is not None and item.ix in final and answer is not None and answer.usage is not None:
             known.observe(item.tokens, answer.usage)
 
 
-def salvage(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
-    """Fetch and read the results of a ghost: answers that were paid for are used where they still can be."""
+def salvage(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Taken:
+    """Fetch and read the results of a orphan: answers that were paid for are used where they still can be."""
     for number, output in enumerate(batch.outputs):
-        _download(work, shard, batch, number, output)
-    return take_in(work, shard, [_path(work, shard, number) for number in range(len(batch.outputs))])
+        _download(step, shard, batch, number, output)
+    return take_in(step, shard, [_path(step, shard, number) for number in range(len(batch.outputs))])
 
 
-def price(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
+def price(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Taken:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
     for number, output in enumerate(batch.outputs):
-        _download(work, shard, batch, number, output)
-    paths = [_path(work, shard, number) for number in range(len(batch.outputs))]
-    reader = Reader(work, Crosscheck())
+        _download(step, shard, batch, number, output)
+    paths = [_path(step, shard, number) for number in range(len(batch.outputs))]
+    reader = Reader(step, Crosscheck())
     sums = Taken()
-    for page in _pages(_lines(work, shard, paths, _Tally()), work.store.measures(shard.id)):
-        items = work.store.items_at(shard.id, [read.position for read in page])
+    for page in _pages(_lines(step, shard, paths, _Tally()), step.store.measures(shard.id)):
+        items = step.store.items_at(shard.id, [read.position for read in page])
         sums.add(
             [
                 reader.result(items[read.position], read.line, read.digest)
@@ -191,23 +191,23 @@ def price(work: Work, shard: ShardRow, batch: RemoteBatch) -> Taken:
             ],
             (),
         )
-    clear(work, shard)
+    clear(step, shard)
     return sums
 
 
-def nonces_in(work: Work, batch: RemoteBatch) -> set[str | None]:
+def nonces_in(step: StepContext, batch: RemoteBatch) -> set[str | None]:
     """Return whose ids the first megabyte of a batch's results carries: nonces, ``None`` for ids of others.
 
     Not the first line alone: a line may be garbled, or stray in from elsewhere. An empty set proves nothing.
     """
-    kind = Kind(work.job.kind)
+    kind = Kind(step.job.kind)
     found: set[str | None] = set()
     for output in batch.outputs:
-        with closing(_received(work, batch, output)) as pieces:
+        with closing(_received(step, batch, output)) as pieces:
             for raw in raw_lines(_first(pieces, PEEK)):
                 if raw.data is not None:
                     with contextlib.suppress(ValueError):
-                        named = parse_wire_id(work.api.read_line(raw.data, kind).wire_id)
+                        named = parse_wire_id(step.api.read_line(raw.data, kind).wire_id)
                         found.add(None if named is None else named[0])
     return found
 
@@ -287,16 +287,16 @@ def _pages(lines: Iterator[_Read], measures: Mapping[int, Measure]) -> Iterator[
         yield page
 
 
-def _lines(work: Work, shard: ShardRow, paths: list[Path], tally: _Tally) -> Iterator[_Read]:
+def _lines(step: StepContext, shard: ShardRow, paths: list[Path], tally: _Tally) -> Iterator[_Read]:
     """Yield the lines of a shard's files, the first of each request."""
-    kind = Kind(work.job.kind)
+    kind = Kind(step.job.kind)
     for path in paths:
         with open(path, "rb") as file:
             for raw in raw_lines(_chunks(file)):
                 try:
                     if raw.data is None:
                         raise ValueError("too long a line")
-                    line = work.api.read_line(raw.data, kind)
+                    line = step.api.read_line(raw.data, kind)
                 except ValueError:
                     tally.malformed += 1
                     continue
@@ -315,31 +315,33 @@ def _lines(work: Work, shard: ShardRow, paths: list[Path], tally: _Tally) -> Ite
                 yield _Read(named[1], line, digest, len(raw.data))
 
 
-def _tell_oddities(work: Work, shard: ShardRow, tally: _Tally, reader: Reader) -> None:
-    _tell(work, shard, "malformed_line", tally.malformed, "lines of the results could not be read")
+def _tell_oddities(step: StepContext, shard: ShardRow, tally: _Tally, reader: Reader) -> None:
+    _tell(step, shard, "malformed_line", tally.malformed, "lines of the results could not be read")
     strange = "lines of the results carry ids that were never sent; not delivered"
-    _tell(work, shard, "foreign_line", tally.foreign, strange)
+    _tell(step, shard, "foreign_line", tally.foreign, strange)
     costs = [reader.cost(usage) for usage in tally.repeats]
     known = [cost for cost in costs if cost is not None]
     money = sum(known) if known and len(known) == len(costs) else None
     twice = "requests were answered twice, differently; the first answer counts"
-    _tell(work, shard, "doubled_line", tally.doubled, twice, money)
+    _tell(step, shard, "doubled_line", tally.doubled, twice, money)
 
 
-def _tell(work: Work, shard: ShardRow, kind: str, count: int, text: str, money: float | None = None) -> None:
+def _tell(
+    step: StepContext, shard: ShardRow, kind: str, count: int, text: str, money: float | None = None
+) -> None:
     if count:
-        work.incident(kind, f"{count:,} {text}", shard, money)
+        step.incident(kind, f"{count:,} {text}", shard, money)
 
 
-def _download(work: Work, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
-    path = _path(work, shard, number)
-    with closing(_received(work, batch, output)) as pieces:
-        write_whole(path, work.partial(path), pieces)
+def _download(step: StepContext, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
+    path = _path(step, shard, number)
+    with closing(_received(step, batch, output)) as pieces:
+        write_whole(path, step.partial(path), pieces)
 
 
-def _received(work: Work, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
+def _received(step: StepContext, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
     """The pieces of a download, with a close: leaving early ends the download."""
-    yield from work.api.download(batch, output, work.limits.transfer_timeout)
+    yield from step.api.download(batch, output, step.limits.transfer_timeout)
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -355,13 +357,13 @@ def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def _path(work: Work, shard: ShardRow, number: int) -> Path:
-    return work.spooled(shard, f"out{number}")
+def _path(step: StepContext, shard: ShardRow, number: int) -> Path:
+    return step.spooled(shard, f"out{number}")
 
 
-def clear(work: Work, shard: ShardRow) -> None:
+def clear(step: StepContext, shard: ShardRow) -> None:
     """Delete the shard's local files."""
-    for path in Path(work.store.spool).glob(f"{shard.id}.*"):
+    for path in Path(step.store.spool).glob(f"{shard.id}.*"):
         path.unlink(missing_ok=True)
 
 

@@ -15,12 +15,12 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
-from smartbatch.jobs.records import Grip, IncidentRow, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import IncidentRow, JobLease, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store.base import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
-__all__ = ["EngineLimits", "Work", "report", "unlearned"]
+__all__ = ["StepContext", "StepLimits", "report", "unlearned"]
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -32,7 +32,7 @@ def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
 
 
 @frozen(kw_only=True)
-class EngineLimits:
+class StepLimits:
     """How the engine waits, and how much it puts into a batch. All times are seconds.
 
     Attributes:
@@ -65,12 +65,12 @@ class EngineLimits:
     send_within: float = 5.0
     max_tries: int = 3
     reread_pause: float = MINUTE
-    ghost_watch: float = 26 * HOUR
+    orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE
 
 
 @frozen(kw_only=True)
-class Work:
+class StepContext:
     """The circumstances of one step. Made anew for every step; holds nothing that lasts.
 
     Attributes:
@@ -83,10 +83,10 @@ class Work:
     store: Store = field(repr=False)
     api: BatchApi = field(repr=False)
     job: JobRow
-    grip: Grip
+    lease: JobLease
     clock: Clock = field(repr=False)
     rng: Random = field(repr=False)
-    limits: EngineLimits
+    limits: StepLimits
     prices: PriceBook = field(repr=False)
     tell: Callable[[Event], None] = field(repr=False)
     speed: Callable[[JobRow], Speed] = field(default=assumed, repr=False)
@@ -114,7 +114,7 @@ class Work:
     def move(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
         """Commit a change of state and tell it; unless it says otherwise, the next step is due at once."""
         moved = self.store.advance(
-            self.grip, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
+            self.lease, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
         )
         self.told(shard, moved, reason)
         return moved
@@ -137,7 +137,9 @@ class Work:
 
     def later(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
         """Commit that the shard's next step is due in ``seconds``."""
-        return self.store.advance(self.grip, shard, shard.state, **{"due_at": self.wall + seconds, **changes})
+        return self.store.advance(
+            self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
+        )
 
     def stumbled(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any
@@ -154,17 +156,19 @@ class Work:
         """Keep an incident, and tell it when it is new.
 
         Raises:
-            LostGrip: another process owns the job now, and may know better.
+            LeaseLost: another process owns the job now, and may know better.
         """
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
-        if self.store.add_incident(row, grip=self.grip):
+        if self.store.add_incident(row, lease=self.lease):
             self.tell(JobIncident(self.clock.now(), self.job.id, shard_id, kind, detail, money))
 
     def hold(self, error: ProviderError) -> None:
         """Let the job wait for a person: the account cannot be used."""
         what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
-        self.store.note(self.grip, f"held: {what} ({error.message}); mend it, then resume the job", hold=True)
+        self.store.note(
+            self.lease, f"held: {what} ({error.message}); mend it, then resume the job", hold=True
+        )
 
     def spooled(self, shard: ShardRow, what: str) -> Path:
         """Return the path of a local file of a shard; its content can always be made again."""
@@ -175,7 +179,7 @@ class Work:
 
         Each owner has its own: one that was frozen, and wakes, must not write into its successor's.
         """
-        return path.with_name(f"{path.name}.{self.grip.epoch}.part")
+        return path.with_name(f"{path.name}.{self.lease.epoch}.part")
 
 
 def report(

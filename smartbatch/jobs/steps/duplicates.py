@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import newer_than_intent
 from smartbatch.jobs.steps.orphan_watch import labelled
-from smartbatch.jobs.store.base import LostGrip
+from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["AUDITED", "SUSPECTS", "audit", "examine", "stop"]
@@ -28,7 +28,7 @@ READINGS = 4
 """How often the results of a suspect are read before nothing can be found out."""
 
 
-def audit(work: Work, shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
+def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
     """Look for twins of a shard's batch once: when whatever was created must be listed, or it has ended.
 
     Returns:
@@ -36,24 +36,24 @@ def audit(work: Work, shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
         as the batch runs.
     """
     known = {key: shard.remote[key] for key in (AUDITED, SUSPECTS) if key in shard.remote}
-    age = work.wall - (shard.submitted_at or work.wall)
-    if known or not (batch.state.ended or age >= work.limits.visibility):
+    age = step.wall - (shard.submitted_at or step.wall)
+    if known or not (batch.state.ended or age >= step.limits.visibility):
         return known
     try:
-        others = [other for other in newer_than_intent(work, shard) if other.id != batch.id]
-        if work.api.abilities.labels:
+        others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
+        if step.api.abilities.labels:
             twins = [other for other in others if labelled(other, shard)]
-            stop(work, shard, twins)
+            stop(step, shard, twins)
         else:
-            twins = _alike(work, shard, others)
-    except (LostGrip, StoreError):
+            twins = _alike(step, shard, others)
+    except (LeaseLost, StoreError):
         raise
     except Exception:
         return known
     return {AUDITED: True} | ({SUSPECTS: [twin.id for twin in twins]} if twins else {})
 
 
-def stop(work: Work, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
+def stop(step: StepContext, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
     """Cancel batches that were created besides a shard's own, and say so.
 
     Raises:
@@ -61,8 +61,8 @@ def stop(work: Work, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
     """
     for twin in twins:
         if not twin.state.ended:
-            work.api.cancel(twin.id, work.limits.call_timeout)
-        work.incident(
+            step.api.cancel(twin.id, step.limits.call_timeout)
+        step.incident(
             "double_submission",
             f"batch {twin.id} was created a second time for the same requests and cancelled; something "
             "between here and the provider repeats requests",
@@ -70,28 +70,28 @@ def stop(work: Work, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
         )
 
 
-def examine(work: Work, shard: ShardRow) -> ShardRow:
+def examine(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SETTLED``, with suspects: look into the first of them, and say what it cost where it was a twin."""
     suspect, *others = shard.remote[SUSPECTS]
     twice = 0.0
     try:
-        batch = work.api.get(suspect, work.limits.call_timeout)
+        batch = step.api.get(suspect, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
-            return work.later(shard, work.limits.poll_interval, tries=0)
-        nonces = set() if batch is None else collect.nonces_in(work, batch)
+            return step.later(shard, step.limits.poll_interval, tries=0)
+        nonces = set() if batch is None else collect.nonces_in(step, batch)
         if not nonces and batch is not None and batch.outputs and shard.tries + 1 < READINGS:
-            return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
+            return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
-            twice = _price(work, shard, batch)
-    except (LostGrip, StoreError):
+            twice = _price(step, shard, batch)
+    except (LeaseLost, StoreError):
         raise
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    return work.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others}, most=shard.most + twice)
+        return step.stumbled(shard, step.api.classify(error))
+    return step.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others}, most=shard.most + twice)
 
 
-def _alike(work: Work, shard: ShardRow, others: list[RemoteBatch]) -> list[RemoteBatch]:
-    claimed = work.store.claimed_batches(shard.scope, [other.id for other in others])
+def _alike(step: StepContext, shard: ShardRow, others: list[RemoteBatch]) -> list[RemoteBatch]:
+    claimed = step.store.claimed_batches(shard.scope, [other.id for other in others])
     return [
         other
         for other in others
@@ -99,12 +99,12 @@ def _alike(work: Work, shard: ShardRow, others: list[RemoteBatch]) -> list[Remot
     ]
 
 
-def _price(work: Work, shard: ShardRow, twin: RemoteBatch) -> float:
+def _price(step: StepContext, shard: ShardRow, twin: RemoteBatch) -> float:
     """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
-    money = collect.price(work, shard, twin)
+    money = collect.price(step, shard, twin)
     if money.billed:
         known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
-        work.incident(
+        step.incident(
             "double_submission",
             f"batch {twin.id} was created a second time for the same requests: {money.billed:,} of them were "
             f"run by it, for {known}; something between here and the provider repeats requests",

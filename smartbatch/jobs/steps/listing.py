@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import orphan_watch
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["newer_than_intent"]
@@ -14,7 +14,7 @@ SLACK = 600.0
 has vanished from the list: a batch cannot have been created before its intent."""
 
 
-def newer_than_intent(work: Work, shard: ShardRow) -> list[RemoteBatch]:
+def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
     """Return every batch of the account that was created after the shard's watermark, newest first.
 
     The list is followed page by page: absence counts only when all of it was seen.
@@ -25,8 +25,8 @@ def newer_than_intent(work: Work, shard: ShardRow) -> list[RemoteBatch]:
     found: list[RemoteBatch] = []
     after: str | None = None
     while True:
-        page = work.api.page(after, work.limits.call_timeout)
-        orphan_watch.notice(work, page.batches)
+        page = step.api.page(after, step.limits.call_timeout)
+        orphan_watch.notice(step, page.batches)
         for batch in page.batches:
             if batch.id == shard.watermark or _long_before(batch, shard):
                 return found

@@ -1,7 +1,7 @@
-"""The ghost watch: batches that were given up and turn up all the same.
+"""The orphan watch: batches that were given up and turn up all the same.
 
 Every list that is read for any reason is looked through for nonces of shards that are ``DEAD``; where batches
-have no labels, for new ones of a dead shard's size. What is proven to be a ghost is cancelled if it still
+have no labels, for new ones of a dead shard's size. What is proven to be a orphan is cancelled if it still
 runs, its paid answers are used for items that are still open, and an incident says what it may have cost.
 """
 
@@ -10,39 +10,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smartbatch.jobs.records import ShardRow, ShardState
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["labelled", "notice", "watched"]
 
 
-def watched(work: Work, shard: ShardRow) -> bool:
+def watched(step: StepContext, shard: ShardRow) -> bool:
     """Whether a dead shard's batch could still turn up: its create may have been sent, not long ago."""
     if shard.uncertain_since is None or shard.died_at is None:
         return False
-    return work.wall - shard.died_at < work.limits.ghost_watch
+    return step.wall - shard.died_at < step.limits.orphan_watch
 
 
-def notice(work: Work, batches: Iterable[RemoteBatch]) -> None:
+def notice(step: StepContext, batches: Iterable[RemoteBatch]) -> None:
     """Look for dead shards among ``batches`` and note on each what was found; their own step acts on it."""
     dead = [
         shard
-        for shard in work.store.shards_in_scope(work.job.scope, states=[ShardState.DEAD])
-        if shard.candidate is None and shard.job_id == work.job.id and watched(work, shard)
+        for shard in step.store.shards_in_scope(step.job.scope, states=[ShardState.DEAD])
+        if shard.candidate is None and shard.job_id == step.job.id and watched(step, shard)
     ]
     if not dead:
         return
     batches = list(batches)
     claimed: set[str] | None = None
     for shard in dead:
-        if work.api.abilities.labels:
+        if step.api.abilities.labels:
             found = next((batch for batch in batches if labelled(batch, shard)), None)
         else:
             if claimed is None:
-                claimed = work.store.claimed_batches(work.job.scope, [batch.id for batch in batches])
+                claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
             found = next((batch for batch in batches if _alike(batch, shard, claimed)), None)
         if found is not None:
-            work.later(shard, 0.0, candidate=found.id)
+            step.later(shard, 0.0, candidate=found.id)
 
 
 def labelled(batch: RemoteBatch, shard: ShardRow) -> bool:

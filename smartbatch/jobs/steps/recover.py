@@ -16,11 +16,11 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import newer_than_intent
 from smartbatch.jobs.steps.orphan_watch import labelled
-from smartbatch.jobs.store.base import LostGrip
+from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["READINGS", "answered", "doubt", "fenced", "look", "prove", "tell_unreadable"]
@@ -39,82 +39,82 @@ SOUGHT = (
 )
 
 
-def answered(work: Work) -> bool:
+def answered(step: StepContext) -> bool:
     """Whether a job waits for a person because of creates whose outcome is known by now."""
-    if work.job.state is not JobState.HELD or work.job.note != HELD:
+    if step.job.state is not JobState.HELD or step.job.note != HELD:
         return False
     states = (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
-    return not any(shard.remote.get("held") for shard in work.store.shards(work.job.id, states=states))
+    return not any(shard.remote.get("held") for shard in step.store.shards(step.job.id, states=states))
 
 
-def doubt(work: Work, shard: ShardRow) -> ShardRow:
+def doubt(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SUBMITTING`` as it was found: whoever sent the create did not live to say what came of it."""
-    return work.move(
-        shard, ShardState.UNCERTAIN, "its sender was lost with the answer", uncertain_since=work.wall
+    return step.move(
+        shard, ShardState.UNCERTAIN, "its sender was lost with the answer", uncertain_since=step.wall
     )
 
 
-def look(work: Work, shard: ShardRow) -> ShardRow:
+def look(step: StepContext, shard: ShardRow) -> ShardRow:
     """``UNCERTAIN``: search the provider's list for it."""
     try:
-        newer = newer_than_intent(work, shard)
+        newer = newer_than_intent(step, shard)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    if not work.api.abilities.labels:
-        return _look_unlabelled(work, shard, newer)
+        return step.stumbled(shard, step.api.classify(error))
+    if not step.api.abilities.labels:
+        return _look_unlabelled(step, shard, newer)
     mine = [batch for batch in newer if labelled(batch, shard)]
     if mine:
-        return _take_oldest(work, shard, mine)
-    if _waited(work, shard) < _until(work, shard):
-        return _look_again(work, shard)
-    return _fence(work, shard) if _can_fence(work, shard) else _give_up(work, shard)
+        return _take_oldest(step, shard, mine)
+    if _waited(step, shard) < _until(step, shard):
+        return _look_again(step, shard)
+    return _fence(step, shard) if _can_fence(step, shard) else _give_up(step, shard)
 
 
-def fenced(work: Work, shard: ShardRow) -> ShardRow:
+def fenced(step: StepContext, shard: ShardRow) -> ShardRow:
     """``FENCED``: its input file is gone; whatever landed before that is in the list by now."""
-    since = shard.fenced_at or work.wall
-    settled = (shard.uncertain_since or since) + work.policy("settle", work.limits.settle)
-    rest = max(since + work.limits.visibility, settled) - work.wall
+    since = shard.fenced_at or step.wall
+    settled = (shard.uncertain_since or since) + step.policy("settle", step.limits.settle)
+    rest = max(since + step.limits.visibility, settled) - step.wall
     try:
-        mine = [batch for batch in newer_than_intent(work, shard) if labelled(batch, shard)]
+        mine = [batch for batch in newer_than_intent(step, shard) if labelled(batch, shard)]
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
+        return step.stumbled(shard, step.api.classify(error))
     if mine:
-        return _take_oldest(work, shard, mine)
+        return _take_oldest(step, shard, mine)
     if rest > 0:
-        return work.later(shard, min(rest, _step(work, shard)), tries=shard.tries + 1, note=SOUGHT)
-    return _give_up(work, shard)
+        return step.later(shard, min(rest, _step(step, shard)), tries=shard.tries + 1, note=SOUGHT)
+    return _give_up(step, shard)
 
 
-def prove(work: Work, shard: ShardRow) -> ShardRow:
+def prove(step: StepContext, shard: ShardRow) -> ShardRow:
     """``PROVISIONAL``: a batch without a label that could be ours; once it has ended, its results tell."""
     assert shard.candidate is not None
     try:
-        batch = work.api.get(shard.candidate, work.limits.call_timeout)
+        batch = step.api.get(shard.candidate, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
-            return work.later(
-                shard, work.limits.poll_interval, tries=0, note="its results will tell whose it is"
+            return step.later(
+                shard, step.limits.poll_interval, tries=0, note="its results will tell whose it is"
             )
         if batch is None:  # seen in the list, and not by its id: one of the two is late
-            return work.move(
+            return step.move(
                 shard,
                 ShardState.UNCERTAIN,
                 "the batch that looked like it is not there yet, or no more",
                 candidate=None,
-                due_at=work.wall + _step(work, shard),
+                due_at=step.wall + _step(step, shard),
             )
-        nonces = nonces_in(work, batch)
+        nonces = nonces_in(step, batch)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
+        return step.stumbled(shard, step.api.classify(error))
     if shard.nonce in nonces:
-        return adopt(work, shard, batch, "its results carry this shard's ids")
+        return adopt(step, shard, batch, "its results carry this shard's ids")
     if shard.tries + 1 < READINGS:  # what came may have been cut, or strayed in from a stranger's
-        return work.later(shard, work.limits.reread_pause, tries=shard.tries + 1)
+        return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
     if not nonces:
-        tell_unreadable(work, shard, batch)
+        tell_unreadable(step, shard, batch)
     for nonce in nonces:
-        _tell_ghost(work, nonce, shard.candidate)
-    return work.move(
+        _tell_orphan(step, nonce, shard.candidate)
+    return step.move(
         shard,
         ShardState.UNCERTAIN,
         "the batch that looked like it belongs to somebody else",
@@ -123,9 +123,9 @@ def prove(work: Work, shard: ShardRow) -> ShardRow:
     )
 
 
-def tell_unreadable(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
+def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
     """A batch that could be the shard's tells nobody whose it is: it may have been paid for."""
-    work.incident(
+    step.incident(
         "maybe_billed",
         f"batch {batch.id} may be this job's, but no line of its results can be read; {shard.size:,} "
         "requests go again and may be paid twice",
@@ -133,104 +133,104 @@ def tell_unreadable(work: Work, shard: ShardRow, batch: RemoteBatch) -> None:
     )
 
 
-def _look_unlabelled(work: Work, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
+def _look_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
     """Without labels, a new batch of the same size that no shard claims may be it."""
-    claimed = work.store.claimed_batches(shard.scope, [batch.id for batch in newer])
+    claimed = step.store.claimed_batches(shard.scope, [batch.id for batch in newer])
     unknown = [batch for batch in newer if batch.id not in claimed and batch.id not in shard.foreign]
     candidates = [batch for batch in unknown if batch.total in (None, shard.size)]
     if candidates:
         oldest = candidates[-1]
-        if len(candidates) == 1 and work.policy("exclusive", False):
-            return adopt(work, shard, oldest, "the only new batch of a workspace nobody else uses")
-        return work.move(shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id)
-    if _waited(work, shard) >= _until(work, shard):
-        return _give_up(work, shard)
-    return _look_again(work, shard)
+        if len(candidates) == 1 and step.policy("exclusive", False):
+            return adopt(step, shard, oldest, "the only new batch of a workspace nobody else uses")
+        return step.move(shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id)
+    if _waited(step, shard) >= _until(step, shard):
+        return _give_up(step, shard)
+    return _look_again(step, shard)
 
 
-def _take_oldest(work: Work, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
+def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
     """Adopt one; the others, made by something that repeats requests, are cancelled first."""
     oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
     try:
-        duplicates.stop(work, shard, [batch for batch in mine if batch.id != oldest.id])
-    except (LostGrip, StoreError):
+        duplicates.stop(step, shard, [batch for batch in mine if batch.id != oldest.id])
+    except (LeaseLost, StoreError):
         raise
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    return adopt(work, shard, oldest, "found in the list")
+        return step.stumbled(shard, step.api.classify(error))
+    return adopt(step, shard, oldest, "found in the list")
 
 
-def _fence(work: Work, shard: ShardRow) -> ShardRow:
+def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
     assert shard.file_id is not None
     try:
-        work.api.delete_file(shard.file_id, work.limits.call_timeout)
+        step.api.delete_file(shard.file_id, step.limits.call_timeout)
     except Exception as error:
-        return work.stumbled(shard, work.api.classify(error))
-    now = work.wall
-    return work.move(
+        return step.stumbled(shard, step.api.classify(error))
+    now = step.wall
+    return step.move(
         shard,
         ShardState.FENCED,
         "not found; its input file was deleted, so that a late create must fail",
         fenced_at=now,
-        due_at=now + work.limits.visibility,
+        due_at=now + step.limits.visibility,
     )
 
 
-def _give_up(work: Work, shard: ShardRow) -> ShardRow:
+def _give_up(step: StepContext, shard: ShardRow) -> ShardRow:
     reason = "not found in time; its requests go again"
-    dead = work.store.bury(
-        work.grip,
+    dead = step.store.discard(
+        step.lease,
         shard,
         items=ItemState.OPEN,
         tried=False,
         note=reason,
-        at=work.wall,
+        at=step.wall,
         maybe_billed=shard.fenced_at is None,
     )
-    work.told(shard, dead, reason)
+    step.told(shard, dead, reason)
     return dead
 
 
-def _waited(work: Work, shard: ShardRow) -> float:
-    return work.wall - (shard.uncertain_since or work.wall)
+def _waited(step: StepContext, shard: ShardRow) -> float:
+    return step.wall - (shard.uncertain_since or step.wall)
 
 
-def _can_fence(work: Work, shard: ShardRow) -> bool:
-    return work.api.abilities.fence and shard.file_id is not None
+def _can_fence(step: StepContext, shard: ShardRow) -> bool:
+    return step.api.abilities.fence and shard.file_id is not None
 
 
-def _until(work: Work, shard: ShardRow) -> float:
+def _until(step: StepContext, shard: ShardRow) -> float:
     """How long absence must last before something is done: until a batch that exists must be in the list (and
     the fence sees to the rest), for the settle time, or until every batch that could exist has ended."""
-    if _holds(work, shard):
-        return work.limits.ghost_watch
-    settle: float = work.policy("settle", work.limits.settle)
-    return min(settle, work.limits.visibility) if _can_fence(work, shard) else settle
+    if _holds(step, shard):
+        return step.limits.orphan_watch
+    settle: float = step.policy("settle", step.limits.settle)
+    return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 
-def _holds(work: Work, shard: ShardRow) -> bool:
+def _holds(step: StepContext, shard: ShardRow) -> bool:
     """Whether the job's policy is to wait for a person, and no person has resumed it since."""
-    if work.policy("on_unknown", "settle") != "hold":
+    if step.policy("on_unknown", "settle") != "hold":
         return False
-    return not (shard.remote.get("held") and work.job.state is JobState.ACTIVE)
+    return not (shard.remote.get("held") and step.job.state is JobState.ACTIVE)
 
 
-def _look_again(work: Work, shard: ShardRow) -> ShardRow:
-    rest = max(0.0, _until(work, shard) - _waited(work, shard))
+def _look_again(step: StepContext, shard: ShardRow) -> ShardRow:
+    rest = max(0.0, _until(step, shard) - _waited(step, shard))
     changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SOUGHT}
-    if _holds(work, shard) and not shard.remote.get("held") and _waited(work, shard) > work.limits.visibility:
-        work.store.note(work.grip, HELD, hold=True)
+    if _holds(step, shard) and not shard.remote.get("held") and _waited(step, shard) > step.limits.visibility:
+        step.store.note(step.lease, HELD, hold=True)
         changes["remote"] = {**shard.remote, "held": True}
-    return work.later(shard, min(rest, _step(work, shard)), **changes)
+    return step.later(shard, min(rest, _step(step, shard)), **changes)
 
 
-def _tell_ghost(work: Work, nonce: str | None, batch_id: str) -> None:
+def _tell_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
     """The batch is another shard's, which was given up: its own step deals with it."""
-    other = None if nonce is None else work.store.shard_of(nonce)
-    if other is not None and other.state is ShardState.DEAD and other.job_id == work.job.id:
-        work.later(other, 0.0, candidate=batch_id)
+    other = None if nonce is None else step.store.shard_of(nonce)
+    if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
+        step.later(other, 0.0, candidate=batch_id)
 
 
-def _step(work: Work, shard: ShardRow) -> float:
+def _step(step: StepContext, shard: ShardRow) -> float:
     """Looks come thick at first, when a batch is likely to appear, and thin out."""
-    return pause(shard.tries + 1, work.rng, first=1.0, longest=max(1.0, work.limits.poll_interval))
+    return pause(shard.tries + 1, step.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))

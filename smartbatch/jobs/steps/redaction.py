@@ -11,10 +11,10 @@ import copy
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.foreign_text import echoes, texts
 
-__all__ = ["hushed", "repeats"]
+__all__ = ["redacted", "repeats"]
 
 LEAST = 8
 """Characters of a prompt at least: a word is no secret, and would hide every error of a job of words."""
@@ -22,24 +22,24 @@ _OURS = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
-def hushed(work: Work, shard: ShardRow, error: ProviderError) -> ProviderError:
+def redacted(step: StepContext, shard: ShardRow, error: ProviderError) -> ProviderError:
     """Return an error of a call about a shard, without the provider's text where it repeats a prompt."""
-    if error.kind in _OURS or not repeats(work, shard, error.message):
+    if error.kind in _OURS or not repeats(step, shard, error.message):
         return error
     quiet = copy.copy(error)
     before = error.message.partition(": ")[0]
     quiet.message = f"the call was refused {_LEFT_OUT}"
-    if before != error.message and not repeats(work, shard, before):
+    if before != error.message and not repeats(step, shard, before):
         quiet.message = f"{before}: {_LEFT_OUT}"
     quiet.args = (quiet.message,)
     return quiet
 
 
-def repeats(work: Work, shard: ShardRow, text: str) -> bool:
+def repeats(step: StepContext, shard: ShardRow, text: str) -> bool:
     """Whether a text of the provider's repeats a prompt of a shard, or a good piece of one."""
-    shared = decode_params(work.job.params)
+    shared = decode_params(step.job.params)
     position = -1
-    while page := work.store.payloads(shard.id, after=position, limit=1000):
+    while page := step.store.payloads(shard.id, after=position, limit=1000):
         requests = [decode_request(item.payload, shared, id=None) for item in page]
         if echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= LEAST)):
             return True

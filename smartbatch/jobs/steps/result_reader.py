@@ -9,7 +9,7 @@ from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import NewResult
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.store.base import ItemAt
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
@@ -26,14 +26,14 @@ class Reader:
         suspicious: answers that were not believed so far.
     """
 
-    def __init__(self, work: Work, check: Crosscheck) -> None:
-        self._work = work
+    def __init__(self, step: StepContext, check: Crosscheck) -> None:
+        self._work = step
         self._check = check
-        self._shared: Shared = decode_params(work.job.params)
-        provider = work.job.model.partition(":")[0]
-        wall = work.wall
-        self._batch = work.prices.rates(provider, work.model, wall, processing="batch")
-        self._realtime = work.prices.rates(provider, work.model, wall)
+        self._shared: Shared = decode_params(step.job.params)
+        provider = step.job.model.partition(":")[0]
+        wall = step.wall
+        self._batch = step.prices.rates(provider, step.model, wall, processing="batch")
+        self._realtime = step.prices.rates(provider, step.model, wall)
         self.suspicious = 0
 
     def result(self, item: ItemAt, line: Line, digest: bytes) -> NewResult:

@@ -1,6 +1,6 @@
 """One job, one step at a time: what is due, who does it, and when to come again.
 
-The engine has no thread and never waits. Each call of :meth:`JobEngine.tend` does at most one step of one
+The engine has no thread and never waits. Each call of :meth:`StepRunner.tend` does at most one step of one
 shard: a remote call or two, and the commits around them. After a crash at any point the next process reads
 the states and goes on; nothing that matters is kept in memory.
 """
@@ -22,24 +22,24 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     UNSENT_SHARDS,
-    Grip,
     ItemState,
+    JobLease,
     JobRow,
     JobState,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.steps import cleanup, collect, create, orphans, poll, recover, settle, take_back
-from smartbatch.jobs.steps.context import EngineLimits, Work, report, unlearned
+from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
 from smartbatch.jobs.steps.shard import plan
 from smartbatch.jobs.store.base import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
-__all__ = ["EngineLimits", "JobEngine", "Tended"]
+__all__ = ["StepLimits", "StepResult", "StepRunner"]
 
 _S = ShardState
-_STEPS: dict[ShardState, Callable[[Work, ShardRow], ShardRow]] = {
+_STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.PLANNED: create.begin,
     _S.UPLOADING: create.upload,
     _S.READY: create.submit,
@@ -55,7 +55,7 @@ _STEPS: dict[ShardState, Callable[[Work, ShardRow], ShardRow]] = {
 
 
 @frozen
-class Tended:
+class StepResult:
     """What a job needs next.
 
     Attributes:
@@ -69,7 +69,7 @@ class Tended:
     finished: bool = False
 
 
-class JobEngine:
+class StepRunner:
     """Moves jobs on. One thread at a time may tend a job; different jobs may be tended at the same time.
 
     Args:
@@ -94,7 +94,7 @@ class JobEngine:
         rng: Random,
         tell: Callable[[Event], None],
         prices: PriceBook,
-        limits: EngineLimits,
+        limits: StepLimits,
         speed: Callable[[JobRow], Speed] = assumed,
         calibration: Callable[[JobRow], Calibration] = unlearned,
     ) -> None:
@@ -108,26 +108,26 @@ class JobEngine:
         self._speed = speed
         self._calibration = calibration
 
-    def tend(self, grip: Grip) -> Tended:
+    def run_step(self, lease: JobLease) -> StepResult:
         """Do the most urgent step of a job that is due, if one is.
 
         Raises:
-            LostGrip: another process owns the job now.
+            LeaseLost: another process owns the job now.
             StoreError: the store cannot be used at the moment.
         """
-        job = self._store.job(grip.job_id)
+        job = self._store.job(lease.job_id)
         if job is None:
-            return Tended(None, finished=True)
+            return StepResult(None, finished=True)
         if job.cancel_requested and job.state is not JobState.DONE:
-            job = self._drop_unsent(grip, job)
+            job = self._drop_unsent(lease, job)
         api = self._api_of(job)
         if api is None:
-            return Tended(None, direct=self._has_direct(job), finished=job.state is JobState.DONE)
-        work = Work(
+            return StepResult(None, direct=self._has_direct(job), finished=job.state is JobState.DONE)
+        step = StepContext(
             store=self._store,
             api=api,
             job=job,
-            grip=grip,
+            lease=lease,
             clock=self._clock,
             rng=self._rng,
             limits=self._limits,
@@ -136,67 +136,67 @@ class JobEngine:
             speed=self._speed,
             calibration=self._calibration,
         )
-        if recover.answered(work):
+        if recover.answered(step):
             self._store.unhold(job.id)
-            return Tended(work.wall)
-        if job.state is JobState.ACTIVE and not job.cancel_requested and plan(work):
-            return Tended(work.wall, self._has_direct(job))
-        return self._step(work)
+            return StepResult(step.wall)
+        if job.state is JobState.ACTIVE and not job.cancel_requested and plan(step):
+            return StepResult(step.wall, self._has_direct(job))
+        return self._step(step)
 
-    def _step(self, work: Work) -> Tended:
-        shards = [shard for shard in work.store.shards(work.job.id) if _alive(shard)]
-        look = take_back.in_time(work, shards)
-        if look <= work.wall:
-            return Tended(work.wall, self._has_direct(work.job))
-        waiting = [shard for shard in shards if not self._waits(work, shard)]
+    def _step(self, step: StepContext) -> StepResult:
+        shards = [shard for shard in step.store.shards(step.job.id) if _alive(shard)]
+        look = take_back.in_time(step, shards)
+        if look <= step.wall:
+            return StepResult(step.wall, self._has_direct(step.job))
+        waiting = [shard for shard in shards if not self._waits(step, shard)]
         due = min(waiting, key=lambda shard: shard.due_at, default=None)
-        direct = self._has_direct(work.job)
+        direct = self._has_direct(step.job)
         if due is None:
-            finished = not shards and work.job.state is JobState.DONE
-            return Tended(None if look == math.inf else look, direct, finished)
-        at = min(self._due_at(work, due), look)
-        if at > work.wall:
-            return Tended(at, direct)
-        self._do(work, due)
-        return Tended(work.wall, direct)
+            finished = not shards and step.job.state is JobState.DONE
+            return StepResult(None if look == math.inf else look, direct, finished)
+        at = min(self._due_at(step, due), look)
+        if at > step.wall:
+            return StepResult(at, direct)
+        self._do(step, due)
+        return StepResult(step.wall, direct)
 
-    def _do(self, work: Work, shard: ShardRow) -> None:
+    def _do(self, step: StepContext, shard: ShardRow) -> None:
         if shard.state is _S.INGESTING:
-            if collect.ingest(work, shard):
-                settle.settle(work, shard)
+            if collect.ingest(step, shard):
+                settle.settle(step, shard)
             return
-        if shard.state in UNSENT_SHARDS and work.job.cancel_requested:
-            self._call_off(work, shard)
+        if shard.state in UNSENT_SHARDS and step.job.cancel_requested:
+            self._call_off(step, shard)
             return
-        _STEPS[shard.state](work, shard)
+        _STEPS[shard.state](step, shard)
 
-    def _call_off(self, work: Work, shard: ShardRow) -> None:
-        dead = work.store.bury(
-            work.grip, shard, items=ItemState.OPEN, tried=False, note="the job was cancelled", at=work.wall
+    def _call_off(self, step: StepContext, shard: ShardRow) -> None:
+        dead = step.store.discard(
+            step.lease, shard, items=ItemState.OPEN, tried=False, note="the job was cancelled", at=step.wall
         )
-        work.told(shard, dead, "the job was cancelled")
+        step.told(shard, dead, "the job was cancelled")
 
-    def _drop_unsent(self, grip: Grip, job: JobRow) -> JobRow:
+    def _drop_unsent(self, lease: JobLease, job: JobRow) -> JobRow:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
-        if self._store.drop_unsent(grip, body, at=self._clock.wall()):
+        if self._store.drop_unsent(lease, body, at=self._clock.wall()):
             return report(self._store, job, self._tell, self._clock)
         return job
 
-    def _waits(self, work: Work, shard: ShardRow) -> bool:
+    def _waits(self, step: StepContext, shard: ShardRow) -> bool:
         """Nothing new is sent for a job that is held; what was sent is followed to its end."""
         return (
-            work.job.state is JobState.HELD and shard.state in UNSENT_SHARDS and not work.job.cancel_requested
+            step.job.state is JobState.HELD and shard.state in UNSENT_SHARDS and not step.job.cancel_requested
         )
 
-    def _due_at(self, work: Work, shard: ShardRow) -> float:
+    def _due_at(self, step: StepContext, shard: ShardRow) -> float:
         """A wall clock that was put back must not make hours of a pause: none is longer than these."""
         longest = max(
-            work.limits.longest_pause,
-            work.limits.poll_interval,
-            work.limits.reread_pause,
-            work.limits.visibility,
+            step.limits.longest_pause,
+            step.limits.poll_interval,
+            step.limits.reread_pause,
+            step.limits.visibility,
         )
-        return -math.inf if shard.due_at > work.wall + 2 * longest else shard.due_at
+        return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
 
     def _has_direct(self, job: JobRow) -> bool:
         return job.state is JobState.ACTIVE and bool(

@@ -7,18 +7,18 @@ from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, encode_error
 from smartbatch.jobs.records import NewResult, ShardRow
 from smartbatch.jobs.steps import collect, duplicates
-from smartbatch.jobs.steps.context import Work, report
+from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store.base import Unsettled
 
 __all__ = ["settle"]
 
 
-def settle(work: Work, shard: ShardRow) -> ShardRow:
+def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     """Classify what the results left over; items that may have been run are looked for once more."""
-    rest = work.store.unsettled(shard.id)
+    rest = step.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
     if missing and shard.remote.get("gone"):
-        work.incident(
+        step.incident(
             "results_gone",
             f"the provider no longer keeps the results of batch {shard.batch_id}, and nobody fetched them in "
             f"time: {len(missing):,} requests may have been paid for and have no answer",
@@ -27,49 +27,49 @@ def settle(work: Work, shard: ShardRow) -> ShardRow:
     doubtful = bool(missing) and _may_have_run(shard, rest)
     if doubtful and not shard.remote.get("reread"):
         # a file that was not complete yet when it was fetched; the second reading decides
-        again = work.later(
+        again = step.later(
             shard,
-            work.limits.reread_pause,
+            step.limits.reread_pause,
             remote={**shard.remote, "reread": True, "fetched": False},
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
-        collect.clear(work, shard)  # after the commit: a former owner must not delete what is being read
+        collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
         return again
     if doubtful:
-        work.incident(
+        step.incident(
             "missing_items",
             f"{len(missing):,} requests have no result although they may have been run; they go again, and "
             "may be paid twice",
             shard,
         )
-    sorted_out = _Sorting(work, shard)
+    sorted_out = _Sorting(step, shard)
     for item in rest:
         sorted_out.add(item)
-    before = work.store.job(work.job.id) or work.job
-    now = work.wall
+    before = step.store.job(step.job.id) or step.job
+    now = step.wall
     if sorted_out.no_money:
-        work.hold(sorted_out.no_money)
-    settled = work.store.settle(
-        work.grip,
+        step.hold(sorted_out.no_money)
+    settled = step.store.settle(
+        step.lease,
         shard,
         opened=sorted_out.opened,
         direct=sorted_out.direct,
         finals=sorted_out.finals,
         at=now,
         settled_at=now,
-        most=_lost(work, shard, missing) if doubtful or shard.remote.get("gone") else 0.0,
-        tidied=work.policy("retention", None) is None and not shard.remote.get(duplicates.SUSPECTS),
+        most=_lost(step, shard, missing) if doubtful or shard.remote.get("gone") else 0.0,
+        tidied=step.policy("retention", None) is None and not shard.remote.get(duplicates.SUSPECTS),
         note=None,
     )
-    work.told(shard, settled)
-    collect.clear(work, shard)
-    report(work.store, before, work.tell, work.clock)
+    step.told(shard, settled)
+    collect.clear(step, shard)
+    report(step.store, before, step.tell, step.clock)
     return settled
 
 
-def _lost(work: Work, shard: ShardRow, missing: list[Unsettled]) -> float:
+def _lost(step: StepContext, shard: ShardRow, missing: list[Unsettled]) -> float:
     """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
-    return job_budget.lost(work, shard, [item.ix for item in missing])
+    return job_budget.lost(step, shard, [item.ix for item in missing])
 
 
 def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
@@ -93,8 +93,8 @@ def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
 class _Sorting:
     """Where each item without a result goes."""
 
-    def __init__(self, work: Work, shard: ShardRow) -> None:
-        self._work = work
+    def __init__(self, step: StepContext, shard: ShardRow) -> None:
+        self._work = step
         self._complete = collect.incomplete(shard)
         self._word = str(shard.remote.get("word") or "ended")
         self._cancelled = encode_error(
@@ -117,21 +117,21 @@ class _Sorting:
 
     def add(self, item: Unsettled) -> None:
         """Decide on one item."""
-        work = self._work
+        step = self._work
         error = None if item.body is None else decode_error(item.body)
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
             self.no_money = error
-            if not work.job.cancel_requested:
+            if not step.job.cancel_requested:
                 self.opened.append(item.ix)  # the account's fault, not the item's: it stays open
                 return
         if self._gone and item.verdict is None:
             self.finals.append(NewResult(item.ix, "failed", self._lost))
-        elif work.job.cancel_requested:
+        elif step.job.cancel_requested:
             self.finals.append(NewResult(item.ix, "cancelled", self._cancelled))
-        elif item.tries + 1 >= work.limits.max_tries and self.no_money is None:
+        elif item.tries + 1 >= step.limits.max_tries and self.no_money is None:
             body = item.body if item.verdict == "again" else None
             self.finals.append(NewResult(item.ix, "failed", body or self._exhausted(item)))
-        elif item.verdict == "again" or (item.verdict != "again" and work.falls_back):
+        elif item.verdict == "again" or (item.verdict != "again" and step.falls_back):
             self.direct.append(item.ix)
         else:
             self.opened.append(item.ix)

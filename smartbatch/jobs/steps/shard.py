@@ -9,7 +9,7 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
-from smartbatch.jobs.steps.context import Work, report
+from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store.base import OverBudget
 from smartbatch.jobs.wire_ids import new_nonce
 
@@ -19,87 +19,87 @@ PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
 
 
-def plan(work: Work) -> bool:
+def plan(step: StepContext) -> bool:
     """Put the job's open items into shards, as far as its budget reaches; return whether any went somewhere.
 
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
     """
-    items = work.store.open_items(work.job.id, state=ItemState.OPEN, limit=PORTION)
+    items = step.store.open_items(step.job.id, state=ItemState.OPEN, limit=PORTION)
     if not items:
         return False
     costs: dict[int, float] = {}
-    if job_budget.budget_of(work.job) is not None:
-        costs = job_budget.affordable(work, items)
+    if job_budget.budget_of(step.job) is not None:
+        costs = job_budget.affordable(step, items)
         if not costs:
-            return job_budget.end_unaffordable(work, items)
+            return job_budget.end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
-    abilities = work.api.abilities
+    abilities = step.api.abilities
     most = min(
-        work.policy("max_requests", work.limits.max_requests),
+        step.policy("max_requests", step.limits.max_requests),
         abilities.max_requests,
-        work.store.recall(most_key(work)) or abilities.max_requests,
-        enqueued_quota.known_most(work, abilities.max_requests),
+        step.store.recall(most_key(step)) or abilities.max_requests,
+        enqueued_quota.known_most(step, abilities.max_requests),
     )
     taken = (
         ()
         if abilities.labels
-        else {shard.size for shard in work.store.shards_in_scope(work.job.scope, states=OPEN_SHARDS)}
+        else {shard.size for shard in step.store.shards_in_scope(step.job.scope, states=OPEN_SHARDS)}
     )
     pieces = cut(
         items,
         max_requests=most,
-        max_bytes=abilities.max_bytes - work.api.overhead(most),
-        max_tokens=enqueued_quota.known_limit(work),
+        max_bytes=abilities.max_bytes - step.api.overhead(most),
+        max_tokens=enqueued_quota.known_limit(step),
         taken_sizes=taken,
         distinct=not abilities.labels,
     )
     by_ix = {item.ix: item for item in items}
     for ixs in pieces.shards:
         members = [by_ix[ix] for ix in ixs]
-        nonce = new_nonce(work.rng)
+        nonce = new_nonce(step.rng)
         shard = NewShard(
             id=f"shard-{nonce}",
             nonce=nonce,
             items=tuple(ixs),
             bytes=sum(item.size + 1 for item in members),
             tokens=sum(item.tokens for item in members),
-            due_at=work.wall,
+            due_at=step.wall,
             most=sum(costs.get(ix, 0.0) for ix in ixs),
         )
         try:
-            work.store.plan(work.grip, shard)
+            step.store.plan(step.lease, shard)
         except OverBudget:  # what is asked alone took the room meanwhile: it is cut anew
             return True
     if pieces.too_big:
-        _refuse(work, pieces.too_big)
+        _refuse(step, pieces.too_big)
     return True
 
 
-def most_key(work: Work) -> str:
+def most_key(step: StepContext) -> str:
     """Return the name of the fact how many requests the server takes, where it refused more as too much."""
-    return f"most:{work.job.scope}:{work.job.model}"
+    return f"most:{step.job.scope}:{step.job.model}"
 
 
-def _refuse(work: Work, ixs: tuple[int, ...]) -> None:
+def _refuse(step: StepContext, ixs: tuple[int, ...]) -> None:
     """End items no batch can take alone, or ask them in real time where the job allows that.
 
     By themselves in a shard that is never sent, so that nothing else ends with them.
     """
-    limit = enqueued_quota.known_limit(work)
+    limit = enqueued_quota.known_limit(step)
     tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
     error = InvalidRequest(
-        f"the request alone is above what a batch may have ({work.api.abilities.max_bytes:,} bytes{tokens}); "
+        f"the request alone is above what a batch may have ({step.api.abilities.max_bytes:,} bytes{tokens}); "
         "shorten it or send it in real time"
     )
-    nonce = new_nonce(work.rng)
-    shard = work.store.plan(work.grip, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, work.wall))
-    if work.falls_back:
+    nonce = new_nonce(step.rng)
+    shard = step.store.plan(step.lease, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, step.wall))
+    if step.falls_back:
         reason = "too big for a batch; asked in real time"
-        buried = work.store.bury(
-            work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
+        discarded = step.store.discard(
+            step.lease, shard, items=ItemState.DIRECT, tried=False, note=reason, at=step.wall
         )
-        work.told(shard, buried, reason)
+        step.told(shard, discarded, reason)
         return
-    work.store.fail_shard(work.grip, shard, encode_error(error), note="too big for a batch", at=work.wall)
-    report(work.store, work.job, work.tell, work.clock)
+    step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
+    report(step.store, step.job, step.tell, step.clock)

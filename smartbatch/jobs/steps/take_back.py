@@ -10,7 +10,7 @@ from smartbatch.core.routing.risk import MISSED
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import poll
-from smartbatch.jobs.steps.context import Work
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.turnaround_log import CANCELLED_AT
 
 __all__ = ["in_time"]
@@ -19,37 +19,37 @@ _S = ShardState
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
-def in_time(work: Work, shards: Sequence[ShardRow]) -> float:
+def in_time(step: StepContext, shards: Sequence[ShardRow]) -> float:
     """Take back what has to be, and return the Unix seconds at which to look again; infinity for never.
 
     One batch is cancelled a step; ``work.wall`` is returned while there are more.
     """
-    deadline = work.policy("deadline", None)
-    if deadline is None or work.job.state is not JobState.ACTIVE or work.job.cancel_requested:
+    deadline = step.policy("deadline", None)
+    if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
     held = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not held:
         return math.inf
-    found = _found(work, deadline, held)
+    found = _found(step, deadline, held)
     if found.late:
-        _tell_risk(work, held)
+        _tell_risk(step, held)
     for at in found.back:
-        _take_back(work, held[at], deadline, found)
+        _take_back(step, held[at], deadline, found)
         if held[at].state not in UNSENT_SHARDS:
-            return work.wall
-    return work.wall if found.back else work.wall + found.wait
+            return step.wall
+    return step.wall if found.back else step.wall + found.wait
 
 
-def _found(work: Work, deadline: float, held: Sequence[ShardRow]) -> Rescue:
-    backlog = work.job.total - work.job.finished - sum(shard.size for shard in held)
-    margin = max(1.0, MARGIN * (deadline - work.job.created_at))
+def _found(step: StepContext, deadline: float, held: Sequence[ShardRow]) -> Rescue:
+    backlog = step.job.total - step.job.finished - sum(shard.size for shard in held)
+    margin = max(1.0, MARGIN * (deadline - step.job.created_at))
     return rescue(
-        deadline - work.wall,
+        deadline - step.wall,
         margin,
         max(0, backlog),
-        [_held(shard, work.wall) for shard in held],
-        work.speed(work.job),
-        work.policy("missed", MISSED),
+        [_held(shard, step.wall) for shard in held],
+        step.speed(step.job),
+        step.policy("missed", MISSED),
     )
 
 
@@ -65,25 +65,25 @@ def _held(shard: ShardRow, wall: float) -> Held:
     return Held(max(0, left), not unsent, not movable, shard.size, age, cancelled)
 
 
-def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> None:
-    left = max(0.0, deadline - work.wall)
+def _take_back(step: StepContext, shard: ShardRow, deadline: float, found: Rescue) -> None:
+    left = max(0.0, deadline - step.wall)
     reason = (
         f"taken back for the deadline: {left:.0f} s are left, and what is not answered needs up to "
         f"{found.needs:.0f} s in real time"
     )
     if shard.state in UNSENT_SHARDS:
-        dead = work.store.bury(
-            work.grip, shard, items=ItemState.DIRECT, tried=False, note=reason, at=work.wall
+        dead = step.store.discard(
+            step.lease, shard, items=ItemState.DIRECT, tried=False, note=reason, at=step.wall
         )
-        work.told(shard, dead, reason)
-    elif not poll.cancel(work, shard, reason).cancelled:
+        step.told(shard, dead, reason)
+    elif not poll.cancel(step, shard, reason).cancelled:
         return
-    work.tell(
+    step.tell(
         JobRescued(
-            at=work.clock.now(),
-            job_id=work.job.id,
+            at=step.clock.now(),
+            job_id=step.job.id,
             shard_id=shard.id,
-            model=work.job.model,
+            model=step.job.model,
             requests=shard.size,
             left=left,
             needs=found.needs,
@@ -91,11 +91,11 @@ def _take_back(work: Work, shard: ShardRow, deadline: float, found: Rescue) -> N
     )
 
 
-def _tell_risk(work: Work, held: Sequence[ShardRow]) -> None:
+def _tell_risk(step: StepContext, held: Sequence[ShardRow]) -> None:
     """Say once of each shard that holds up a deadline and cannot be taken back."""
     for shard in held:
         if shard.state in _UNKNOWN:
-            work.incident(
+            step.incident(
                 "deadline_at_risk",
                 "whether this batch exists is not known yet, so its requests are not sent again, and the "
                 "deadline may be missed; nothing has to be done",

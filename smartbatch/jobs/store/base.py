@@ -3,8 +3,8 @@
 Rules all stores keep:
 
 - Every write to a job names the writer's :class:`~smartbatch.jobs.records.Grip`. When the job was taken over
-  meanwhile nothing is written and :class:`LostGrip` is raised.
-- A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LostGrip`.
+  meanwhile nothing is written and :class:`LeaseLost` is raised.
+- A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LeaseLost`.
 - What a method returned from is on disk. An error at a commit is looked up, never guessed.
 - Pages of requests and results end early where these are large, as some megabytes are read at a time, and
   at gaps; only behind the last one there is none.
@@ -21,9 +21,9 @@ from attrs import field, frozen
 
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.records import (
-    Grip,
     IncidentRow,
     ItemState,
+    JobLease,
     JobRow,
     NewItem,
     NewJob,
@@ -39,7 +39,7 @@ __all__ = [
     "Direct",
     "Ingested",
     "ItemAt",
-    "LostGrip",
+    "LeaseLost",
     "Measure",
     "OverBudget",
     "Payload",
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-class LostGrip(SmartbatchError):
+class LeaseLost(SmartbatchError):
     """Another process owns the job now, or moved the shard on; nothing was written."""
 
 
@@ -179,8 +179,8 @@ class Store(ABC):
         with shards to tidy. Those this store object owns already are left out."""
 
     @abstractmethod
-    def claim(self, job_id: str, lease: float, *, unknown: bytes | None = None) -> Grip | None:
-        """Take a job for ``lease`` seconds; ``None`` while somebody alive owns it.
+    def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:
+        """Take a job for ``seconds``; ``None`` while somebody alive owns it.
 
         Somebody is alive whose lease runs by the database's clock, unless the system knows its process has
         died. Items found ``ASKING`` are set back to ``DIRECT``, with one try more, and an incident
@@ -192,12 +192,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def renew(self, grips: Collection[Grip], lease: float) -> list[Grip]:
+    def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
         """Prolong leases; return those that are still held."""
 
     @abstractmethod
-    def release(self, grip: Grip) -> None:
-        """Give a job back, so that another process may take it at once. Never raises ``LostGrip``."""
+    def release(self, lease: JobLease) -> None:
+        """Give a job back, so that another process may take it at once. Never raises ``LeaseLost``."""
 
     # -- shards ----------------------------------------------------------------------------------------------
 
@@ -212,16 +212,16 @@ class Store(ABC):
         """Return requests of a job by their positions in it; ask for a few hundred at a time."""
 
     @abstractmethod
-    def plan(self, grip: Grip, shard: NewShard) -> ShardRow:
+    def plan(self, lease: JobLease, shard: NewShard) -> ShardRow:
         """Put open items into a new shard, ``PLANNED``, and pledge the most it can cost.
 
         Raises:
-            LostGrip: also when one of the items is not open.
+            LeaseLost: also when one of the items is not open.
             OverBudget: the job's budget has no room for it.
         """
 
     @abstractmethod
-    def pledge(self, grip: Grip, usd: float) -> None:
+    def pledge(self, lease: JobLease, usd: float) -> None:
         """Take ``usd`` from the job's budget before it may be spent, or give back what was not.
 
         Held by this and by :meth:`plan`: what is booked and what is pledged never exceed the budget, as long
@@ -260,7 +260,7 @@ class Store(ABC):
         """Return the item at each position of the shard that exists."""
 
     @abstractmethod
-    def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
+    def advance(self, lease: JobLease, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
         """Move a shard to a state that may follow its own (or the same), with other columns changed.
 
         Args:
@@ -268,12 +268,12 @@ class Store(ABC):
             changes: columns of :class:`ShardRow` by name.
 
         Raises:
-            LostGrip: the job or the shard has moved on.
+            LeaseLost: the job or the shard has moved on.
             ValueError: for a transition that is not in the table.
         """
 
     @abstractmethod
-    def intend(self, grip: Grip, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
+    def intend(self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
         """Move ``READY`` to ``SUBMITTING``: after it, and never before, the one create is sent.
 
         Args:
@@ -282,9 +282,9 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def bury(
+    def discard(
         self,
-        grip: Grip,
+        lease: JobLease,
         shard: ShardRow,
         *,
         items: ItemState,
@@ -303,16 +303,18 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def fail_shard(self, grip: Grip, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
+    def fail_shard(self, lease: JobLease, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
         """End a shard as ``DEAD`` and its items without a result as failed with ``body``."""
 
     # -- results ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def ingest(self, grip: Grip, shard: ShardRow, results: Sequence[NewResult], *, at: float) -> Ingested:
+    def ingest(
+        self, lease: JobLease, shard: ShardRow, results: Sequence[NewResult], *, at: float
+    ) -> Ingested:
         """Store up to a thousand results of a shard; the first of an item wins, the same again is nothing.
 
-        Also takes those of a ``DEAD`` shard, for items that are still open: a ghost's paid answers are used.
+        Also takes those of a ``DEAD`` shard, for items that are still open: a orphan's paid answers are used.
         """
 
     @abstractmethod
@@ -322,7 +324,7 @@ class Store(ABC):
     @abstractmethod
     def settle(
         self,
-        grip: Grip,
+        lease: JobLease,
         shard: ShardRow,
         *,
         opened: Collection[int] = (),
@@ -344,11 +346,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def claim_direct(self, grip: Grip, limit: int) -> list[Direct]:
+    def claim_direct(self, lease: JobLease, limit: int) -> list[Direct]:
         """Turn ``DIRECT`` items to ``ASKING`` and return them: only after that are they asked."""
 
     @abstractmethod
-    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float, freed: float = 0.0) -> Ingested:
+    def answer(
+        self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
+    ) -> Ingested:
         """Store what came of ``ASKING`` items; ``again`` makes them ``DIRECT`` with one try more, ``unrun``
         makes them ``DIRECT`` without. What those cost all the same is booked.
 
@@ -357,7 +361,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:
+    def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         """End every ``OPEN`` and ``DIRECT`` item as cancelled with ``body``; return how many.
 
         Some thousands a transaction: interrupted, the next call goes on.
@@ -374,15 +378,15 @@ class Store(ABC):
     # -- notes -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def note(self, grip: Grip, note: str | None, *, hold: bool = False) -> None:
+    def note(self, lease: JobLease, note: str | None, *, hold: bool = False) -> None:
         """Say what a job waits for; with ``hold`` it waits for a person."""
 
     @abstractmethod
-    def add_incident(self, incident: IncidentRow, *, grip: Grip | None = None) -> bool:
+    def add_incident(self, incident: IncidentRow, *, lease: JobLease | None = None) -> bool:
         """Keep an incident; False when the same kind, shard and detail is known.
 
         Args:
-            grip: where it is given, what a former owner still believes is not kept.
+            lease: where it is given, what a former owner still believes is not kept.
         """
 
     @abstractmethod
@@ -393,7 +397,7 @@ class Store(ABC):
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
         """Return those ids that belong to a shard of this store, or that one is proving to be its own.
 
-        What a dead shard suspects to be its ghost is not claimed: a shard that looks for its batch comes
+        What a dead shard suspects to be its orphan is not claimed: a shard that looks for its batch comes
         first. Nor is what another shard found foreign to itself, for it may be a third one's.
         """
 
@@ -430,4 +434,4 @@ class Store(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """In a forked child: forget connections, locks and grips without touching the parent's."""
+        """In a forked child: forget connections, locks and leases without touching the parent's."""

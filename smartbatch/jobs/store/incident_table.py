@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from smartbatch.jobs.records import Grip, IncidentRow
+from smartbatch.jobs.records import IncidentRow, JobLease
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.rows import bare, encoded, incident_row
 from smartbatch.jobs.store.sql_store import Book
@@ -22,15 +22,15 @@ TRIM_EVERY = 50
 class Notes(Book):
     """What is kept beside the jobs themselves."""
 
-    def note(self, grip: Grip, note: str | None, *, hold: bool = False) -> None:
+    def note(self, lease: JobLease, note: str | None, *, hold: bool = False) -> None:
         with self._db.writing() as tx:
-            tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), self._hold(tx, grip))
+            tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), self._hold(tx, lease))
 
-    def add_incident(self, incident: IncidentRow, *, grip: Grip | None = None) -> bool:
+    def add_incident(self, incident: IncidentRow, *, lease: JobLease | None = None) -> bool:
         digest = incident_digest(incident.kind, incident.job_id, incident.shard_id, incident.detail)
         with self._db.writing() as tx:
-            if grip is not None:
-                self._hold(tx, grip)
+            if lease is not None:
+                self._hold(tx, lease)
             new = tx.change(
                 sql.NEW_INCIDENT,
                 digest,

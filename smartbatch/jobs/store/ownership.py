@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from smartbatch.jobs.records import Grip, ItemState, JobRow
+from smartbatch.jobs.records import ItemState, JobLease, JobRow
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Transaction
 from smartbatch.jobs.store.incident_table import incident_digest
@@ -36,7 +36,7 @@ class Ownership(Results):
                 break
         return found
 
-    def claim(self, job_id: str, lease: float, *, unknown: bytes | None = None) -> Grip | None:
+    def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:
         me = self._me()
         with self._db.writing() as tx:
             found = tx.row(sql.CLAIM_LOOK, job_id)
@@ -46,13 +46,15 @@ class Ownership(Results):
             now = self._db.now()
             if owner == me or (owner is not None and lease_until > now and self._owners.alive(owner)):
                 return None
-            taken = tx.row(sql.CLAIM, me, now + lease, no)
+            taken = tx.row(sql.CLAIM, me, now + seconds, no)
             assert taken is not None
-            grip = Grip(job_id, int(taken[0]))
-            self._end_asking(tx, grip, no, unknown, now)
-        return grip
+            lease = JobLease(job_id, int(taken[0]))
+            self._end_asking(tx, lease, no, unknown, now)
+        return lease
 
-    def _end_asking(self, tx: Transaction, grip: Grip, job: int, unknown: bytes | None, now: float) -> None:
+    def _end_asking(
+        self, tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float
+    ) -> None:
         """End the state of items whose asking nobody saw the end of, and say what that may have cost."""
         # those that end as failed are direct for a moment of this transaction
         rows = tx.rows(sql.ASKING_ENDED, CODES[ItemState.DIRECT], first_of(job), first_of(job + 1))
@@ -65,21 +67,21 @@ class Ownership(Results):
         end = "are asked again" if unknown is None else "end as failed"
         detail = (
             f"{len(asked)} requests were being asked alone when their process ended, and {end}: rows {named}"
-            f" (owner {grip.epoch})"
+            f" (owner {lease.epoch})"
         )
-        digest = incident_digest("maybe_billed", grip.job_id, None, detail)
-        tx.change(sql.NEW_INCIDENT, digest, "maybe_billed", grip.job_id, None, encoded(detail), None, now)
+        digest = incident_digest("maybe_billed", lease.job_id, None, detail)
+        tx.change(sql.NEW_INCIDENT, digest, "maybe_billed", lease.job_id, None, encoded(detail), None, now)
 
-    def renew(self, grips: Collection[Grip], lease: float) -> list[Grip]:
-        if not grips:
+    def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
+        if not leases:
             return []
         me = self._me()
-        until = self._db.now() + lease
+        until = self._db.now() + seconds
         with self._db.writing() as tx:
             # in one order, so that two who renew never wait for each other
-            order = sorted(grips, key=lambda grip: grip.job_id)
-            return [grip for grip in order if tx.change(sql.RENEW, until, grip.job_id, grip.epoch, me)]
+            order = sorted(leases, key=lambda lease: lease.job_id)
+            return [lease for lease in order if tx.change(sql.RENEW, until, lease.job_id, lease.epoch, me)]
 
-    def release(self, grip: Grip) -> None:
+    def release(self, lease: JobLease) -> None:
         with self._db.writing() as tx:
-            tx.change(sql.RELEASE, grip.job_id, grip.epoch, self._owners.own)
+            tx.change(sql.RELEASE, lease.job_id, lease.epoch, self._owners.own)

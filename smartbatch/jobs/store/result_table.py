@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from smartbatch.jobs.records import Grip, ItemState, NewResult, ResultRow, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, JobLease, NewResult, ResultRow, ShardRow, ShardState
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import Direct, Ingested, LostGrip, Unsettled
+from smartbatch.jobs.store.base import Direct, Ingested, LeaseLost, Unsettled
 from smartbatch.jobs.store.database import Transaction
 from smartbatch.jobs.store.rows import (
     CODES,
@@ -37,13 +37,15 @@ class Results(Shards):
 
     # -- of a shard ------------------------------------------------------------------------------------------
 
-    def ingest(self, grip: Grip, shard: ShardRow, results: Sequence[NewResult], *, at: float) -> Ingested:
+    def ingest(
+        self, lease: JobLease, shard: ShardRow, results: Sequence[NewResult], *, at: float
+    ) -> Ingested:
         if shard.state not in _TAKING:
             raise ValueError(f"a shard that is {shard.state.value} has no results to take")
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             if tx.row(sql.SHARD_STATE, shard.id, job) != (shard.state.value, shard.no):
-                raise LostGrip(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
+                raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
             items = self._states(tx, job, [result.ix for result in results])
             self._check_members(tx, shard, items, results)
             final, doubled = self._keep(tx, job, items, [r for r in results if r.final], at)
@@ -184,7 +186,7 @@ class Results(Shards):
 
     def settle(
         self,
-        grip: Grip,
+        lease: JobLease,
         shard: ShardRow,
         *,
         opened: Collection[int] = (),
@@ -199,7 +201,7 @@ class Results(Shards):
         if len(ends) + len(set(opened)) + len(set(direct)) != len(ends.union(opened, direct)):
             raise ValueError("an item of a settled shard goes one way only")
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             settled = self._move(
                 tx, job, shard, ShardState.SETTLED, {"most": 0.0, **changes, "settled_at": at}
             )
@@ -219,9 +221,9 @@ class Results(Shards):
             tx.change(sql.DROP_VERDICTS, told)
             return settled
 
-    def fail_shard(self, grip: Grip, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
+    def fail_shard(self, lease: JobLease, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             failed = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at, "most": 0.0})
             first, last = self._span(tx, shard.id)
             held = [row[0] for row in tx.rows(sql.HELD, first, last, shard.no)]
@@ -253,21 +255,23 @@ class Results(Shards):
 
     # -- one by one ------------------------------------------------------------------------------------------
 
-    def claim_direct(self, grip: Grip, limit: int) -> list[Direct]:
+    def claim_direct(self, lease: JobLease, limit: int) -> list[Direct]:
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             taken = sorted(tx.rows(sql.TAKE_DIRECT, first_of(job), first_of(job + 1), limit))
             rows = tx.rows(sql.NAMED_PAYLOADS, self._db.many([no for no, _ in taken])) if taken else []
             named = {no: (decoded(user_id), body) for no, user_id, body in rows}
             return [Direct(position(no), *named[no], tries) for no, tries in taken]
 
-    def answer(self, grip: Grip, results: Sequence[NewResult], *, at: float, freed: float = 0.0) -> Ingested:
+    def answer(
+        self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
+    ) -> Ingested:
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             items = self._states(tx, job, [result.ix for result in results])
             strangers = {result.ix for result in results} - items.keys()
             if strangers:
-                raise ValueError(f"job {grip.job_id} has no item {min(strangers)}")
+                raise ValueError(f"job {lease.job_id} has no item {min(strangers)}")
             final, doubled = self._keep(tx, job, items, [r for r in results if r.final], at)
             for word, tried in (("again", 1), ("unrun", 0)):
                 back = [number(job, r.ix) for r in results if r.outcome == word]
@@ -278,16 +282,16 @@ class Results(Shards):
             self._pledge(tx, job, -freed)
             return Ingested(tuple(final), tuple(doubled))
 
-    def drop_unsent(self, grip: Grip, body: bytes, *, at: float) -> int:
+    def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         dropped, count = 0, PAGE_DROPPED
         while count == PAGE_DROPPED:
-            count = self._drop_some(grip, body, at)
+            count = self._drop_some(lease, body, at)
             dropped += count
         return dropped
 
-    def _drop_some(self, grip: Grip, body: bytes, at: float) -> int:
+    def _drop_some(self, lease: JobLease, body: bytes, at: float) -> int:
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             page = first_of(job), first_of(job + 1), PAGE_DROPPED
             rows = [row for state in _UNSENT for row in tx.rows(sql.WAITING, CODES[state], *page)]
             unsent = [no for no, *_ in rows[:PAGE_DROPPED]]

@@ -8,15 +8,15 @@ from typing import Any
 
 from smartbatch.jobs.records import (
     TRANSITIONS,
-    Grip,
     ItemState,
+    JobLease,
     NewShard,
     OpenItem,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import ItemAt, LostGrip, Measure, OverBudget, Payload
+from smartbatch.jobs.store.base import ItemAt, LeaseLost, Measure, OverBudget, Payload
 from smartbatch.jobs.store.database import Row, Transaction
 from smartbatch.jobs.store.rows import (
     CODES,
@@ -100,18 +100,18 @@ class Shards(Book):
 
     # -- moving on -------------------------------------------------------------------------------------------
 
-    def plan(self, grip: Grip, shard: NewShard) -> ShardRow:
+    def plan(self, lease: JobLease, shard: NewShard) -> ShardRow:
         if not shard.items or len(set(shard.items)) != len(shard.items):
             raise ValueError("a shard has at least one item, and each once")
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             found = tx.row(sql.NEXT_SHARD, job)
             assert found is not None
             no = found[0]
             self._pledge(tx, job, shard.most)
             items = self._db.many([number(job, ix) for ix in shard.items])
             if tx.change(sql.TAKE_ITEMS, no, items) != len(shard.items):
-                raise LostGrip(f"not every item of the new shard {shard.id} is open; nothing was written")
+                raise LeaseLost(f"not every item of the new shard {shard.id} is open; nothing was written")
             tx.change(sql.NEW_POSITIONS, shard.id, job, packed(shard.items))
             size = len(shard.items)
             values = (shard.id, no, shard.nonce, size, shard.bytes, shard.tokens, shard.due_at)
@@ -119,9 +119,9 @@ class Shards(Book):
             assert made is not None
             return made
 
-    def pledge(self, grip: Grip, usd: float) -> None:
+    def pledge(self, lease: JobLease, usd: float) -> None:
         with self._db.writing() as tx:
-            self._pledge(tx, self._hold(tx, grip), usd)
+            self._pledge(tx, self._hold(tx, lease), usd)
 
     def _pledge(self, tx: Transaction, job: int, usd: float) -> None:
         """Take from a job's budget, where there is room for it, or give back.
@@ -142,20 +142,20 @@ class Shards(Book):
             )
         tx.change(sql.PLEDGE, usd, job)
 
-    def advance(self, grip: Grip, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
+    def advance(self, lease: JobLease, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
         if to is not shard.state:
             if to in _OWN_VERBS:
                 raise ValueError(f"a shard becomes {to.value} by {_OWN_VERBS[to]}, with its items")
             if shard.state is ShardState.READY and to is ShardState.SUBMITTING:
                 raise ValueError("a shard becomes submitting by intend")
         with self._db.writing() as tx:
-            return self._move(tx, self._hold(tx, grip), shard, to, changes)
+            return self._move(tx, self._hold(tx, lease), shard, to, changes)
 
-    def intend(self, grip: Grip, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
+    def intend(self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
         if shard.state is not ShardState.READY:
             raise ValueError(f"only a ready shard can be submitted, and this one is {shard.state.value}")
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             if exclusive:
                 tx.lock(f"scope {shard.scope}")
                 others = tx.row(sql.UNRESOLVED_IN_SCOPE, shard.scope, shard.id)
@@ -164,9 +164,9 @@ class Shards(Book):
                     return None
             return self._move(tx, job, shard, ShardState.SUBMITTING, changes)
 
-    def bury(
+    def discard(
         self,
-        grip: Grip,
+        lease: JobLease,
         shard: ShardRow,
         *,
         items: ItemState,
@@ -178,12 +178,12 @@ class Shards(Book):
         if items not in (ItemState.OPEN, ItemState.DIRECT):
             raise ValueError("the items of a buried shard become open or direct")
         with self._db.writing() as tx:
-            job = self._hold(tx, grip)
+            job = self._hold(tx, lease)
             most = shard.most if maybe_billed else 0.0
             changes = {"note": note, "died_at": at, "most": most}
-            buried = self._move(tx, job, shard, ShardState.DEAD, changes)
+            discarded = self._move(tx, job, shard, ShardState.DEAD, changes)
             tx.change(sql.FREE_HELD, CODES[items], int(tried), *self._span(tx, shard.id), shard.no)
-            return buried
+            return discarded
 
     def _move(
         self, tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: dict[str, Any]
@@ -192,7 +192,7 @@ class Shards(Book):
 
         Raises:
             ValueError: the transition is not in the table, or a column cannot be changed.
-            LostGrip: the shard has moved on.
+            LeaseLost: the shard has moved on.
         """
         if to is not shard.state and to not in TRANSITIONS[shard.state]:
             raise ValueError(f"a shard that is {shard.state.value} does not become {to.value}")
@@ -206,7 +206,7 @@ class Shards(Book):
         statement = sql.ADVANCE.replace("{assignments}", assignments).replace("{columns}", sql.SHARD_COLUMNS)
         moved = _first(tx.rows(statement, to.value, *written.values(), shard.id, job, shard.state.value))
         if moved is None:
-            raise LostGrip(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
+            raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
         if (more := changes.get("most", shard.most) - shard.most) != 0:
             tx.change(sql.PLEDGE, more, job)  # never refused: what it may have cost, it may have cost
         return moved

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable
 
 from smartbatch.errors import JobNotFound, StoreError
-from smartbatch.jobs.records import Grip
+from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import LostGrip, Store
+from smartbatch.jobs.store.base import LeaseLost, Store
 from smartbatch.jobs.store.checks import private_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.owners import Owners
@@ -145,16 +145,16 @@ class Book(Store):
             raise JobNotFound(f"the store {self.place} has no job {job_id!r}; see: smartbatch jobs list")
         return int(found[0])
 
-    def _hold(self, tx: Transaction, grip: Grip) -> int:
-        """Lock the job of ``grip`` for this transaction; return its number.
+    def _hold(self, tx: Transaction, lease: JobLease) -> int:
+        """Lock the job of ``lease`` for this transaction; return its number.
 
         Raises:
-            LostGrip: somebody else owns it now, or nobody.
+            LeaseLost: somebody else owns it now, or nobody.
         """
-        found = tx.row(sql.GRASP, grip.job_id, grip.epoch, self._owners.own)
+        found = tx.row(sql.GRASP, lease.job_id, lease.epoch, self._owners.own)
         if found is None:
-            raise LostGrip(
-                f"job {grip.job_id} was taken over or given back since grip {grip.epoch}; nothing was written"
+            raise LeaseLost(
+                f"job {lease.job_id} was taken over or given back since lease {lease.epoch}; nothing was written"
             )
         return int(found[0])
 

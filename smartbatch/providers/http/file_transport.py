@@ -44,12 +44,12 @@ from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import MAX_BODY, Reply, inflated, too_large
 from smartbatch.providers.http.uploads import Upload
 
-__all__ = ["Control", "Incoming"]
+__all__ = ["FileTransport", "Incoming"]
 
 _PIECE = 65536
 
 
-class Control:
+class FileTransport:
     """Calls to one base URL; safe from any number of threads.
 
     Args:
@@ -317,7 +317,7 @@ def _inner(error: Exception) -> Exception:
     return error
 
 
-_made: weakref.WeakSet[Control] = weakref.WeakSet()
+_made: weakref.WeakSet[FileTransport] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:

@@ -36,7 +36,7 @@ from smartbatch.providers.openai.embeddings import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
-    from smartbatch.providers.http.file_transport import Control
+    from smartbatch.providers.http.file_transport import FileTransport
 
 __all__ = ["MAX_DOWNLOAD", "OpenAIBatches"]
 
@@ -69,7 +69,7 @@ class OpenAIBatches(BatchApi):
 
     def __init__(
         self,
-        control: Control,
+        control: FileTransport,
         *,
         scope: str,
         api: Literal["chat", "responses"],

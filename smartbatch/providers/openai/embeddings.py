@@ -36,7 +36,7 @@ def embeddings_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
 
 
 def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
-    """Return what of an embedding's wishes is not sent, each with the reason."""
+    """Return what of an embedding's constraints is not sent, each with the reason."""
     if embedding is None or embedding.task_type is None:
         return ()
     return (("task_type", "OpenAI's embeddings know no task types"),)

@@ -207,11 +207,11 @@ class OpenAIProvider(Provider):
     def _batch_api(
         self, url: Url, headers: Mapping[str, str], connect_timeout: float, window: str, purpose: str
     ) -> BatchApi:
-        from smartbatch.providers.http.file_transport import Control
+        from smartbatch.providers.http.file_transport import FileTransport
         from smartbatch.providers.openai.batches import OpenAIBatches
 
         return OpenAIBatches(
-            Control(url, headers, connect_timeout=connect_timeout),
+            FileTransport(url, headers, connect_timeout=connect_timeout),
             scope=self.scope,
             api=self._api,
             body=self._body,

@@ -145,14 +145,14 @@ class SimProvider(Provider):
         answer, latency, fault = self._accept(request, model, attempt)
         assert answer.usage is not None
         words = words_of(answer.text or "")
-        pace = self._per_token * answer.usage.output_tokens / max(1, len(words))
+        throughput = self._per_token * answer.usage.output_tokens / max(1, len(words))
         strikes_at = len(words) // 2 if fault in ("network", "timeout") else 0
         began = self._now()
         self._spend(latency, timeout)
         for position, word in enumerate(words):
             if position == strikes_at:
                 _strike(fault)
-            self._spend(pace, timeout - (self._now() - began))
+            self._spend(throughput, timeout - (self._now() - began))
             yield word
         return answer
 
@@ -196,11 +196,11 @@ class SimProvider(Provider):
         """Seconds and fault of this attempt: the same for the same seed, prompt and attempt."""
         if not self._sigma and not self._faults:
             return self._latency, None
-        dice = hashlib.sha256(f"{self._seed}\0{attempt}\0{prompt}".encode(errors="replace")).digest()
+        rng = hashlib.sha256(f"{self._seed}\0{attempt}\0{prompt}".encode(errors="replace")).digest()
         seconds = self._latency
         if self._sigma:
-            seconds *= math.exp(self._sigma * NormalDist().inv_cdf(_fraction(dice[:8])))
-        thrown = _fraction(dice[8:16])
+            seconds *= math.exp(self._sigma * NormalDist().inv_cdf(_fraction(rng[:8])))
+        thrown = _fraction(rng[8:16])
         for fault, rate in self._faults:
             if thrown < rate:
                 return seconds, fault

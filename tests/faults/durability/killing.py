@@ -54,7 +54,7 @@ class Plan:
         settle, visibility: seconds, see :class:`~tests.durability.orders.Orders`.
         freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
         workers: processes on the store at a time; all but the first carry on only.
-        lease: of a job; ``None`` leaves the keeper's own.
+        lease: of a job; ``None`` leaves the supervisor's own.
         mutant: a safety rule to break.
     """
 

@@ -27,8 +27,8 @@ def break_rule(name: str | None) -> None:
     """Break a rule in this process, for good."""
     match name:
         case "no fence, settle 0":
-            recover._can_fence = lambda work, shard: False
-            recover._until = lambda work, shard: 0.0
+            recover._can_fence = lambda step, shard: False
+            recover._until = lambda step, shard: 0.0
         case "create repeated":
             apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
             for api in apis:

@@ -17,7 +17,7 @@ from typing import Any
 
 from smartbatch import BatchingClient, Job, Request, Result
 from smartbatch.jobs import supervisor
-from smartbatch.jobs.steps.context import EngineLimits
+from smartbatch.jobs.steps.context import StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
@@ -81,21 +81,21 @@ def _carry(client: BatchingClient, orders: Orders) -> None:
 
 def scale(orders: Orders) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
-    desk: Any = importlib.import_module("smartbatch.jobs.service")
-    send_within = EngineLimits().send_within
+    service: Any = importlib.import_module("smartbatch.jobs.service")
+    send_within = StepLimits().send_within
     if orders.lease is not None:
         share = orders.lease / supervisor.LEASE
         send_within *= share
         supervisor.LEASE *= share
         supervisor.RENEW_EVERY *= share
         supervisor.LOOK_EVERY *= share
-    desk.EngineLimits = partial(
-        EngineLimits,
+    service.StepLimits = partial(
+        StepLimits,
         visibility=orders.visibility,
         reread_pause=0.2,
         longest_pause=1.0,
-        # else the ghosts of all earlier jobs, watched every second, take the time of the present one
-        ghost_watch=max(10.0, 3 * orders.settle),
+        # else the orphans of all earlier jobs, watched every second, take the time of the present one
+        orphan_watch=max(10.0, 3 * orders.settle),
         send_within=send_within,
     )
 

@@ -7,7 +7,7 @@ from random import Random
 
 from attrs import evolve
 
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import Settings
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
@@ -87,10 +87,10 @@ class Fates:
             met.append(rng.choice(self._ends))
         return tuple(met)
 
-    def late_by(self, house: House, index: int) -> None:
+    def late_by(self, backend: BatchBackend, index: int) -> None:
         """Choose within how many seconds create ``index`` lands if it is late."""
         far = Random(f"{self._seed} late {index}").random() < 0.3
-        house.configure(evolve(self.settings, batch_late_seconds=_MINUTES if far else _SECONDS))
+        backend.configure(evolve(self.settings, batch_late_seconds=_MINUTES if far else _SECONDS))
 
     def of_line(self, index: int, position: int, custom_id: str | None) -> str | None:
         """Return the fault of a line, or ``None``."""

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch.errors import WrongProcess
-from smartbatch.jobs.notifier import Bell
+from smartbatch.jobs.notifier import ChangeNotifier
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import JobRow, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -27,7 +27,7 @@ class Reader(Watcher):
     """
 
     def __init__(self, job_id: str, total: int, store: SimStore, disk: Disk) -> None:
-        super().__init__(job_id, _Desk(store, self, disk))
+        super().__init__(job_id, _Service(store, self, disk))
         self.given: list[Result | None] = [None] * total
         _readers.add(self)
         self.futures(total)
@@ -72,14 +72,14 @@ class _Future:
         raise AssertionError("nothing forks here")
 
 
-class _Desk:
-    """What a watcher needs of the desk."""
+class _Service:
+    """What a watcher needs of the service."""
 
     clock: Clock = RealClock()  # for locks only: nobody waits here
 
     def __init__(self, store: SimStore, reader: Reader, disk: Disk) -> None:
         self.store = store
-        self.bell = Bell(self.clock)
+        self.notifier = ChangeNotifier(self.clock)
         self._reader = reader
         self._disk = disk
         self._made = 0

@@ -85,7 +85,7 @@ WRITES = frozenset(
         "plan",
         "advance",
         "intend",
-        "bury",
+        "discard",
         "fail_shard",
         "ingest",
         "settle",

@@ -11,9 +11,9 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
-from smartbatch.jobs.records import Grip, JobState, NewResult
-from smartbatch.jobs.steps.runner import EngineLimits, JobEngine
-from smartbatch.jobs.store.base import Direct, LostGrip, Store
+from smartbatch.jobs.records import JobLease, JobState, NewResult
+from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.store.base import Direct, LeaseLost, Store
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result, Route, Usage
@@ -29,9 +29,9 @@ __all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
 PROVIDER = "simulated"
 """The prefix of the job's model: of no provider that could be made from the environment."""
 LEASE = 15.0
-"""As the keeper's."""
+"""As the supervisor's."""
 PRICES = PriceBook({"m": Price(1.0, 2.0)})
-LIMITS = EngineLimits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, ghost_watch=HOUR)
+LIMITS = StepLimits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, orphan_watch=HOUR)
 """As by default, but for fewer polls, and a watch that is over soon after the last late create."""
 RENEW_EVERY = 5.0
 PORTION = 3
@@ -63,7 +63,7 @@ class Process:
     ) -> None:
         self.name = name
         self.due = -math.inf
-        self.grips: list[Grip] = []
+        self.leases: list[JobLease] = []
         self.frozen = False
         self.woken = False
         self.leaves_at: float | None = None
@@ -77,7 +77,7 @@ class Process:
         self.store = cast(Store, Watched(self.plain, points))
         self.api = SimApi(wire, key)
         self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
-        self.engine = JobEngine(
+        self.engine = StepRunner(
             self.store,
             api_of=self.serving.api_of,
             clock=clock,
@@ -94,15 +94,15 @@ class Process:
             self.reader.close()
 
     def keep(self) -> None:
-        """Renew what is held, as the keeper does every five seconds beside everything else."""
-        if self.grips and self._clock.now() >= self._renewed + RENEW_EVERY:
+        """Renew what is held, as the supervisor does every five seconds beside everything else."""
+        if self.leases and self._clock.now() >= self._renewed + RENEW_EVERY:
             self.renew()
 
     def renew(self) -> None:
         """Renew what is held, and find out what is not held any more."""
         self._renewed = self._clock.now()
-        if self.grips:
-            self.grips = self.plain.renew(self.grips, LEASE)
+        if self.leases:
+            self.leases = self.plain.renew(self.leases, LEASE)
 
     def step(self) -> None:
         """Do what is due, once, and say when to come again.
@@ -111,13 +111,13 @@ class Process:
             Crash: the process is dead.
         """
         try:
-            if not self.grips and not self._claim():
+            if not self.leases and not self._claim():
                 self.due = math.inf
                 return
-            self._tend(self.grips[0])
+            self._run_step(self.leases[0])
             self.stumbles = 0
-        except LostGrip:
-            self.grips = []
+        except LeaseLost:
+            self.leases = []
             self.due = self._clock.now()
         except StoreError as error:
             self._points.told(f"{self.name} {error.message}")
@@ -126,37 +126,37 @@ class Process:
     def _claim(self) -> bool:
         for job in self.plain.claimable():
             if self.serving.api_of(job) is None:
-                continue  # as the keeper does: this process has another key
+                continue  # as the supervisor does: this process has another key
             unknown = None
             if job.policy.get("on_unknown") == "hold":
                 error = ProviderError("nobody knows whether it was asked", kind=ErrorKind.UNKNOWN)
                 unknown = encode_error(error)
-            grip = self.store.claim(job.id, LEASE, unknown=unknown)
-            if grip is not None:
-                self._points.told(f"{self.name} claims {grip.epoch}")
-                self.grips = [grip]
+            lease = self.store.claim(job.id, LEASE, unknown=unknown)
+            if lease is not None:
+                self._points.told(f"{self.name} claims {lease.epoch}")
+                self.leases = [lease]
                 return True
         return False
 
-    def _tend(self, grip: Grip) -> None:
-        tended = self.engine.tend(grip)
-        if tended.finished:
-            self.store.release(grip)
-            self.grips = []
+    def _run_step(self, lease: JobLease) -> None:
+        step_result = self.engine.run_step(lease)
+        if step_result.finished:
+            self.store.release(lease)
+            self.leases = []
             self.due = math.inf
             return
-        if tended.direct and self._ask_some(grip):
+        if step_result.direct and self._ask_some(lease):
             self.due = self._clock.now()
             return
         now = self._clock.now()
-        self.due = math.inf if tended.next_at is None else max(now, tended.next_at - SimClock.START)
+        self.due = math.inf if step_result.next_at is None else max(now, step_result.next_at - SimClock.START)
 
-    def _ask_some(self, grip: Grip) -> bool:
+    def _ask_some(self, lease: JobLease) -> bool:
         """Ask a few items alone, and store what came of it."""
-        job = self.plain.job(grip.job_id)
+        job = self.plain.job(lease.job_id)
         if job is None or job.state is not JobState.ACTIVE or job.cancel_requested:
             return False
-        items = self.store.claim_direct(grip, PORTION)
+        items = self.store.claim_direct(lease, PORTION)
         shared = decode_params(job.params)
         results = []
         for item in items:
@@ -168,7 +168,7 @@ class Process:
             self._points.reach("ask.after")
             results.append(_answered(item, prompt, text))
         if results:
-            self.store.answer(grip, results, at=self._clock.wall())
+            self.store.answer(lease, results, at=self._clock.wall())
         return bool(items)
 
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from smartbatch.emulator.batches import batch_records as records
-from smartbatch.emulator.batches.backend import House
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.provider_api import Done
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import (
@@ -75,7 +75,7 @@ class Wire:
         self,
         flavour: Flavour,
         what: Scenario,
-        house: House,
+        backend: BatchBackend,
         fates: Fates,
         clock: SimClock,
         points: Points,
@@ -84,7 +84,7 @@ class Wire:
     ) -> None:
         self.flavour = flavour
         self.what = what
-        self.house = house
+        self.backend = backend
         self.fates = fates
         self.clock = clock
         self.points = points
@@ -97,10 +97,10 @@ class Wire:
 
     def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.RemoteBatch:
         """Let a create arrive at the house."""
-        self.fates.late_by(self.house, self._arrivals)
+        self.fates.late_by(self.backend, self._arrivals)
         self._arrivals += 1
         entries = [_entry(line["id"], line["prompt"]) for line in lines]
-        return self.house.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
+        return self.backend.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
 
     def stranger(self, key: str) -> None:
         """Somebody else creates a batch of about our sizes in the same account."""
@@ -171,19 +171,19 @@ class SimApi(BatchApi):
 
     def _put(self, name: str, data: bytes) -> records.RemoteFile:
         named = name if self._flavour.named_files else None
-        house, api, now = self._wire.house, self._flavour.api, self._now()
-        if named is not None and (known := house.file(api, self._key, named, now)) is not None:
+        backend, api, now = self._wire.backend, self._flavour.api, self._now()
+        if named is not None and (known := backend.file(api, self._key, named, now)) is not None:
             return known
-        return house.put_file(api, self._key, name, data, now, identity=named)
+        return backend.put_file(api, self._key, name, data, now, identity=named)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         self._look("find_file")
-        files = self._wire.house.files(self._flavour.api, self._key, self._now())
+        files = self._wire.backend.files(self._flavour.api, self._key, self._now())
         return next((_file(file) for file in files if file.name == name and file.batch is None), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         self._change("delete_file")
-        self._wire.house.delete_file(self._flavour.api, self._key, file_id, self._now())
+        self._wire.backend.delete_file(self._flavour.api, self._key, file_id, self._now())
         self._answer("delete_file")
 
     # -- batches ---------------------------------------------------------------------------------------------
@@ -203,17 +203,17 @@ class SimApi(BatchApi):
                     raise _failed("the answer to the create is lost") from None
                 sent += 1
                 self._wire.clock.advance(1.0)
-            except records.HouseError as error:
+            except records.BatchBackendError as error:
                 raise _refused(error) from None
         self._wire.points.reach("create.after")
         return self._seen(batch)
 
     def _create(self, creation: Creation) -> records.RemoteBatch:
         if creation.file_id is not None:
-            house = self._wire.house
-            file = house.file(self._flavour.api, self._key, creation.file_id, self._now())
+            backend = self._wire.backend
+            file = backend.file(self._flavour.api, self._key, creation.file_id, self._now())
             if file is None:
-                raise records.HouseError("no_such_file", "there is no such file")
+                raise records.BatchBackendError("no_such_file", "there is no such file")
             data = file.data
         else:
             assert creation.lines is not None
@@ -223,14 +223,14 @@ class SimApi(BatchApi):
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         self._look("get")
-        found = self._wire.house.batch(self._flavour.api, self._key, batch_id, self._now())
+        found = self._wire.backend.batch(self._flavour.api, self._key, batch_id, self._now())
         return None if found is None else self._seen(found)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         self._look("page")
         if after is None:
             self._wire.stranger(self._key)
-        found = self._wire.house.batches(self._flavour.api, self._key, self._now())
+        found = self._wire.backend.batches(self._flavour.api, self._key, self._now())
         ids = [batch.id for batch in found]
         begin = 0 if after is None else ids.index(after) + 1
         shown = found[begin : begin + self._wire.what.page]
@@ -241,13 +241,13 @@ class SimApi(BatchApi):
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         self._change("cancel")
-        if self._wire.house.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
+        if self._wire.backend.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
             raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
         self._answer("cancel")
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
         self._change("delete_batch")
-        self._wire.house.delete(self._flavour.api, self._key, batch_id, self._now())
+        self._wire.backend.delete(self._flavour.api, self._key, batch_id, self._now())
         self._answer("delete_batch")
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
@@ -257,10 +257,12 @@ class SimApi(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
         self._look("download")
-        house, api = self._wire.house, self._flavour.api
+        backend, api = self._wire.backend, self._flavour.api
         try:
-            came = house.fetch(api, self._key, batch.id, self._now(), write=_written, part=output.split()[0])
-        except records.HouseError as error:
+            came = backend.fetch(
+                api, self._key, batch.id, self._now(), write=_written, part=output.split()[0]
+            )
+        except records.BatchBackendError as error:
             raise _refused(error) from None
         body = came.body if isinstance(came.body, bytes) else b"".join(came.body)
         middle = len(body) // 2
@@ -316,7 +318,7 @@ class SimApi(BatchApi):
     # -- how it looks ----------------------------------------------------------------------------------------
 
     def _unix(self, moment: float) -> float:
-        return self._wire.house.unix(moment) + self._wire.what.skew
+        return self._wire.backend.unix(moment) + self._wire.what.skew
 
     def _seen(self, batch: records.RemoteBatch) -> RemoteBatch:
         problem = batch.problems[0] if batch.problems else None
@@ -355,7 +357,7 @@ def _failed(text: str, *, billed: bool = True) -> ProviderError:
     return ProviderError(text, kind=ErrorKind.NETWORK_ERROR, maybe_billed=billed)
 
 
-def _refused(error: records.HouseError) -> ProviderError:
+def _refused(error: records.BatchBackendError) -> ProviderError:
     if error.reason == "unavailable":
         return ProviderError(error.message, kind=ErrorKind.SERVER_ERROR, status=503)
     if error.reason == "enqueued":

@@ -11,8 +11,8 @@ from random import Random
 
 from attrs import frozen
 
-from smartbatch.emulator.batches.backend import House
-from smartbatch.emulator.batches.timeline import BatchDice
+from smartbatch.emulator.batches.backend import BatchBackend
+from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
@@ -33,7 +33,7 @@ __all__ = ["Outcome", "World"]
 
 BOUND = 40 * HOUR
 """Virtual seconds after the last fault within which a job must be over: settle times in a row, a batch of a
-stranger that must end first, 26 hours of a job that holds, and the watch for ghosts."""
+stranger that must end first, 26 hours of a job that holds, and the watch for orphans."""
 STEPS = 4000
 """Steps of a run at most; the longest of 10,000 seeds took a quarter."""
 KEY = "key"
@@ -99,13 +99,13 @@ class World:
         )
         self.fates = Fates(plan, self.what, flavour, self.clock.now)
         self.ledger = Ledger()
-        self.house = House(self.fates.settings, self.ledger, epoch=SimClock.START)
+        self.backend = BatchBackend(self.fates.settings, self.ledger, epoch=SimClock.START)
         self.wire = Wire(
-            flavour, self.what, self.house, self.fates, self.clock, self.points, self._rng, plan.repeats
+            flavour, self.what, self.backend, self.fates, self.clock, self.points, self._rng, plan.repeats
         )
         self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
-        dice = BatchDice(self.fates.settings)
-        self.judge = Judge(self.disk.connection, self.ledger, self.prompts, dice.identity)
+        rng = BatchRandomness(self.fates.settings)
+        self.judge = Judge(self.disk.connection, self.ledger, self.prompts, rng.identity)
         self._births = 0
         self._resumes_at: float | None = None
         self._cancelled = False
@@ -179,11 +179,11 @@ class World:
         except Crash:
             self._died(process)
         self._at_work = None
-        if process.woken:  # its keeper finds out what it lost meanwhile
+        if process.woken:  # its supervisor finds out what it lost meanwhile
             process.woken = False
             process.renew()
             process.due = self.clock.now()
-        if not process.grips:
+        if not process.leases:
             self._wake(process)
 
     def _died(self, process: Process, key: str | None = None) -> None:
@@ -197,7 +197,7 @@ class World:
     def _wake(self, but: Process) -> None:
         """A job is free: whoever is idle looks for one."""
         for process in self.processes:
-            if process is not but and not process.grips and not process.frozen:
+            if process is not but and not process.leases and not process.frozen:
                 process.due = min(process.due, self.clock.now() + self._rng.uniform(0, 10))
 
     def _freeze(self) -> None:
@@ -262,7 +262,7 @@ class World:
 
     def _over(self) -> bool:
         """Whether everybody let go of a job that is done."""
-        if self.judge.state is not JobState.DONE or any(process.grips for process in self.processes):
+        if self.judge.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
         return not self.processes[0].plain.claimable()
 
@@ -271,7 +271,7 @@ class World:
         assert self.job is not None
         end = self.clock.now()
         self.clock.advance(48 * HOUR)
-        self.house.advance(self.clock.now())
+        self.backend.advance(self.clock.now())
         self._recover_again()
         incidents = self.judge.sentence(
             self.processes[0].plain, self.job, self.wire.creates, repeats=bool(self.plan.repeats)
@@ -289,7 +289,7 @@ class World:
         self.processes = [self._born(KEY)]
         self.points.calm = True
         self.processes[0].step()
-        if self.processes[0].grips or before != (
+        if self.processes[0].leases or before != (
             self.processes[0].plain.job(self.job.id),
             sum(self.wire.calls.values()),
         ):
