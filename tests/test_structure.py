@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of the library, read from its syntax trees."""
+"""The structure of the library, read from its syntax trees: who may import whom, and what stands where."""
 
 from __future__ import annotations
 
@@ -14,97 +14,75 @@ import smartbatch
 
 ROOT = Path(smartbatch.__file__).parent
 
-NOUNS = frozenset({"errors", "models", "events"})
+NOUNS = frozenset({"errors", "types", "events", "results"})
 """What travels everywhere: it imports nothing above itself."""
 
-ALLOWED: dict[str, frozenset[str]] = {
-    # the nouns
-    "errors": frozenset(),
-    "models": frozenset({"errors"}),
-    "events": frozenset({"models", "errors"}),
-    # leaf rooms: knowledge of one thing, usable from everywhere
-    "clock": frozenset(),  # time and waiting
-    "turns": frozenset(),  # who uses an SQLite file, also over a fork
-    "headers": frozenset({"models"}),  # what an API's limit headers say, and how far they are believed
-    "prices": frozenset({"errors", "models"}),  # rate cards; config holds them, lanes use them
-    "schemas": frozenset({"errors"}),  # JSON schemas from types
-    "_settings": frozenset({"errors", "prices"}),  # how one setting is checked; prices are settings too
-    "config": frozenset({"errors", "prices", "_settings"}),
-    "_version": frozenset(),
-    # decisions
-    "core": NOUNS | {"prices", "schemas"},  # a rate card is an argument of decisions about money
-    # adapters: a noun comes in, a noun goes out; the version is for the user agent
-    "providers": NOUNS | {"headers", "_version"},
-    # layers around one call: they know the provider they call and the verdicts they ask for
-    "calls": NOUNS | {"core", "headers", "providers", "clock"},
-    # the threads
-    "runtime": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas"},
-    # durable jobs: the other way to an answer, unknown to the threads
-    "jobs": NOUNS | {"core", "calls", "providers", "clock", "config", "prices", "schemas", "turns"},
-    # listeners
-    "observe": NOUNS | {"clock", "_version"},
-    # the front door and what stands in it
-    "lists": NOUNS | {"clock", "runtime"},
-    "cache": frozenset({"errors", "models", "turns"}),  # answers kept in a file
-    "intake": NOUNS
-    | {"cache", "clock", "config", "core", "providers", "runtime", "schemas"},  # before the queue
-    "wiring": NOUNS | {"calls", "clock", "config", "core", "prices", "providers", "runtime"},
-    "client": NOUNS
-    | {
-        "intake",
-        "calls",
-        "clock",
-        "config",
-        "core",
-        "jobs",
-        "lists",
-        "observe",
-        "prices",
-        "providers",
-        "runtime",
-        "schemas",
-    }
-    | {"wiring", "list_calls", "advisor", "experience"},
-    "allotments": NOUNS | {"core", "jobs"},  # what a client's jobs may spend of its budget
-    "job_host": NOUNS  # what a client is to its jobs
-    | {
-        "allotments",
-        "experience",
-        "clock",
-        "config",
-        "core",
-        "intake",
-        "jobs",
-        "observe",
-        "providers",
-        "runtime",
-    },
-    "batch_jobs": NOUNS  # the part of the client that is about jobs
-    | {"config", "core", "job_host", "jobs", "lists", "observe", "prices", "providers"},
-    "list_calls": NOUNS | {"batch_jobs", "jobs", "list_routes", "lists", "plans"},  # lists, for users
-    "list_routes": NOUNS  # the part of the client that finds lists their routes
-    | {"advisor", "batch_jobs", "by_job", "core", "experience", "jobs", "lists"}
-    | {"prices", "rounds", "runtime"},
-    "by_job": NOUNS | {"core", "intake", "jobs", "schemas"},  # a list that goes by batch
-    "plans": NOUNS | {"core", "lists"},  # what a list would take
-    "rounds": NOUNS | {"core"},  # how a budget cuts a list that goes by batch
-    "experience": NOUNS | {"clock", "core", "jobs", "observe"},  # what was seen, kept in the store
-    "advisor": NOUNS  # what a client knows when it chooses a route
-    | {"clock", "config", "core", "experience", "jobs", "prices", "providers", "rounds", "runtime"},
-    "job_desks": NOUNS  # jobs without a client of their own
-    | {"client", "clock", "config", "core", "experience", "job_host", "jobs", "observe", "runtime"},
-    "oneline": NOUNS | {"client", "clock", "config", "job_desks", "jobs", "list_routes", "lists", "observe"},
-    # on top
-    "cli": NOUNS
-    | {"client", "clock", "config", "core", "emulator", "lists", "observe", "oneline", "prices", "providers"}
-    | {"runtime", "_version", "_settings", "jobs", "job_desks", "plans"},
-    "integrations": NOUNS | {"client", "config", "headers", "lists", "oneline", "providers", "runtime"},
-    "__main__": frozenset({"cli"}),
-    # beside: servers and helpers for tests, which no other room needs
-    "emulator": NOUNS | {"clock", "headers", "providers", "_settings", "_version"},
-    "testing": NOUNS | {"clock", "emulator", "providers"},
+FOR_ALL = frozenset({"_clock", "_fork", "_settings", "_version"})
+"""Files at the root that every room may import."""
+
+BELOW_CLIENT = NOUNS | {
+    "config",
+    "prices",
+    "plan",
+    "core",
+    "providers",
+    "observe",
+    "realtime",
+    "jobs",
+    "routing",
 }
-"""The rooms each room may import, itself aside."""
+
+ALLOWED: dict[str, frozenset[str]] = {
+    # for all
+    "_clock": frozenset(),  # time and waiting
+    "_fork": frozenset(),  # forks and the interpreter's end
+    "_settings": frozenset({"errors", "prices"}),  # how one setting is checked; prices are settings too
+    "_version": frozenset(),
+    # what travels
+    "errors": frozenset(),
+    "types": frozenset({"errors"}),
+    "events": frozenset({"types", "errors"}),
+    "results": frozenset({"types", "errors"}),
+    "prices": frozenset({"errors", "types"}),
+    "config": frozenset({"errors", "prices"}),
+    # decisions: pure
+    "core": NOUNS | {"config", "prices"},
+    # adapters of APIs, and listeners to events
+    "providers": NOUNS,
+    "observe": NOUNS | {"core", "config", "prices"},
+    # the two ways to an answer; they do not know each other
+    "realtime": NOUNS | {"config", "prices", "core", "providers", "observe"},
+    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe"},
+    # a list's way
+    "plan": NOUNS | {"core"},
+    "routing": NOUNS | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs"},
+    # the front door
+    "client": BELOW_CLIENT,
+    "shortcuts": BELOW_CLIENT | {"client"},
+    # on top
+    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator"},
+    "dashboard": BELOW_CLIENT | {"client", "shortcuts"},
+    "integrations": BELOW_CLIENT | {"client", "shortcuts"},
+    "__main__": frozenset({"cli"}),
+    # next to it: servers and helpers for tests, which only the command line needs
+    "emulator": NOUNS | {"providers"},
+    "testing": NOUNS | {"emulator", "providers"},
+}
+"""The rooms each room may import, itself and :data:`FOR_ALL` aside."""
+
+FOLDERS: dict[str, frozenset[str]] = {
+    "core": frozenset({"limits", "batching", "routing", "forecast", "preparation"}),
+    "realtime": frozenset({"call", "shared"}),
+    "jobs": frozenset({"steps", "store"}),
+    "routing": frozenset(),
+    "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),
+    "observe": frozenset(),
+    "dashboard": frozenset({"static"}),
+    "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),
+    "cli": frozenset(),
+    "integrations": frozenset(),
+}
+"""The folders of the library, and the folders in each."""
 
 FORBIDDEN_IN_CORE = frozenset(
     {"threading", "time", "random", "socket", "sqlite3", "asyncio", "multiprocessing"}
@@ -114,7 +92,7 @@ FORBIDDEN_IN_CORE = frozenset(
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"})
 """Imported when first used, in functions, if at all."""
 
-SDK_ROOMS = frozenset({"providers/control.py", "providers/gemini_sdk.py"})
+SDK_ROOMS = frozenset({"providers/http/file_transport.py", "providers/gemini/sdk.py"})
 """Files that are nothing but an SDK, and are therefore imported late themselves."""
 
 EXACTLY_AT = "smartbatch"
@@ -208,8 +186,8 @@ def test_the_table_has_no_circles() -> None:
 
 def test_threads_and_jobs_do_not_know_each_other() -> None:
     """The client hands each what it needs."""
-    assert "jobs" not in ALLOWED["runtime"]
-    assert "runtime" not in ALLOWED["jobs"]
+    assert "jobs" not in ALLOWED["realtime"]
+    assert "realtime" not in ALLOWED["jobs"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -221,7 +199,7 @@ def test_imports_go_down(file: Path) -> None:
     wrong = [
         str(one)
         for one in imports(file)
-        if (there := target(one.module)) is not None and there != here and there not in ALLOWED[here]
+        if (there := target(one.module)) is not None and there not in ALLOWED[here] | FOR_ALL | {here}
     ]
     assert wrong == []
 
@@ -281,7 +259,7 @@ def waits(file: Path) -> Iterator[str]:
 @pytest.mark.parametrize("file", FILES)
 def test_only_the_clock_waits(file: Path) -> None:
     """Everybody else waits on a monitor of a clock; the emulator, a server, has the timers of its loop."""
-    if file == ROOT / "clock.py" or room(file) == "emulator":
+    if file == ROOT / "_clock.py" or room(file) == "emulator":
         return
     assert list(waits(file)) == []
 
@@ -294,7 +272,7 @@ def test_only_the_clock_makes_conditions(file: Path) -> None:
         for node in ast.walk(tree(file))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Condition"
     ]
-    assert made == [] or room(file) in ("clock", "emulator") or file == ROOT / "runtime" / "ticket.py"
+    assert made == [] or room(file) in ("_clock", "emulator") or file == ROOT / "realtime" / "ticket.py"
 
 
 def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
@@ -316,3 +294,157 @@ def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
 def test_no_file_has_two_ideas(file: Path) -> None:
     """Past some 600 lines it has two; none comes near 700."""
     assert len(file.read_text("utf-8").splitlines()) <= 700
+
+
+# -- rings -----------------------------------------------------------------------------------------------------
+
+
+def module_name(file: Path, root: Path) -> str:
+    """The dotted name of a file below ``root``, whose folder is the package."""
+    return ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """For each file the files it imports, those in functions and for type checkers included.
+
+    A package's ``__init__`` that loads its names on first use points at nothing: its imports are for type
+    checkers only.
+    """
+    names = {module_name(file, root): file for file in sorted(root.rglob("*.py"))}
+    graph: dict[str, set[str]] = {}
+    for name, file in names.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                whole = {f"{node.module}.{each.name}" for each in node.names}
+                found.update(one for one in whole | {node.module} if one in names)
+                if whole & names.keys() and all(one in names for one in whole):
+                    found.discard(node.module)  # the package's files, not the package
+            elif isinstance(node, ast.Import):
+                found.update(each.name for each in node.names if each.name in names)
+        found.discard(name)
+        if file.name == "__init__.py" and any(
+            isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree(file).body
+        ):
+            found.clear()
+    return graph
+
+
+def rings(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of files each of which imports, over the others, itself."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            name = todo.pop()
+            if name not in seen:
+                seen.add(name)
+                todo += graph[name]
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    inside = [name for name in graph if name in reach[name]]
+    groups = {
+        tuple(sorted(other for other in inside if other in reach[one] and one in reach[other]))
+        for one in inside
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Not directly, and not over others."""
+    assert rings(import_graph(ROOT)) == []
+
+
+def test_a_ring_would_be_found(tmp_path: Path) -> None:
+    """Two files that need each other are one ring, also where one imports inside a function."""
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "a": "from package.b import f",
+        "b": "def f():\n    from package import c",
+        "c": "import package.a",
+        "d": "from package import a",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    assert rings(import_graph(package)) == [["package.a", "package.b", "package.c"]]
+
+
+# -- what stands where -----------------------------------------------------------------------------------------
+
+
+def test_no_module_stands_outside_the_tree() -> None:
+    """The root holds the files of the table; folders hold the folders of the design."""
+    loose = {file.stem for file in ROOT.glob("*.py")} - {"__init__"}
+    assert loose <= ALLOWED.keys() - FOLDERS.keys()
+    folders = {path.parent.relative_to(ROOT) for path in files()} - {Path(".")}
+    allowed = {Path(name) for name in FOLDERS} | {Path(a) / b for a, inner in FOLDERS.items() for b in inner}
+    assert folders <= allowed
+
+
+SAME_THING = frozenset({"openai", "anthropic", "gemini", "sim"})
+"""Providers: their folders have the same file names for the same things."""
+
+
+def test_a_file_name_means_one_thing() -> None:
+    """Two files of one name are the same thing of different providers."""
+    places: dict[str, list[Path]] = {}
+    for file in files():
+        inside = file.relative_to(ROOT)
+        if file.name != "__init__.py" and not SAME_THING & set(inside.parts):
+            places.setdefault(file.name, []).append(inside)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+# -- privacy ---------------------------------------------------------------------------------------------------
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_names(file: Path) -> set[str]:
+    """The names with an underscore that a file itself gives to something."""
+    found: set[str] = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # slots
+    return {name for name in found if is_private(name)}
+
+
+def reaches(file: Path, own: set[str]) -> Iterator[str]:
+    """Every use of a private name of another room in a file, of ``own`` names of its room."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            outside = isinstance(node.value, ast.Name) and node.value.id in ("sys", "os")
+            if not itself and not outside:
+                yield f"{file.relative_to(file.parents[1])}:{node.lineno} {ast.unparse(node)}"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(EXACTLY_AT):
+            for each in node.names:
+                if is_private(each.name) and each.name not in FOR_ALL and each.name not in own:
+                    yield f"{file.relative_to(file.parents[1])}:{node.lineno} imports {each.name}"
+
+
+def test_nobody_touches_the_underscore_of_another_room() -> None:
+    """A room's private names are for its own files."""
+    own: dict[str, set[str]] = {}
+    for file in files():
+        own.setdefault(room(file), set()).update(private_names(file))
+    assert [found for file in files() for found in reaches(file, own[room(file)])] == []
+
+
+def test_a_reach_past_an_underscore_would_be_found(tmp_path: Path) -> None:
+    """Names of the own room are free, and so are the room's own attributes."""
+    sample = tmp_path / "sample.py"
+    sample.write_text("def f(self, other):\n    self._a = other._b\n    return other._a\n")
+    assert [found.split()[-1] for found in reaches(sample, private_names(sample))] == ["other._b"]

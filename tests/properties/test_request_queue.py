@@ -1,4 +1,4 @@
-"""The queue under every order of events: the books always balance, and each claim ends once (A5, A6, A17)."""
+"""The queue under every order of events: the books always balance, and each waiter ends once (A5, A6, A17)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.ticket import Claim, ResultFuture, Ticket, TicketState
+from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority, Request, Result
 
 CAPACITY = 8
@@ -41,7 +41,7 @@ class QueueMachine(RuleBasedStateMachine):
             BatchingConfig(), self.clock, Classifiers(()), (), self.queue.lanes.append
         ).of(self.provider, "m")
         self.flying: list[Ticket] = []
-        self.claims: list[Claim] = []
+        self.waiters: list[Waiter] = []
         self.ends: Counter[str] = Counter()
         self.half_way: list[ResultFuture] = []
         self.told: Counter[str] = Counter()
@@ -59,9 +59,9 @@ class QueueMachine(RuleBasedStateMachine):
         future = ResultFuture(lambda work: work(), self.note_cancel)
         deadline = None if timeout is None else self.now + timeout
         request = Request(f"question {twin}", priority=priority, timeout=timeout)
-        claim = Claim(request, f"id-{len(self.claims)}", future, self.now, deadline, None)
-        ticket = Ticket(request, self.lane, claim, b"%d" % twin)
-        future.claim = claim
+        waiter = Waiter(request, f"id-{len(self.waiters)}", future, self.now, deadline, None)
+        ticket = Ticket(request, self.lane, waiter, b"%d" % twin)
+        future.waiter = waiter
         before = self.queue.counts.waiting
         try:
             with self.queue.monitor:
@@ -70,7 +70,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert before >= CAPACITY
             future.cancel()
             return future
-        self.claims.append(claim)
+        self.waiters.append(waiter)
         return future
 
     @rule(count=st.integers(1, 4))
@@ -114,8 +114,8 @@ class QueueMachine(RuleBasedStateMachine):
         ticket = self.flying.pop(which % len(self.flying))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
-                claims = self.queue.end_locked(ticket, ok=ok)
-            self.settle(claims)
+                waiters = self.queue.end_locked(ticket, ok=ok)
+            self.settle(waiters)
 
     @precondition(lambda self: self.lane.waiting)
     @rule()
@@ -123,8 +123,8 @@ class QueueMachine(RuleBasedStateMachine):
         """The head is failed while it waits: a budget is used up, a key is wrong."""
         with self.queue.monitor:
             head = self.lane.head()
-            claims = [] if head is None else self.queue.end_locked(head, ok=False)
-        self.settle(claims)
+            waiters = [] if head is None else self.queue.end_locked(head, ok=False)
+        self.settle(waiters)
 
     @rule(future=consumes(futures))
     def cancel(self, future: ResultFuture) -> None:
@@ -150,7 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
         with self.queue.monitor:
             late = self.queue.expired_locked(self.now)
             assert self.queue.next_deadline_locked() > self.now
-        self.settle([claim for _, claim in late])
+        self.settle([waiter for _, waiter in late])
 
     # -- what is always true -----------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class QueueMachine(RuleBasedStateMachine):
         """submitted = waiting + in flight + succeeded + failed + cancelled, each of them 0 or more."""
         counts = self.queue.counts
         assert counts.balanced()
-        assert counts.submitted == len(self.claims)
+        assert counts.submitted == len(self.waiters)
         counts = (counts.waiting, counts.in_flight, counts.succeeded, counts.failed, counts.cancelled)
         assert min(counts) >= 0
         assert counts.succeeded + counts.failed == sum(self.ends.values())
@@ -168,10 +168,10 @@ class QueueMachine(RuleBasedStateMachine):
     def the_books_are_those_of_the_tickets(self) -> None:
         """What is counted is what is there."""
         live = list(self.queue.live)
-        waiting = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.WAITING)
-        flying = sum(len(ticket.claims) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
+        waiting = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.WAITING)
+        flying = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
         assert (waiting, flying) == (self.queue.counts.waiting, self.queue.counts.in_flight)
-        assert all(ticket.claims for ticket in live)
+        assert all(ticket.waiters for ticket in live)
 
     @invariant()
     def the_lane_holds_each_waiting_ticket_once(self) -> None:
@@ -191,7 +191,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Nobody is settled twice or told twice to be cancelled, and nobody both."""
         assert all(count == 1 for count in self.told.values())
         assert all(count == 1 for count in self.ends.values())
-        assert not any(claim.future.cancelled() and self.ends[claim.request_id] for claim in self.claims)
+        assert not any(waiter.future.cancelled() and self.ends[waiter.request_id] for waiter in self.waiters)
 
     def teardown(self) -> None:
         """In the end everything ends, and nothing is left."""
@@ -199,31 +199,31 @@ class QueueMachine(RuleBasedStateMachine):
             future.cancel()
         for ticket in list(self.queue.live):
             with self.queue.monitor:
-                claims = self.queue.end_locked(ticket, ok=False)
-            self.settle(claims)
+                waiters = self.queue.end_locked(ticket, ok=False)
+            self.settle(waiters)
         counts = self.queue.counts
         assert (counts.waiting, counts.in_flight, len(self.queue.live)) == (0, 0, 0)
         assert counts.balanced()
-        assert all(claim.future.done() for claim in self.claims)
+        assert all(waiter.future.done() for waiter in self.waiters)
         assert self.lane.waiting == 0
         assert counts.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------
 
-    def settle(self, claims: list[Claim]) -> None:
+    def settle(self, waiters: list[Waiter]) -> None:
         """Do what follows the lock."""
-        for claim in claims:
-            self.ends[claim.request_id] += 1
-            claim.future.settle(Result(claim.request_id, text="fine"))
+        for waiter in waiters:
+            self.ends[waiter.request_id] += 1
+            waiter.future.settle(Result(waiter.request_id, text="fine"))
 
     def note_cancel(self, future: ResultFuture) -> None:
         """Do what the engine does when a future is cancelled."""
-        claim = future.claim
-        if claim is None:
+        waiter = future.waiter
+        if waiter is None:
             return
         with self.queue.monitor:
-            if claim.ticket is not None and self.queue.cancelled_locked(claim.ticket, claim):
-                self.told[claim.request_id] += 1
+            if waiter.ticket is not None and self.queue.cancelled_locked(waiter.ticket, waiter):
+                self.told[waiter.request_id] += 1
 
 
 TestQueue = QueueMachine.TestCase

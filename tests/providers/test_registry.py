@@ -19,6 +19,7 @@ from smartbatch.providers import (
     SimProvider,
     create,
     parse_model,
+    registry,
 )
 
 
@@ -76,7 +77,7 @@ def test_an_unknown_option_is_refused():
 
 def test_own_providers_can_be_registered(monkeypatch):
     """A third party's prefix works like ours."""
-    monkeypatch.setattr(providers, "_factories", dict(providers._factories))
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     mock = MockProvider()
     providers.register("Mine", lambda name, clock, options: (mock, name.upper()))
     assert create("mine:a", clock=VirtualClock()) == (mock, "A")
