@@ -386,7 +386,11 @@ class BatchingClient(ListCalls):
         future = ResultFuture(engine.callbacks.run_later, lambda _: None)
         future.set_running_or_notify_cancel()
         label = f"{self._provider.name}:{self.model}"
-        self._tell(RequestSubmitted(now, result.request_id, request.priority, label, False))
+        self._tell(
+            RequestSubmitted(
+                at=now, request_id=result.request_id, priority=request.priority, model=label, joined=False
+            )
+        )
         future.settle(result)
         if sink is not None:
             sink(result)
@@ -417,7 +421,7 @@ class BatchingClient(ListCalls):
                 engine = self._engine = self._start_engine()
             running = self._engine
         if engine is not None:
-            self._tell(ClientStarted(self._clock.now(), self.config.parallelism))
+            self._tell(ClientStarted(at=self._clock.now(), workers=self.config.parallelism))
             self._carry_on_jobs()
         return running
 
@@ -491,7 +495,7 @@ class BatchingClient(ListCalls):
             now = self._clock.now()
             for lane in engine.queue.lanes:
                 lane.quota.detach(engine.queue, now)
-            self._tell(ClientStopped(now, failed))
+            self._tell(ClientStopped(at=now, failed=failed))
 
     def _close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""

@@ -24,7 +24,7 @@ def snake_case(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
-@frozen
+@frozen(kw_only=True)
 class Event:
     """Root of all events.
 
@@ -50,7 +50,7 @@ class Event:
         return plain
 
 
-@frozen
+@frozen(kw_only=True)
 class RequestSubmitted(Event):
     request_id: str
     priority: Priority
@@ -59,7 +59,7 @@ class RequestSubmitted(Event):
     """True when it joined an identical request in flight and no call of its own follows."""
 
 
-@frozen
+@frozen(kw_only=True)
 class CallStarted(Event):
     batch_id: str
     model: str
@@ -70,7 +70,7 @@ class CallStarted(Event):
     """Seconds from the oldest request's submission (or due time) to the start."""
 
 
-@frozen
+@frozen(kw_only=True)
 class CallFinished(Event):
     batch_id: str
     model: str
@@ -86,7 +86,7 @@ class CallFinished(Event):
     """``None`` for a call that sends no prompts, but runs a function of the user's."""
 
 
-@frozen
+@frozen(kw_only=True)
 class RetryScheduled(Event):
     request_id: str
     model: str
@@ -99,7 +99,7 @@ class RetryScheduled(Event):
     """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
 
-@frozen
+@frozen(kw_only=True)
 class RequestFinished(Event):
     request_id: str
     priority: Priority
@@ -118,7 +118,7 @@ class RequestFinished(Event):
     deduplicated: bool
 
 
-@frozen
+@frozen(kw_only=True)
 class CooldownStarted(Event):
     scope: str
     model: str
@@ -126,7 +126,7 @@ class CooldownStarted(Event):
     consecutive: int
 
 
-@frozen
+@frozen(kw_only=True)
 class BreakerChanged(Event):
     model: str
     before: str
@@ -136,7 +136,7 @@ class BreakerChanged(Event):
     """Seconds until the next probe may go, where the breaker opened."""
 
 
-@frozen
+@frozen(kw_only=True)
 class PackingChanged(Event):
     """Packing was turned off for a model, as too many answers had to be asked again; or on again."""
 
@@ -145,7 +145,7 @@ class PackingChanged(Event):
     reason: str
 
 
-@frozen
+@frozen(kw_only=True)
 class FlexChanged(Event):
     """A model's slower tier is left alone, as it sent requests away; or it is tried again."""
 
@@ -154,7 +154,7 @@ class FlexChanged(Event):
     reason: str
 
 
-@frozen
+@frozen(kw_only=True)
 class ParameterDropped(Event):
     """A parameter the provider does not take was left out."""
 
@@ -163,18 +163,18 @@ class ParameterDropped(Event):
     reason: str
 
 
-@frozen
+@frozen(kw_only=True)
 class ClientStarted(Event):
     workers: int
 
 
-@frozen
+@frozen(kw_only=True)
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
 
 
-@frozen
+@frozen(kw_only=True)
 class JobAccepted(Event):
     """A job is on disk; from here on it cannot be lost."""
 
@@ -183,7 +183,7 @@ class JobAccepted(Event):
     items: int
 
 
-@frozen
+@frozen(kw_only=True)
 class ShardChanged(Event):
     """A shard of a job, which is one batch at the provider, moved to another state."""
 
@@ -197,7 +197,7 @@ class ShardChanged(Event):
     reason: str = ""
 
 
-@frozen
+@frozen(kw_only=True)
 class JobProgress(Event):
     """What is known of a job after a poll or after results were stored."""
 
@@ -215,7 +215,7 @@ class JobProgress(Event):
     realtime_cost: float
 
 
-@frozen
+@frozen(kw_only=True)
 class JobRescued(Event):
     """A batch was taken back so that its requests are answered before the job's deadline."""
 
@@ -229,7 +229,7 @@ class JobRescued(Event):
     """Seconds that all that is not answered needs in real time, with the cancelling."""
 
 
-@frozen
+@frozen(kw_only=True)
 class JobHeld(Event):
     """A job is held, and somebody here waits for it; told once, to whom waits."""
 
@@ -240,7 +240,7 @@ class JobHeld(Event):
     """What makes it go on."""
 
 
-@frozen
+@frozen(kw_only=True)
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 
@@ -251,7 +251,7 @@ class JobIncident(Event):
     money: float | None
 
 
-@frozen
+@frozen(kw_only=True)
 class JobFinished(Event):
     job_id: str
     model: str
@@ -265,7 +265,7 @@ class JobFinished(Event):
     unpriced: int
 
 
-@frozen
+@frozen(kw_only=True)
 class RouteChosen(Event):
     """A list, or a job, was given its route."""
 
@@ -285,7 +285,7 @@ class RouteChosen(Event):
     """Every route that was open: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
-@frozen
+@frozen(kw_only=True)
 class ThresholdMoved(Event):
     """From another number of requests on, lists like the latest one go by batch."""
 
@@ -296,7 +296,7 @@ class ThresholdMoved(Event):
     reason: str
 
 
-@frozen
+@frozen(kw_only=True)
 class RouteScored(Event):
     """What a decision really took, beside its forecast and beside the two plain routes."""
 
@@ -319,7 +319,7 @@ class RouteScored(Event):
     """Whether the deadline was met; ``None`` without one."""
 
 
-@frozen
+@frozen(kw_only=True)
 class ForecastMoved(Event):
     """What is forecast of calls or batches changed by more than a quarter."""
 

@@ -159,9 +159,9 @@ class Generation:
         stop: up to 4 texts that end the output.
         seed: integer that asks for repeatable sampling, where the provider knows it.
         response_format: the provider's own ``response_format`` value.
-        schema: a JSON schema the answer must follow, or a class to make objects of (see
-            :func:`smartbatch.core.preparation.schemas.schema_of`), which becomes one when the request is taken; excludes
-            ``response_format``.
+        schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
+            made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
+            excludes ``response_format``.
         extra: further fields of the request body, passed through untouched.
     """
 

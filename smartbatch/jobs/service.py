@@ -141,7 +141,7 @@ class JobService:
         if not new:
             self._compare(row, items)
         if new:
-            self.told(JobAccepted(self.clock.now(), row.id, row.model, row.total))
+            self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
         self.carry_on(row.id)
         self.poke(row.id)
         return Job(self, row)
@@ -390,7 +390,9 @@ class JobService:
             self._held[row.id] = row.note
         reason = row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
-        self._dependencies.tell(JobHeld(self.clock.now(), row.id, row.model, reason, remedy))
+        self._dependencies.tell(
+            JobHeld(at=self.clock.now(), job_id=row.id, model=row.model, reason=reason, remedy=remedy)
+        )
 
     def _note(self, row: JobRow) -> str | None:
         """What keeps the job from going on, as far as this process can tell."""

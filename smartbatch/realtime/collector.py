@@ -120,9 +120,9 @@ class Collector:
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
         if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
-            effects.events.append(PackingChanged(now, lane.label, True, reason))
+            effects.events.append(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
         if lane.standard is not None and (reason := lane.quota.flex.resume(now)) is not None:
-            effects.events.append(FlexChanged(now, lane.label, True, reason))
+            effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
         self._note_changes_locked(lane, now, effects)
         if not isinstance(permit, Permit):
             for ticket in tickets:

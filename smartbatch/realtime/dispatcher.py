@@ -254,7 +254,17 @@ class BatchDispatcher:
             batch.items[0].stream,
         )
         size = len(batch)
-        self._tell(CallStarted(now, batch.id, lane.label, size, spec.attempt, self._busy, now - batch.opened))
+        self._tell(
+            CallStarted(
+                at=now,
+                batch_id=batch.id,
+                model=lane.label,
+                size=size,
+                attempt=spec.attempt,
+                in_flight=self._busy,
+                waited=now - batch.opened,
+            )
+        )
         batch.move(BatchState.AWAITING_RESPONSE)
         outcomes = list(lane.call(spec))
         self._tell(self._finished(flight, outcomes))
@@ -274,16 +284,16 @@ class BatchDispatcher:
         if any(isinstance(outcome, Answer) for outcome in outcomes):
             error = None
         return CallFinished(
-            now,
-            flight.batch.id,
-            flight.permit.lane.label,
-            len(flight.batch),
-            now - flight.started,
-            usage or Usage(),
-            cost,
-            None if error is None else error.kind.value,
-            error is not None and error.maybe_billed,
-            _route(flight, outcomes),
+            at=now,
+            batch_id=flight.batch.id,
+            model=flight.permit.lane.label,
+            size=len(flight.batch),
+            seconds=now - flight.started,
+            usage=usage or Usage(),
+            cost=cost,
+            error=None if error is None else error.kind.value,
+            maybe_billed=error is not None and error.maybe_billed,
+            route=_route(flight, outcomes),
         )
 
 

@@ -120,20 +120,20 @@ class DeferredEffects:
         error = result.error
         self.events.append(
             RequestFinished(
-                now,
-                waiter.request_id,
-                waiter.request.priority,
-                ticket.lane.label,
-                error is None,
-                False,
-                None if error is None else (error.kind.value if error.kind else type(error).__name__),
-                result.attempts,
-                result.queued,
-                now - waiter.submitted,
-                result.usage,
-                result.cost,
-                result.route,
-                result.deduplicated,
+                at=now,
+                request_id=waiter.request_id,
+                priority=waiter.request.priority,
+                model=ticket.lane.label,
+                ok=error is None,
+                cancelled=False,
+                error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
+                attempts=result.attempts,
+                queued=result.queued,
+                seconds=now - waiter.submitted,
+                usage=result.usage,
+                cost=result.cost,
+                route=result.route,
+                deduplicated=result.deduplicated,
             )
         )
 

@@ -182,7 +182,11 @@ class Engine:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)
-            self._tell(RequestSubmitted(now, request_id, request.priority, lane.label, joined))
+            self._tell(
+                RequestSubmitted(
+                    at=now, request_id=request_id, priority=request.priority, model=lane.label, joined=joined
+                )
+            )
         except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise

@@ -67,4 +67,4 @@ def judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: Def
         declined = turn is Turn.DECLINED
         reason = health.refused(now, turn.value, beside=lane.flying, for_good=declined)
     if reason is not None:
-        effects.events.append(FlexChanged(now, lane.label, False, reason))
+        effects.events.append(FlexChanged(at=now, model=lane.label, enabled=False, reason=reason))

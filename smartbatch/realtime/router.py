@@ -155,7 +155,7 @@ class ResponseRouter:
             size = len(outcomes)
             reason = health.observe(now, size, size if refused else missing)
             if reason is not None:
-                effects.events.append(PackingChanged(now, lane.label, False, reason))
+                effects.events.append(PackingChanged(at=now, model=lane.label, enabled=False, reason=reason))
 
     def _bisect(
         self, batch: Batch[Ticket], error: ProviderError, now: float, effects: DeferredEffects
@@ -189,7 +189,13 @@ class ResponseRouter:
         self._queue.again_locked(ticket, now, now)
         effects.events.append(
             RetryScheduled(
-                now, ticket.request_id, ticket.lane.label, "validation", ticket.attempts, 0.0, False
+                at=now,
+                request_id=ticket.request_id,
+                model=ticket.lane.label,
+                kind="validation",
+                attempt=ticket.attempts,
+                delay=0.0,
+                counted=False,
             )
         )
 
@@ -284,14 +290,14 @@ class ResponseRouter:
         self._queue.again_locked(ticket, now + delay, now)
         effects.events.append(
             RetryScheduled(
-                now,
-                ticket.request_id,
-                ticket.lane.label,
-                kind or error.kind.value,
-                ticket.attempts,
-                delay,
-                counted,
-                error.maybe_billed,
+                at=now,
+                request_id=ticket.request_id,
+                model=ticket.lane.label,
+                kind=kind or error.kind.value,
+                attempt=ticket.attempts,
+                delay=delay,
+                counted=counted,
+                maybe_billed=error.maybe_billed,
             )
         )
 
@@ -346,7 +352,13 @@ class ResponseRouter:
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others are news of the same pause
                 effects.events.append(
-                    CooldownStarted(now, lane.provider.scope, lane.label, change.seconds, change.consecutive)
+                    CooldownStarted(
+                        at=now,
+                        scope=lane.provider.scope,
+                        model=lane.label,
+                        seconds=change.seconds,
+                        consecutive=change.consecutive,
+                    )
                 )
             return
         assert isinstance(change, Transition)
@@ -356,12 +368,12 @@ class ResponseRouter:
             lane.standing.open_since = now
         effects.events.append(
             BreakerChanged(
-                now,
-                lane.label,
-                change.before.value,
-                change.after.value,
-                change.reason,
-                max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
+                at=now,
+                model=lane.label,
+                before=change.before.value,
+                after=change.after.value,
+                reason=change.reason,
+                pause=max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
             )
         )
 

@@ -225,7 +225,15 @@ class Advisor:
             f"{moved.route.value} answers now take {moved.after:.3g} s in the middle, {moved.before:.3g} s "
             f"before: {moved.reason}"
         )
-        self._tell(ThresholdMoved(self._clock.now(), self._label, before[0], self._threshold[0], reason))
+        self._tell(
+            ThresholdMoved(
+                at=self._clock.now(),
+                model=self._label,
+                before=before[0],
+                after=self._threshold[0],
+                reason=reason,
+            )
+        )
 
     def _api(self, kind: Kind, constraints: Constraints, batchable: bool) -> BatchApi | None:
         return self._batches(kind) if batchable and constraints.strategy is not Strategy.INDIVIDUAL else None

@@ -11,16 +11,16 @@ from smartbatch.types import Priority, Result, Route, Usage
 def submitted(
     request_id: str = "r1", priority: Priority = Priority.NORMAL, joined: bool = False, at: float = 0.0
 ) -> RequestSubmitted:
-    return RequestSubmitted(at, request_id, priority, "sim:small", joined)
+    return RequestSubmitted(at=at, request_id=request_id, priority=priority, model="sim:small", joined=joined)
 
 
 def started(size: int = 1, at: float = 0.0) -> CallStarted:
-    return CallStarted(at, "b1", "sim:small", size, 1, 1, 0.0)
+    return CallStarted(at=at, batch_id="b1", model="sim:small", size=size, attempt=1, in_flight=1, waited=0.0)
 
 
 def called(size: int = 1, at: float = 1.0, seconds: float = 1.0, **changed: Any) -> CallFinished:
     values: dict[str, Any] = {"usage": Usage(), "cost": None, "error": None} | changed
-    return CallFinished(at, "b1", "sim:small", size, seconds, **values)
+    return CallFinished(at=at, batch_id="b1", model="sim:small", size=size, seconds=seconds, **values)
 
 
 def ended(request_id: str = "r1", **changed: Any) -> RequestFinished:
@@ -38,11 +38,20 @@ def ended(request_id: str = "r1", **changed: Any) -> RequestFinished:
         "route": Route.INDIVIDUAL,
         "deduplicated": False,
     }
-    return RequestFinished(1.0, request_id, **(values | changed))
+    return RequestFinished(at=1.0, request_id=request_id, **(values | changed))
 
 
 def retry(counted: bool = True, maybe_billed: bool = False) -> RetryScheduled:
-    return RetryScheduled(1.0, "r1", "sim:small", "timeout", 1, 0.5, counted, maybe_billed)
+    return RetryScheduled(
+        at=1.0,
+        request_id="r1",
+        model="sim:small",
+        kind="timeout",
+        attempt=1,
+        delay=0.5,
+        counted=counted,
+        maybe_billed=maybe_billed,
+    )
 
 
 def answer(cost: float | None = 0.01) -> Result:

@@ -13,7 +13,20 @@ from smartbatch.types import Route
 
 
 def chosen(route: Route) -> RouteChosen:
-    return RouteChosen(0.0, "decision-1", "m", None, 40, route, 0, "cheap", 60.0, 90.0, 0.5, ())
+    return RouteChosen(
+        at=0.0,
+        decision_id="decision-1",
+        model="m",
+        purpose=None,
+        requests=40,
+        route=route,
+        first=0,
+        reason="cheap",
+        p50=60.0,
+        p95=90.0,
+        cost=0.5,
+        options=(),
+    )
 
 
 def scored(**changes: object) -> RouteScored:
@@ -66,7 +79,9 @@ def test_unknown_prices_and_absent_batches_change_no_sum(metrics: BatchMetrics) 
 def test_deadlines_and_rescues_are_counted_and_a_missed_one_is_a_warning(metrics: BatchMetrics) -> None:
     metrics(scored(met=True))
     metrics(scored(met=False))
-    metrics(JobRescued(0.0, "job-1", "shard-1", "m", 40, 100.0, 90.0))
+    metrics(
+        JobRescued(at=0.0, job_id="job-1", shard_id="shard-1", model="m", requests=40, left=100.0, needs=90.0)
+    )
     figures = metrics.snapshot().decisions
     assert (figures.deadlines_met, figures.deadlines_missed, figures.rescued) == (1, 1, 1)
     assert level_of(scored(met=False)) == "warning"

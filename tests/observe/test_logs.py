@@ -24,15 +24,17 @@ from smartbatch.types import Usage
 KEY = "sk-canary-0123456789abcdef"
 
 EVENTS: list[Event] = [
-    ClientStarted(0.0, 4),
+    ClientStarted(at=0.0, workers=4),
     submitted(),
     started(),
     called(error="server_error", usage=Usage(3, 2)),
     retry(),
     ended(),
-    CooldownStarted(1.0, "key", "sim:small", 12.0, 1),
-    BreakerChanged(1.0, "sim:small", "closed", "open", f"401 for Bearer {KEY}", 2.0),
-    ClientStopped(2.0, 0),
+    CooldownStarted(at=1.0, scope="key", model="sim:small", seconds=12.0, consecutive=1),
+    BreakerChanged(
+        at=1.0, model="sim:small", before="closed", after="open", reason=f"401 for Bearer {KEY}", pause=2.0
+    ),
+    ClientStopped(at=2.0, failed=0),
 ]
 
 
@@ -95,10 +97,10 @@ def test_enable_goes_to_standard_error_and_disable_ends_it(capsys: pytest.Captur
         (ended(ok=False, error="timeout"), "warning"),
         (ended(ok=False, cancelled=True), "debug"),
         (ended(), "debug"),
-        (CooldownStarted(0.0, "key", "m", 1.0, 1), "info"),
-        (BreakerChanged(0.0, "m", "open", "closed", "probe"), "info"),
-        (ClientStopped(0.0, 0), "debug"),
-        (ClientStopped(0.0, 2), "warning"),
+        (CooldownStarted(at=0.0, scope="key", model="m", seconds=1.0, consecutive=1), "info"),
+        (BreakerChanged(at=0.0, model="m", before="open", after="closed", reason="probe"), "info"),
+        (ClientStopped(at=0.0, failed=0), "debug"),
+        (ClientStopped(at=0.0, failed=2), "warning"),
         (retry(), "debug"),
     ],
 )
@@ -194,7 +196,9 @@ def test_an_endless_pause_is_still_json() -> None:
     """JSON has no infinity, and a log reader would choke on it."""
     stream = io.StringIO()
     logs.enable("debug", stream)
-    LogObserver()(BreakerChanged(1.0, "m", "closed", "open", "stopped", float("inf")))
+    LogObserver()(
+        BreakerChanged(at=1.0, model="m", before="closed", after="open", reason="stopped", pause=float("inf"))
+    )
     assert json.loads(stream.getvalue(), parse_constant=pytest.fail)["pause"] == "inf"
 
 

@@ -117,7 +117,7 @@ def test_a_client_that_never_shares_calls_has_no_efficiency(metrics: BatchMetric
 
 def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, hands: Hands) -> None:
     """Two of four workers busy for half of the time: a quarter; calls under way count up to now."""
-    feed(metrics, ClientStarted(0.0, 4), started(at=0.0), started(at=5.0), called(at=5.0))
+    feed(metrics, ClientStarted(at=0.0, workers=4), started(at=0.0), started(at=5.0), called(at=5.0))
     hands.time = 10.0
     s = metrics.snapshot()
     assert (s.busy_seconds, s.elapsed) == (10.0, 10.0)
@@ -126,10 +126,10 @@ def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics,
 
 def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, hands: Hands) -> None:
     """Stopped and started again, only the running periods count."""
-    feed(metrics, ClientStarted(0.0, 2), ClientStopped(10.0, 0))
+    feed(metrics, ClientStarted(at=0.0, workers=2), ClientStopped(at=10.0, failed=0))
     hands.time = 500.0
     assert metrics.snapshot().elapsed == 10.0
-    feed(metrics, ClientStarted(500.0, 2))
+    feed(metrics, ClientStarted(at=500.0, workers=2))
     hands.time = 505.0
     assert metrics.snapshot().elapsed == 15.0
 
@@ -167,10 +167,10 @@ def test_overlapping_cooldowns_of_one_quota_count_once(metrics: BatchMetrics) ->
     """10 s from 0 and 10 s from 4 are a pause of 14 s; another model's pause is its own."""
     s = feed(
         metrics,
-        CooldownStarted(0.0, "key", "a", 10.0, 1),
-        CooldownStarted(4.0, "key", "a", 10.0, 1),
-        CooldownStarted(5.0, "key", "a", 2.0, 1),
-        CooldownStarted(5.0, "key", "b", 3.0, 1),
+        CooldownStarted(at=0.0, scope="key", model="a", seconds=10.0, consecutive=1),
+        CooldownStarted(at=4.0, scope="key", model="a", seconds=10.0, consecutive=1),
+        CooldownStarted(at=5.0, scope="key", model="a", seconds=2.0, consecutive=1),
+        CooldownStarted(at=5.0, scope="key", model="b", seconds=3.0, consecutive=1),
     )
     assert (s.cooldowns, s.cooldown_seconds) == (4, 17.0)
 
@@ -221,14 +221,14 @@ def test_other_events_are_counted(metrics: BatchMetrics) -> None:
     """Breaker changes by the state entered, dropped parameters, joined requests, failures at stop."""
     s = feed(
         metrics,
-        BreakerChanged(0.0, "m", "closed", "open", "5 failures", 1.0),
-        BreakerChanged(0.0, "m", "open", "half_open", "probe"),
-        BreakerChanged(0.0, "m", "half_open", "my own state", "odd"),
-        ParameterDropped(0.0, "r1", "seed", "not taken"),
+        BreakerChanged(at=0.0, model="m", before="closed", after="open", reason="5 failures", pause=1.0),
+        BreakerChanged(at=0.0, model="m", before="open", after="half_open", reason="probe"),
+        BreakerChanged(at=0.0, model="m", before="half_open", after="my own state", reason="odd"),
+        ParameterDropped(at=0.0, request_id="r1", field="seed", reason="not taken"),
         submitted(joined=True),
         ended(deduplicated=True),
-        ClientStopped(1.0, 3),
-        Event(2.0),
+        ClientStopped(at=1.0, failed=3),
+        Event(at=2.0),
     )
     assert s.breaker_changes == {"open": 1, "half_open": 1, "other": 1}
     assert (s.parameters_dropped, s.deduplicated, s.failed_at_stop) == (1, 1, 3)
@@ -236,7 +236,7 @@ def test_other_events_are_counted(metrics: BatchMetrics) -> None:
 
 def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, hands: Hands) -> None:
     """Figures go to zero, requests under way stay, and a call's time counts from the reset."""
-    feed(metrics, ClientStarted(0.0, 1), submitted(), submitted(), ended(), started(at=0.0))
+    feed(metrics, ClientStarted(at=0.0, workers=1), submitted(), submitted(), ended(), started(at=0.0))
     hands.time = 6.0
     metrics.reset()
     hands.time = 8.0

@@ -192,7 +192,7 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, hand
     """The seconds left are shown, and the note goes by itself."""
     progress = Progress(10, "lines", stream, hands)
     hands.time = 10.0
-    progress(CooldownStarted(10.0, "key", "m", 12.0, 1))
+    progress(CooldownStarted(at=10.0, scope="key", model="m", seconds=12.0, consecutive=1))
     hands.time = 20.0
     progress.advance(answer(cost=None))
     hands.time = 30.0
@@ -208,9 +208,9 @@ def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, 
     """Open: when the next probe goes. Closed: nothing."""
     progress = Progress(10, "lines", stream, hands)
     hands.time = 10.0
-    progress(BreakerChanged(9.0, "m", "closed", "open", "5 failures", 5.0))
+    progress(BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="5 failures", pause=5.0))
     hands.time = 20.0
-    progress(BreakerChanged(20.0, "m", "half_open", "closed", "probe"))
+    progress(BreakerChanged(at=20.0, model="m", before="half_open", after="closed", reason="probe"))
     first, second = stream.getvalue().splitlines()
     assert first.endswith("(provider unavailable, next probe in 4.0 s)")
     assert "unavailable" not in second
@@ -220,7 +220,9 @@ def test_an_outage_without_a_known_end_is_noted_without_a_time(stream: io.String
     """An endless pause is not counted down."""
     progress = Progress(10, "lines", stream, hands)
     hands.time = 10.0
-    progress(BreakerChanged(9.0, "m", "closed", "open", "stopped", float("inf")))
+    progress(
+        BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="stopped", pause=float("inf"))
+    )
     assert stream.getvalue() == "0% 0/10 (provider unavailable)\n"
 
 
@@ -284,7 +286,7 @@ def test_who_counts_does_not_wait_for_who_draws(hands: Hands) -> None:
     entered.wait()
     hands.time = 20.0
     progress.advance(answer())
-    progress(CooldownStarted(20.0, "key", "m", 1.0, 1))
+    progress(CooldownStarted(at=20.0, scope="key", model="m", seconds=1.0, consecutive=1))
     leave.set()
     drawing.join()
     progress.close()

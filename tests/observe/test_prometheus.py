@@ -63,8 +63,8 @@ def test_labels_come_from_closed_sets(metrics: BatchMetrics) -> None:
         odd = f"canary {i}"
         metrics(called(error=odd))
         metrics(ended(odd, ok=False, error=odd, model=odd))
-        metrics(CooldownStarted(0.0, odd, odd, 1.0, 1))
-        metrics(BreakerChanged(0.0, odd, "closed", odd, odd))
+        metrics(CooldownStarted(at=0.0, scope=odd, model=odd, seconds=1.0, consecutive=1))
+        metrics(BreakerChanged(at=0.0, model=odd, before="closed", after=odd, reason=odd))
     assert b"canary" not in reporter.text()
     allowed = {
         *KINDS,

@@ -19,15 +19,15 @@ from smartbatch.types import Usage
 def busy_metrics() -> BatchMetrics:
     metrics = BatchMetrics(max_batch_size=4, now=lambda: 10.0)
     for event in (
-        ClientStarted(0.0, 2),
+        ClientStarted(at=0.0, workers=2),
         submitted("r1"),
         submitted("r2", joined=True),
         submitted("r3"),
         started(2, at=0.0),
         called(2, at=5.0, seconds=5.0, usage=Usage(1200, 30, 200), cost=0.0125, error="rate_limit"),
         retry(counted=False, maybe_billed=True),
-        CooldownStarted(5.0, "key", "m", 12.0, 1),
-        BreakerChanged(5.0, "m", "closed", "open", "refused", 1.0),
+        CooldownStarted(at=5.0, scope="key", model="m", seconds=12.0, consecutive=1),
+        BreakerChanged(at=5.0, model="m", before="closed", after="open", reason="refused", pause=1.0),
         ended("r1", cost=None, seconds=65.0),
     ):
         metrics(event)

@@ -1,4 +1,4 @@
-"""The queue under every order of events: the books always balance, and each waiter ends once (A5, A6, A17)."""
+"""The request queue under every order of events: its counts add up, and each waiter ends once."""
 
 from __future__ import annotations
 

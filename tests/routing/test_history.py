@@ -60,7 +60,7 @@ def call(
     for each in seconds:
         clock.sleep(1.0)
         history(
-            CallFinished(clock.now(), "b", model, size, each, Usage(), None, error, False, route)
+            CallFinished(at=clock.now(), batch_id="b", model=model, size=size, seconds=each, usage=Usage(), cost=None, error=error, maybe_billed=False, route=route)
         )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ class TestCalls:
         call(history, clock, *[0.01] * 30, error="rate_limit")
         call(history, clock, *[0.01] * 30, error="server_error")
         call(history, clock, *[0.01] * 30, route=None)
-        history(ClientStarted(clock.now(), 4))
+        history(ClientStarted(at=clock.now(), workers=4))
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
 
     def test_a_call_that_ran_out_of_time_would_have_taken_longer(
@@ -131,7 +131,18 @@ class TestCalls:
     def test_a_flood_of_calls_is_learned_from_in_part(self, process: Process, clock: VirtualClock) -> None:
         """Of a thousand at the same moment a hundred, so that learning costs next to nothing."""
         history = process()
-        event = CallFinished(clock.now(), "b", MODEL, 1, 1.0, Usage(), None, None, False, Route.INDIVIDUAL)
+        event = CallFinished(
+            at=clock.now(),
+            batch_id="b",
+            model=MODEL,
+            size=1,
+            seconds=1.0,
+            usage=Usage(),
+            cost=None,
+            error=None,
+            maybe_billed=False,
+            route=Route.INDIVIDUAL,
+        )
         threads = [threading.Thread(target=lambda: [history(event) for _ in range(250)]) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -1,6 +1,7 @@
 """How long one kind of thing will take next time: a call of a route, a batch, a cancel. Learned as it comes.
 
-A forecast is a mixture of three distributions (:mod:`smartbatch.core.forecast.distribution`), all of log seconds:
+A forecast is a mixture of three distributions of log seconds
+(:mod:`smartbatch.core.forecast.distribution`):
 
 - *the prior*, what is believed before anything was seen. Alone, it is the forecast. It weighs half an
   observation, so it is as good as gone after a dozen.
@@ -13,7 +14,8 @@ A forecast is a mixture of three distributions (:mod:`smartbatch.core.forecast.d
 Larger things take longer: ``seconds ~ size ** growth``, where the growth is learned from log sizes by least
 squares, held to the prior's by a ridge, and stays within 0..1.
 
-On top of it levels are corrected, and changes are watched for: :mod:`smartbatch.core.forecast.change_detection`.
+On top of it levels are corrected, and changes are watched for
+(:mod:`smartbatch.core.forecast.change_detection`).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def _asked(decision: Decision) -> Iterator[str]:
         deadline = f"deadline in {constraints.deadline:.1f} s{counts}"
     budget = "no budget" if constraints.budget is None else f"budget {constraints.budget:g} USD"
     yield (
-        f"strategy {constraints.strategy.value}, prefer {constraints.prefer}, {deadline}, {budget}, an hour of waiting "
-        f"is worth {constraints.time_value:g} USD"
+        f"strategy {constraints.strategy.value}, prefer {constraints.prefer}, {deadline}, {budget}, "
+        f"an hour of waiting is worth {constraints.time_value:g} USD"
     )
 
 

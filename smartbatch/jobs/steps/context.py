@@ -161,7 +161,16 @@ class StepContext:
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
         if self.store.add_incident(row, lease=self.lease):
-            self.tell(JobIncident(self.clock.now(), self.job.id, shard_id, kind, detail, money))
+            self.tell(
+                JobIncident(
+                    at=self.clock.now(),
+                    job_id=self.job.id,
+                    shard_id=shard_id,
+                    kind=kind,
+                    detail=detail,
+                    money=money,
+                )
+            )
 
     def hold(self, error: ProviderError) -> None:
         """Let the job wait for a person: the account cannot be used."""
