@@ -12,6 +12,7 @@ from typing import Any, Self
 from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
+from smartbatch._fork import on_exit, on_fork
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
@@ -28,7 +29,6 @@ from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
 from smartbatch.providers.base import Provider
-from smartbatch.realtime import lifecycle
 from smartbatch.realtime.admission import (
     GENERATION,
     Admission,
@@ -43,6 +43,7 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.router import PostProcess
+from smartbatch.realtime.signals import on_main_thread, reentered
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.history import ForecastHistory
@@ -129,7 +130,8 @@ class BatchingClient(ListCalls):
         trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
         for usable in filter(None, ((self._provider, self.model), self._second)):
             trial.of(*usable)
-        lifecycle.enrol(self)
+        on_fork(self)
+        on_exit(self)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -231,7 +233,7 @@ class BatchingClient(ListCalls):
         """
         engine = self._engine
         on_own_thread = engine is not None and engine.dispatcher.on_own_thread()
-        if on_own_thread or self._service.on_own_thread() or lifecycle.reentered():
+        if on_own_thread or self._service.on_own_thread() or reentered():
             threading.Thread(
                 target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
@@ -558,7 +560,7 @@ class BatchingClient(ListCalls):
             try:
                 observer(event)
             except BaseException as error:  # an exit asked for on a worker would only end the worker
-                if not isinstance(error, Exception) and lifecycle.on_main_thread():
+                if not isinstance(error, Exception) and on_main_thread():
                     raise  # a signal's: the user wants to stop, and the observer just happened to run
                 logs.warn("observer_raised", event=event.name, error=type(error).__name__)
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
+from smartbatch._fork import on_exit, on_fork
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
@@ -20,7 +21,6 @@ from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.observe import logs
-from smartbatch.realtime import lifecycle
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.history import ForecastHistory
@@ -61,7 +61,8 @@ class StoreJobs:
         self._history = ForecastHistory(self._clock, dependencies.tell, store=lambda: self.service.store)
         self._new_process()
         self.service = JobService(config, clock=self._clock, rng=None, dependencies=dependencies)
-        lifecycle.enrol(self)
+        on_fork(self)
+        on_exit(self)
 
     def _new_process(self) -> None:
         self._history.renew()

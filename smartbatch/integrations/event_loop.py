@@ -22,9 +22,6 @@ _T = TypeVar("_T")
 _GRACE = 1.0
 """Seconds a coroutine has to end after its time is over; after them it is left behind, cancelled."""
 
-_starting = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-
 
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that in a forked child does not run and cannot be closed.
@@ -91,20 +88,27 @@ class Tasks:
         self._futures = set()
 
 
+class _LoopThread:
+    """The loop of a process and its thread; both start with the first coroutine."""
+
+    def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = _Loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name="smartbatch-asyncio", daemon=True
+                ).start()
+            return self._loop
+
+
+_threads: dict[int, _LoopThread] = {}
+"""By process: a forked child starts a loop of its own."""
+
+
 def _running() -> asyncio.AbstractEventLoop:
-    global _loop
-    with _starting:
-        if _loop is None:
-            _loop = _Loop()
-            threading.Thread(target=_loop.run_forever, name="smartbatch-asyncio", daemon=True).start()
-        return _loop
-
-
-def _after_fork_in_child() -> None:
-    global _starting, _loop
-    _starting = threading.Lock()
-    _loop = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    process = os.getpid()
+    return (_threads.get(process) or _threads.setdefault(process, _LoopThread())).loop()

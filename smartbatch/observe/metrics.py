@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ from attrs import define, field, fields
 
 from smartbatch import errors
 from smartbatch._clock import RealClock
+from smartbatch._fork import on_fork
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -159,7 +158,7 @@ class BatchMetrics:
             RouteScored: lambda event: self._tally.decisions.scored(event),
         }
         self._clear()
-        _living.add(self)
+        on_fork(self)
 
     def _clear(self) -> None:
         self._tally = _Tally()
@@ -169,6 +168,11 @@ class BatchMetrics:
         self._since = self._now()
         self._state = "new"
         self._pauses: dict[tuple[str, str], float] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: a fresh lock, as another thread may have held it, and empty figures."""
+        self._lock = threading.RLock()
+        self._clear()
 
     def __call__(self, event: Event) -> None:
         """Count one event. Events of unknown classes are ignored."""
@@ -357,16 +361,3 @@ def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: in
         cost=tally.cost,
         **{name: counts[name] for name in _FIGURES},
     )
-
-
-_living: weakref.WeakSet[BatchMetrics] = weakref.WeakSet()
-
-
-def _begin_anew_in_child() -> None:
-    """A fork may copy a lock that another thread holds: give every child fresh ones, and empty figures."""
-    for metrics in list(_living):
-        metrics._lock = threading.RLock()
-        metrics._clear()
-
-
-os.register_at_fork(after_in_child=_begin_anew_in_child)

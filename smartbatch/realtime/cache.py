@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smartbatch._fork import Turns
+from smartbatch._fork import FileLocks
 from smartbatch.errors import ConfigError
 from smartbatch.types import Answer
 
@@ -70,7 +70,7 @@ class ResponseCache:
         self._writes = 0
         self._begin_anew()
         try:
-            with self._turns.reading:
+            with self._locks.reading:
                 self._read_by()
         except (OSError, sqlite3.Error) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -82,7 +82,7 @@ class ResponseCache:
         """Return the answer kept under ``key``, or ``None``; whatever is wrong with the file is a miss."""
         statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:
-            with self._turns.reading:
+            with self._locks.reading:
                 found = self._read_by().execute(statement, (key,)).fetchone()
             if found is None or not 0 <= self._wall() - found[0] < self._ttl:
                 return None
@@ -98,8 +98,8 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         try:
-            with self._turns.changing:
-                self._turns.changer = threading.get_ident()
+            with self._locks.writing:
+                self._locks.writer = threading.get_ident()
                 self._write(self._write_by(), row)
         except (OSError, sqlite3.Error):
             return False
@@ -126,7 +126,7 @@ class ResponseCache:
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
-        self._turns = Turns(self._cut)
+        self._locks = FileLocks(self._cut)
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
 

@@ -6,6 +6,7 @@ by provider scope and model, and not in a client. Each quota has a leaf lock, he
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from smartbatch.core.limits.flex_health import FlexHealth
 from smartbatch.core.limits.quota import Quota
 
-__all__ = ["SharedQuota", "forget_all", "shared_quota"]
+__all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]
 
 
 class SharedQuota:
@@ -82,21 +83,21 @@ class SharedQuota:
         self.quota.configure(min(rpms, default=None), min(tpms, default=None), now)
 
 
-_registry: dict[tuple[str, str], SharedQuota] = {}
-_registry_lock = threading.Lock()
+# By process: a forked child finds none of the parent's, whose locks threads that are not there may hold.
+_quotas: dict[tuple[int, str, str], SharedQuota] = {}
 
 
 def shared_quota(scope: str, model: str) -> SharedQuota:
     """Return this process's quota of ``model`` under the provider scope ``scope``."""
-    with _registry_lock:
-        quota = _registry.get((scope, model))
-        if quota is None:
-            quota = _registry[scope, model] = SharedQuota()
-        return quota
+    key = (os.getpid(), scope, model)
+    return _quotas.get(key) or _quotas.setdefault(key, SharedQuota())
+
+
+def known_quotas() -> list[SharedQuota]:
+    """Return the quotas of this process."""
+    return [quota for (process, _, _), quota in list(_quotas.items()) if process == os.getpid()]
 
 
 def forget_all() -> None:
-    """Start anew in a forked child: the parent's locks may be held by threads that are not here."""
-    global _registry, _registry_lock
-    _registry = {}
-    _registry_lock = threading.Lock()
+    """Forget every quota."""
+    _quotas.clear()

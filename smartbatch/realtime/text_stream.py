@@ -13,7 +13,7 @@ from typing import Self
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.realtime import lifecycle
+from smartbatch.realtime.signals import reentered
 from smartbatch.types import Result
 
 __all__ = ["ChunkBox", "TextStream"]
@@ -212,7 +212,7 @@ class TextStream(Iterator[str]):
         """
         if self._process != os.getpid():
             return
-        if lifecycle.reentered():  # a signal handler; what it interrupted may hold our lock
+        if reentered():  # a signal handler; what it interrupted may hold our lock
             self._close_elsewhere()
         elif self._box.cancel():
             self._box.drop()

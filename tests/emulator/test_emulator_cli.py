@@ -19,7 +19,7 @@ from smartbatch.emulator import Ledger
 
 _RUN = """
 import argparse, sys
-from smartbatch.cli import emulator
+from smartbatch.cli import emulator_command as emulator
 parser = argparse.ArgumentParser()
 emulator.add_parser(parser.add_subparsers(dest="command"))
 sys.exit(emulator.run(parser.parse_args(["emulator", *sys.argv[1:]])))

@@ -69,8 +69,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "every form of Retry-After",
         (
             "faults/test_faults_answers.py::test_c1_no_form_of_retry_after_is_obeyed_blindly",
-            "test_headers.py::test_every_form_of_retry_after_is_read_or_refused",
-            "test_headers.py::test_no_retry_after_can_raise_or_leave_its_range",
+            "providers/test_limit_headers.py::test_every_form_of_retry_after_is_read_or_refused",
+            "providers/test_limit_headers.py::test_no_retry_after_can_raise_or_leave_its_range",
             "core/test_retry.py::test_retry_after_is_a_minimum",
         ),
     ),
@@ -85,8 +85,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "one poisonous item",
         (
             "faults/test_faults_answers.py::test_c3_a_poisonous_item_fails_alone_and_delays_nobody",
-            "runtime/test_retries.py::test_a_poisonous_request_harms_nobody",
-            "runtime/test_retries.py::test_many_poisonous_requests_hold_nobody_up",
+            "realtime/test_retries.py::test_a_poisonous_request_harms_nobody",
+            "realtime/test_retries.py::test_many_poisonous_requests_hold_nobody_up",
         ),
     ),
     "C4": (
@@ -119,7 +119,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "packed calls with answers missing, doubled, renumbered (batches are never packed)",
         (
             "core/test_packing.py::test_a_thousand_prompts_under_each_damage",
-            "runtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
+            "realtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
         ),
     ),
     "C8": (
@@ -278,7 +278,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so",
             "faults/test_faults_answers.py::"
             "test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed",
-            "runtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
+            "realtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
         ),
     ),
 }

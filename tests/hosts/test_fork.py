@@ -121,10 +121,10 @@ def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> No
         def look():
             errors = {type(future.exception(timeout=5)) for future in futures}
             assert errors == {WrongProcess}, errors
-            assert client.queue_size == 0 and client.books.submitted == 0, client.books
+            assert client.queue_size == 0 and client.counts.submitted == 0, client.counts
             assert client.metrics.snapshot().submitted == 0
             assert client.cancel_pending() == 0
-        say(f"{code_of(in_child(look))} {client.books.submitted} {any(future.done() for future in futures)}")
+        say(f"{code_of(in_child(look))} {client.counts.submitted} {any(future.done() for future in futures)}")
         client.stop(timeout=0)
         """,
         out=["0 20 False"],

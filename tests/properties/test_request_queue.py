@@ -160,8 +160,8 @@ class QueueMachine(RuleBasedStateMachine):
         counts = self.queue.counts
         assert counts.balanced()
         assert counts.submitted == len(self.waiters)
-        counts = (counts.waiting, counts.in_flight, counts.succeeded, counts.failed, counts.cancelled)
-        assert min(counts) >= 0
+        figures = (counts.waiting, counts.in_flight, counts.succeeded, counts.failed, counts.cancelled)
+        assert min(figures) >= 0
         assert counts.succeeded + counts.failed == sum(self.ends.values())
 
     @invariant()

@@ -245,8 +245,8 @@ def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, cl
 
 FORKS = """
 import threading, time
-from smartbatch.cache import ResponseCache
-from smartbatch.models import Answer
+from smartbatch.realtime.cache import ResponseCache
+from smartbatch.types import Answer
 
 cache = ResponseCache("answers.db", ttl=60.0, max_bytes=10**6, wall=time.time)
 ended = threading.Event()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from random import Random
 
-from smartbatch._fork import Turns
+from smartbatch._fork import FileLocks
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import Database, Row
@@ -112,7 +112,7 @@ class SqliteDatabase(Database):
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
-        self._turns = Turns(self._cut)
+        self._locks = FileLocks(self._cut)
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._log: tuple[int, int] | None = None
@@ -137,7 +137,7 @@ class SqliteDatabase(Database):
 
     def _opened(self, *, alone: bool) -> bool:
         """Check the file, and make it if ``alone``; return False when it is still to be made."""
-        with self._turns.reading:
+        with self._locks.reading:
             connection = self._connect()
             try:
                 version = self._version(connection, alone)
@@ -207,7 +207,7 @@ class SqliteDatabase(Database):
 
     def rows(self, statement: str, *values: object) -> list[Row]:
         self._check_process()
-        with self._turns.reading:
+        with self._locks.reading:
             try:
                 self._check_file()
                 if self._reader is None:
@@ -228,8 +228,8 @@ class SqliteDatabase(Database):
     @contextmanager
     def writing(self) -> Iterator[SqliteTransaction]:
         self._check_process()
-        with self._turns.changing:
-            self._turns.changer = threading.get_ident()
+        with self._locks.writing:
+            self._locks.writer = threading.get_ident()
             connection = self._begin()
             try:
                 yield SqliteTransaction(self, connection)
@@ -284,7 +284,7 @@ class SqliteDatabase(Database):
 
     def give_back(self) -> None:
         # somebody else may read or write: then the room is used again by what comes next
-        with self._turns.changing, contextlib.suppress(sqlite3.Error):
+        with self._locks.writing, contextlib.suppress(sqlite3.Error):
             connection = self._writer
             if connection is None:
                 return
@@ -299,7 +299,7 @@ class SqliteDatabase(Database):
         if self._process != os.getpid():
             self.abandon()
         self._closed = True
-        with self._turns.changing, self._turns.reading:
+        with self._locks.writing, self._locks.reading:
             self._cut()
 
     def _cut(self) -> None:

@@ -1,6 +1,6 @@
 """A process that has everything imported and forks a worker in a few milliseconds when it is told to.
 
-    python -m tests.durability.zygote LOG
+    python -m tests.faults.durability.zygote LOG
 
 Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": orders}``
 forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns
@@ -44,7 +44,7 @@ class Zygote:
             name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.durability.zygote", str(log)],
+            [sys.executable, "-m", "tests.faults.durability.zygote", str(log)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,

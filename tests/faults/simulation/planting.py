@@ -20,12 +20,12 @@ from typing import Any, cast
 import pytest
 from attrs import frozen
 
+from smartbatch import _fork
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.steps import collect, create, listing, recover, shard
 from smartbatch.jobs.store.result_table import Results
 from smartbatch.providers.http.transport import Transport
-from smartbatch.realtime import lifecycle
 from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.programme import told
 from tests.faults.simulation.scenario import Plan
@@ -35,16 +35,16 @@ from tests.faults.simulation.world import Outcome
 __all__ = ["BUGS", "Bug", "caught", "planted", "start"]
 
 VARIABLE = "PLANTED"
-_INTEND = "    intended = work.store.intend("
-_LATE = "    store_intent = lambda: work.store.intend("
+_INTEND = "    intended = step.store.intend("
+_LATE = "    store_intent = lambda: step.store.intend("
 """The intent is not stored where it should be, but when this is called."""
-_SENT = "batch = work.api.create(creation, work.limits.transfer_timeout)"
+_SENT = "batch = step.api.create(creation, step.limits.transfer_timeout)"
 _FAILED = "        return _create_failed("
-_ADOPTED = "return adopt(work, intended, batch)"
+_ADOPTED = "return adopt(step, intended, batch)"
 _REPEATED = f"""try:
             {_SENT}
         except Exception as error:
-            if not work.api.classify(error).maybe_billed:
+            if not step.api.classify(error).maybe_billed:
                 raise
             {_SENT}"""
 
@@ -96,8 +96,8 @@ BUGS = (
         (
             _submit(
                 *_without_intent(),
-                (_FAILED, f"        return work.stumbled(shard, work.api.classify(error))\n{_FAILED}"),
-                (_ADOPTED, "return adopt(work, store_intent(), batch)"),
+                (_FAILED, f"        return step.stumbled(shard, step.api.classify(error))\n{_FAILED}"),
+                (_ADOPTED, "return adopt(step, store_intent(), batch)"),
             ),
         ),
     ),
@@ -116,19 +116,19 @@ BUGS = (
     Bug(
         4,
         "no fence",
-        ((recover._can_fence, (("work.api.abilities.fence and shard.file_id is not None", "False"),)),),
+        ((recover._can_fence, (("step.api.abilities.fence and shard.file_id is not None", "False"),)),),
         story="late",
     ),
     Bug(
         5,
         "no time to settle",
-        ((recover._until, (('work.policy("settle", work.limits.settle)', "0.0"),)),),
+        ((recover._until, (('step.policy("settle", step.limits.settle)', "0.0"),)),),
         flavour="anthropic",
     ),
     Bug(
         6,
         "one nonce for the whole job",
-        ((shard.plan, (("new_nonce(work.rng)", "new_nonce(type(work.rng)(work.job.id))"),)),),
+        ((shard.plan, (("new_nonce(step.rng)", "new_nonce(type(step.rng)(step.job.id))"),)),),
     ),
     Bug(
         7,
@@ -154,7 +154,7 @@ BUGS = (
         (
             (
                 recover._look_unlabelled,
-                (('len(candidates) == 1 and work.policy("exclusive", False)', "candidates"),),
+                (('len(candidates) == 1 and step.policy("exclusive", False)', "candidates"),),
             ),
         ),
         flavour="anthropic-shared",
@@ -201,9 +201,8 @@ BUGS = (
     Bug(
         14,
         "a forked child keeps the queue",
-        ((lifecycle._after_fork_in_child, (("living.after_fork()", "pass"),)),),
-        test="tests/lifecycle/test_fork.py::"
-        "test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
+        ((_fork._after_fork_in_child, (("one.after_fork()", "pass"),)),),
+        test="tests/hosts/test_fork.py::test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
     ),
     Bug(
         15,
@@ -215,7 +214,7 @@ BUGS = (
         16,
         "results are set without a look whether the future is over",
         ((ResultFuture.settle, (("        pass", "        raise"),)),),
-        test="tests/runtime/test_unsound_answers.py::"
+        test="tests/realtime/test_unsound_answers.py::"
         "test_an_interrupt_while_futures_are_ended_ends_the_others_too",
     ),
 )

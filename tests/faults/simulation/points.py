@@ -159,7 +159,7 @@ _STEPS = (
     ("delete_file.before", "K16"),
     ("delete_file.after", "K17"),
     ("uncertain>fenced.", "K17"),
-    ("bury.", "K18"),
+    ("discard.", "K18"),
     ("get", "K19"),
     ("submitted>ended.", "K19"),
     ("download", "K20"),
