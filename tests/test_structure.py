@@ -296,7 +296,8 @@ def test_no_file_has_two_ideas(file: Path) -> None:
     assert len(file.read_text("utf-8").splitlines()) <= 700
 
 
-# -- rings -----------------------------------------------------------------------------------------------------
+# -- rings
+# -----------------------------------------------------------------------------------------------------
 
 
 def module_name(file: Path, root: Path) -> str:
@@ -372,7 +373,8 @@ def test_a_ring_would_be_found(tmp_path: Path) -> None:
     assert rings(import_graph(package)) == [["package.a", "package.b", "package.c"]]
 
 
-# -- what stands where -----------------------------------------------------------------------------------------
+# -- what stands where
+# -----------------------------------------------------------------------------------------
 
 
 def test_no_module_stands_outside_the_tree() -> None:
@@ -398,7 +400,8 @@ def test_a_file_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-# -- privacy ---------------------------------------------------------------------------------------------------
+# -- privacy
+# ---------------------------------------------------------------------------------------------------
 
 
 def is_private(name: str) -> bool:

@@ -70,7 +70,8 @@ def _models(models: Iterable[str] | None) -> tuple[str, ...] | None:
 
 @frozen(kw_only=True)
 class Settings(BatchSettings):
-    """How the emulator behaves; see :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings` for batches.
+    """How the emulator behaves; see :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings` for
+    batches.
 
     Args:
         latency: median seconds until an answer (or until a stream's first event).

@@ -62,7 +62,8 @@ class ClientJobs:
     _service: JobService
     _job_callbacks: CallbackThread | None
 
-    # -- for the service ----------------------------------------------------------------------------------------
+    # -- for the service
+    # ----------------------------------------------------------------------------------------
 
     def _new_service(self) -> JobService:
         dependencies = JobDependencies(

@@ -185,8 +185,8 @@ class Job:
             note = self._service.status_of(row).note
             raise JobTimeout(
                 f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
-                f"their results. It goes on in the store {self._service.store.place}, and nothing is lost: wait "
-                f"again, or take it up in any process with smartbatch.job({self.id!r})"
+                f"their results. It goes on in the store {self._service.store.place}, and nothing is lost: "
+                f"wait again, or take it up in any process with smartbatch.job({self.id!r})"
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
@@ -235,8 +235,8 @@ class Job:
     def _pause(self, seen: int, job: JobRow, until: float) -> None:
         if job.state is JobState.DONE:
             raise StoreError(
-                f"job {self.id} is done, and the store {self._service.store.place} lacks some of its results: "
-                "it was changed by something else; restore it from a copy"
+                f"job {self.id} is done, and the store {self._service.store.place} lacks some of its "
+                "results: it was changed by something else; restore it from a copy"
             )
         self._await(seen, job, until)
 

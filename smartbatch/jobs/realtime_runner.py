@@ -92,7 +92,8 @@ class RealtimeRunner:
         self._started: set[str] = set()
         self._halted = self._ended = False
 
-    # -- for the supervisor --------------------------------------------------------------------------------------
+    # -- for the supervisor
+    # --------------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
         """Ask the items of a job; called again and again while there are any."""

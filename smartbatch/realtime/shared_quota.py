@@ -18,7 +18,8 @@ __all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]
 
 
 class SharedQuota:
-    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients to wake when room appears.
+    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients to wake when room
+    appears.
 
     Attributes:
         flex: whether the model's slower tier is worth asking, as all clients found it.

@@ -31,7 +31,8 @@ __all__ = ["ForecastHistory"]
 
 CALL = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
-up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a second, which
+up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a
+second, which
 is an assumption, as is that eight requests in a call take twice as long."""
 VECTORS = Prior.of(0.3, 1.0, growth=0.3)
 """A call that returns vectors; an assumption, too. Nothing is generated, so it is a round trip and little

@@ -111,7 +111,8 @@ class ListRoutes(JobSubmission):
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: for a constraint that is none, and where a batch was asked for and there is no Batch API.
+            ConfigError: for a constraint that is none, and where a batch was asked for and there is no Batch
+            API.
         """
         constraints = self._constraints(constrained)
         requests = list(self._admission.requests(prompts, plain))
@@ -309,7 +310,8 @@ class ListRoutes(JobSubmission):
 def parted(
     params: Mapping[str, Any], names: Collection[str] = CONSTRAINTS
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are none of the constraints ``names``, and the constraints that were given."""
+    """Return the arguments that are none of the constraints ``names``, and the constraints that were
+    given."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
 

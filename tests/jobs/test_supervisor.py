@@ -1,4 +1,5 @@
-"""The supervisor: what is due is tended when it is due, leases are renewed whatever a step does, and nothing that
+"""The supervisor: what is due is tended when it is due, leases are renewed whatever a step does, and nothing
+that
 a step throws ends a thread."""
 
 from __future__ import annotations

@@ -60,8 +60,19 @@ def call(
     for each in seconds:
         clock.sleep(1.0)
         history(
-            CallFinished(at=clock.now(), batch_id="b", model=model, size=size, seconds=each, usage=Usage(), cost=None, error=error, maybe_billed=False, route=route)
-        )  # fmt: skip
+            CallFinished(
+                at=clock.now(),
+                batch_id="b",
+                model=model,
+                size=size,
+                seconds=each,
+                usage=Usage(),
+                cost=None,
+                error=error,
+                maybe_billed=False,
+                route=route,
+            )
+        )
 
 
 def median(history: ForecastHistory, route: Route = Route.INDIVIDUAL, size: int = 1) -> float:

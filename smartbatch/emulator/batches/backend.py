@@ -41,7 +41,8 @@ class BatchBackend:
     key sees only its own things. ``now`` is monotonic seconds and never goes back.
 
     Args:
-        settings: times, limits and faults; see :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
+        settings: times, limits and faults; see
+        :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
         ledger: where it books.
         epoch: what is added to monotonic seconds to make them Unix seconds.
 

@@ -119,7 +119,8 @@ def take_in(step: StepContext, shard: ShardRow, paths: list[Path]) -> Taken:
     """Read result files of a shard into the store; what is there already stays as it is.
 
     The first pass learns how the provider counts the tokens of these prompts; the second reads, and an answer
-    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`). What is odd about
+    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`). What is
+    odd about
     the lines is told between the two: whoever sees the last result sees it, too.
     """
     check = Crosscheck()

@@ -4,7 +4,8 @@ Rules all stores keep:
 
 - Every write to a job names the writer's :class:`~smartbatch.jobs.records.Grip`. When the job was taken over
   meanwhile nothing is written and :class:`LeaseLost` is raised.
-- A change of a shard's state is guarded by the state it was read in: who comes second gets :class:`LeaseLost`.
+- A change of a shard's state is guarded by the state it was read in: who comes second gets
+:class:`LeaseLost`.
 - What a method returned from is on disk. An error at a commit is looked up, never guessed.
 - Pages of requests and results end early where these are large, as some megabytes are read at a time, and
   at gaps; only behind the last one there is none.

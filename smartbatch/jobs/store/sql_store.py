@@ -154,7 +154,8 @@ class Book(Store):
         found = tx.row(sql.GRASP, lease.job_id, lease.epoch, self._owners.own)
         if found is None:
             raise LeaseLost(
-                f"job {lease.job_id} was taken over or given back since lease {lease.epoch}; nothing was written"
+                f"job {lease.job_id} was taken over or given back since lease {lease.epoch}; "
+                "nothing was written"
             )
         return int(found[0])
 

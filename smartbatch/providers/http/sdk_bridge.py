@@ -2,7 +2,8 @@
 
 An SDK builds requests, signs them and knows its errors. Its own network counts time-outs per read, follows
 redirects, has no cap on bodies and nothing against forks. With this bridge every call has what
-:class:`~smartbatch.providers.http.transport.Transport` gives: one total deadline, a cap, connections that are kept
+:class:`~smartbatch.providers.http.transport.Transport` gives: one total deadline, a cap, connections that
+are kept
 alive, as many as there are workers, an end when the provider is closed, and nothing shared over a fork.
 
 Importing this module imports ``httpx2``; adapters do so when their SDK is first needed.
@@ -32,7 +33,8 @@ def http_client(transport: Transport) -> httpx2.Client:
 
     A call's *read* time-out is taken as the total seconds of the call. A request that accepts
     ``text/event-stream`` or ``application/binary`` is answered with its head at once, see :func:`live_of`;
-    others with the whole body. A body that is :func:`carried <smartbatch.providers.http.spooled_body.carried>` past the
+    others with the whole body. A body that is :func:`carried
+    <smartbatch.providers.http.spooled_body.carried>` past the
     SDK is sent instead of the SDK's.
     """
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
