@@ -121,7 +121,7 @@ class Follower:
         last = count = 0
         ended = False
         while count < job.total:
-            seen, stopped = service.notifier.rings, self._stopped()
+            seen, stopped = service.notifier.changes, self._stopped()
             page = service.store.fresh(job.id, after=last, limit=PAGE)
             for row in page:
                 last, count = row.seq, count + 1
@@ -136,7 +136,7 @@ class Follower:
                 ended = True
                 self._ending()
             else:
-                service.notifier.listen(seen, STEP)
+                service.notifier.wait_for_change(seen, STEP)
 
     def look(self) -> None:
         """Look how the jobs stand, and show it."""

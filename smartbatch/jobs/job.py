@@ -88,7 +88,7 @@ class Job:
         self._service.carry_on(self.id)
         until = self._until(timeout)
         while True:
-            seen = self._service.notifier.rings
+            seen = self._service.notifier.changes
             row = self._row()
             if row.state is JobState.DONE:
                 return self._service.status_of(row)
@@ -190,7 +190,7 @@ class Job:
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        self._service.notifier.listen(seen, min(remaining, self._service.patience(self.id)))
+        self._service.notifier.wait_for_change(seen, min(remaining, self._service.refresh_interval(self.id)))
 
     def _stored(self, ordered: bool, after: int) -> Iterator[Result]:
         """Yield what there is."""
@@ -207,7 +207,7 @@ class Job:
         """Yield every result as it is stored."""
         last = count = 0
         while count < self.total:
-            seen = self._service.notifier.rings
+            seen = self._service.notifier.changes
             job = self._row()
             page = self._service.store.fresh(self.id, after=last, limit=PAGE)
             for row in page:
@@ -220,7 +220,7 @@ class Job:
         """Yield every result in its place."""
         limit = PAGE
         while following < self.total:
-            seen = self._service.notifier.rings
+            seen = self._service.notifier.changes
             job = self._row()
             page = self._service.store.results(self.id, after=following - 1, limit=limit)
             began = following

@@ -33,7 +33,6 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, unknown_outcome
 from smartbatch.jobs.item_outcomes import item_id
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.notifier import ChangeNotifier
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_budget import till_of
 from smartbatch.jobs.realtime_runner import RealtimeRunner
@@ -43,7 +42,7 @@ from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.time_left import time_left
-from smartbatch.jobs.watcher import Watcher
+from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result
 
@@ -289,7 +288,7 @@ class JobService:
             serves=self.serves,
             unknown=unknown_outcome,
             asker=asker,
-            changed=self.notifier.ring,
+            changed=self.notifier.notify,
             report=self._dependencies.report,
             clock=self.clock,
             rng=self._rng,
@@ -313,7 +312,7 @@ class JobService:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def patience(self, job_id: str) -> float:
+    def refresh_interval(self, job_id: str) -> float:
         """Return the seconds after which a job is looked at although nothing rang."""
         supervisor = self._supervisor
         own = supervisor is not None and supervisor.owns(job_id)
@@ -376,7 +375,7 @@ class JobService:
                     return
                 self._finished.add(event.job_id)
         if isinstance(event, _NEWS):
-            self.notifier.ring()
+            self.notifier.notify()
         self._dependencies.tell(event)
 
     def tell_held(self, row: JobRow) -> None:

@@ -1,4 +1,7 @@
-"""The thread that tells of one job: it ends futures and calls callbacks, of what is stored only."""
+"""Waiting for news of jobs: a notifier that wakes waiting threads, and a watcher that serves one job.
+
+A watcher settles futures and calls callbacks from what is stored, and from nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,59 @@ from attrs import define
 
 from smartbatch._clock import Clock
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
-from smartbatch.jobs.notifier import ChangeNotifier
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store.base import Store
 from smartbatch.types import Result
 
-__all__ = ["JobFuture", "Watched", "Watcher"]
+__all__ = ["ChangeNotifier", "JobFuture", "WatchedService", "Watcher"]
 
 PAGE = 1000
 """Results read at a time."""
 
 
+class ChangeNotifier:
+    """Wakes threads that wait for a change in the store. Safe from any thread.
+
+    Read :attr:`changes` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
+    between the two ends the wait at once.
+
+    Attributes:
+        changes: how often :meth:`notify` was called.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._monitor = clock.monitor()
+        self._clock = clock
+        self.changes = 0
+
+    def notify(self) -> None:
+        """Wake every waiting thread."""
+        with self._monitor:
+            self.changes += 1
+            self._monitor.notify_all()
+
+    def wait_for_change(self, seen: int, timeout: float) -> None:
+        """Wait until :attr:`changes` differs from ``seen``, or for ``timeout`` seconds."""
+        until = self._clock.now() + timeout
+        with self._monitor:
+            while self.changes == seen:
+                remaining = until - self._clock.now()
+                if remaining <= 0:
+                    return
+                self._monitor.wait(remaining)
+
+
 class JobFuture(Protocol):
-    """What a watcher needs of a future besides what ``concurrent.futures`` gives it."""
+    """What a watcher needs of a future in addition to the methods of ``concurrent.futures``."""
 
     def settle(self, result: Result) -> None: ...
 
     def abandon(self, error: WrongProcess) -> None: ...
 
 
-class Watched(Protocol):
-    """Where a watcher finds what it tells of; see :class:`smartbatch.jobs.service.JobService`."""
+class WatchedService(Protocol):
+    """What a watcher needs of :class:`smartbatch.jobs.service.JobService`."""
 
     @property
     def store(self) -> Store: ...
@@ -40,7 +74,7 @@ class Watched(Protocol):
     clock: Clock
     notifier: ChangeNotifier
 
-    def patience(self, job_id: str) -> float: ...
+    def refresh_interval(self, job_id: str) -> float: ...
 
     def status_of(self, row: JobRow) -> JobStatus: ...
 
@@ -54,31 +88,36 @@ class Watched(Protocol):
 
 
 @define(eq=False)
-class _Book:
-    """Futures that were handed out together, by position, and how far results were read for them."""
+class _FutureGroup:
+    """Futures that were made by one call.
+
+    Attributes:
+        waiting: those that are not settled, by the position of their item.
+        after: sequence number of the last result that was read for them.
+    """
 
     waiting: dict[int, Any]
     after: int = 0
 
 
 @define(eq=False)
-class _Listener:
-    """A callback, and what it was told last."""
+class _Callback:
+    """A user's callback, and the part of the status it was called with last."""
 
     call: Callable[[JobStatus], object]
-    told: tuple[Any, ...] | None = None
+    last: tuple[Any, ...] | None = None
 
 
 class Watcher:
-    """Watches one job for those who want to hear of it; its thread lives while somebody does."""
+    """Watches one job. Its thread runs while there are unsettled futures or callbacks."""
 
-    def __init__(self, job_id: str, service: Watched) -> None:
+    def __init__(self, job_id: str, service: WatchedService) -> None:
         self._job_id = job_id
         self._service = service
         self._monitor = service.clock.monitor()
         self._thread: threading.Thread | None = None
-        self._counts: list[_Book] = []
-        self._listeners: list[_Listener] = []
+        self._groups: list[_FutureGroup] = []
+        self._callbacks: list[_Callback] = []
         self._ending: SmartbatchError | None = None
 
     def futures(self, total: int) -> list[Future[Result]]:
@@ -86,26 +125,26 @@ class Watcher:
         futures = [self._service.new_future() for _ in range(total)]
         if futures:
             with self._monitor:
-                self._counts.append(_Book(dict(enumerate(futures))))
+                self._groups.append(_FutureGroup(dict(enumerate(futures))))
                 self._start_locked()
-            self._service.notifier.ring()
+            self._service.notifier.notify()
         return futures
 
     def listen(self, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status, now and after each change, up to the end."""
         with self._monitor:
-            self._listeners.append(_Listener(call))
+            self._callbacks.append(_Callback(call))
             self._start_locked()
-        self._service.notifier.ring()
+        self._service.notifier.notify()
 
     def end(self, error: SmartbatchError) -> None:
-        """Tell what is stored by now, fail the futures that are left with ``error``, and end."""
+        """Settle futures with what is stored by now, fail the others with ``error``, and end the thread."""
         with self._monitor:
             self._ending = error
-        self._service.notifier.ring()
+        self._service.notifier.notify()
 
     def finish(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds until everything was told; not at all from a callback."""
+        """Wait up to ``timeout`` seconds for the thread to end; return at once in a callback."""
         until = self._service.clock.now() + timeout
         with self._monitor:
             while self._thread is not None and self._thread is not threading.current_thread():
@@ -116,8 +155,8 @@ class Watcher:
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures."""
-        for book in list(self._counts):
-            for future in list(book.waiting.values()):
+        for group in list(self._groups):
+            for future in list(group.waiting.values()):
                 future.abandon(error)
 
     def _start_locked(self) -> None:
@@ -136,87 +175,96 @@ class Watcher:
     def _watch(self) -> None:
         service = self._service
         service.clock.began()
-        stumbled = False
+        failed = False
         try:
             while True:
-                seen, ending = service.notifier.rings, self._ending
+                seen, ending = service.notifier.changes, self._ending
                 try:
-                    self._look()
-                    stumbled = False
-                except JobNotFound as error:  # forgotten meanwhile
+                    self._update()
+                    failed = False
+                except JobNotFound as error:  # it was deleted from the store
                     ending = error
                 except Exception as error:
-                    if not stumbled:
+                    if not failed:  # reported once, not with every try
                         service.report(self._job_id, error)
-                    stumbled = True
-                if self._over(ending):
+                    failed = True
+                if self._has_ended(ending):
                     return
                 if ending is None:
-                    service.notifier.listen(seen, service.patience(self._job_id))
+                    service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
         finally:
             service.clock.ended()
 
-    def _look(self) -> None:
-        """Tell everybody what is new."""
+    def _update(self) -> None:
+        """Settle the futures whose results are stored, and call the callbacks whose status changed.
+
+        Raises:
+            JobNotFound: the job was deleted from the store.
+        """
         with self._monitor:
-            counts, listeners = list(self._counts), list(self._listeners)
-        for book in counts:
-            self._settle(book)
+            groups, callbacks = list(self._groups), list(self._callbacks)
+        for group in groups:
+            self._settle(group)
         row = self._service.store.job(self._job_id)
         if row is None:
             raise JobNotFound(f"job {self._job_id} is no longer in the store {self._service.store.place}")
-        if counts:
+        if groups:
             self._service.tell_held(row)
-        if listeners:
-            self._call(listeners, row)
+        if callbacks:
+            self._call(callbacks, row)
         with self._monitor:
-            self._counts = [book for book in self._counts if book.waiting]
-            if row.state is JobState.DONE:
-                told = set(listeners)
-                self._listeners = [one for one in self._listeners if one not in told]
+            self._groups = [group for group in self._groups if group.waiting]
+            if row.state is JobState.DONE:  # keep those that were added meanwhile: they get their one call
+                self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
-    def _settle(self, book: _Book) -> None:
+    def _settle(self, group: _FutureGroup) -> None:
         while True:
-            page = self._service.store.fresh(self._job_id, after=book.after, limit=PAGE)
+            page = self._service.store.fresh(self._job_id, after=group.after, limit=PAGE)
             for row in page:
-                book.after = row.seq
-                future = book.waiting.pop(row.ix, None)
+                group.after = row.seq
+                future = group.waiting.pop(row.ix, None)
                 if future is not None:
                     future.settle(self._service.result_of(row, self._job_id))
             if not page:
                 return
 
-    def _call(self, listeners: Sequence[_Listener], row: JobRow) -> None:
+    def _call(self, callbacks: Sequence[_Callback], row: JobRow) -> None:
         status = self._service.status_of(row)
-        news = _news(status)
-        for listener in listeners:
-            if listener.told == news:
+        visible = _visible(status)
+        for callback in callbacks:
+            if callback.last == visible:
                 continue
-            listener.told = news
+            callback.last = visible
             try:
-                listener.call(status)
-            except BaseException as error:  # a callback hurts nobody
+                callback.call(status)
+            except BaseException as error:  # a user's error must not end this thread
                 self._service.report(self._job_id, error)
 
-    def _over(self, ending: SmartbatchError | None) -> bool:
-        """Whether nobody wants to hear of the job any more, or nothing will come."""
+    def _has_ended(self, ending: SmartbatchError | None) -> bool:
+        """Fail what is left where the watch ends, and say whether the thread is to end.
+
+        1. Futures or callbacks are left, and the watch goes on: False.
+        2. Nothing is left: True.
+        3. The watch ends with ``ending``: the futures that are left fail with it, then True.
+        4. Something was added while they failed: False, so that it is served as well.
+        """
         with self._monitor:
-            if ending is None and (self._counts or self._listeners):
+            if ending is None and (self._groups or self._callbacks):
                 return False
-            counts, self._counts, self._listeners = self._counts, [], []
-        for book in counts:
-            for future in book.waiting.values():
+            groups, self._groups, self._callbacks = self._groups, [], []
+        for group in groups:
+            for future in group.waiting.values():
                 future.settle(Result("", error=ending))
         with self._monitor:
-            if self._counts or self._listeners:
-                return False  # somebody came meanwhile
+            if self._groups or self._callbacks:
+                return False
             self._thread = None
             self._monitor.notify_all()
         return True
 
 
-def _news(status: JobStatus) -> tuple[Any, ...]:
-    """What makes two statuses differ for people; time alone does not."""
+def _visible(status: JobStatus) -> tuple[Any, ...]:
+    """Return the part of a status whose change is worth a callback; the time alone is not."""
     return (
         *(status.state, status.submitted, status.finished, status.failed, status.running, status.note),
         *((shard.no, shard.state, shard.done) for shard in status.shards),

@@ -7,11 +7,10 @@ from typing import Any, NoReturn
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch.errors import WrongProcess
-from smartbatch.jobs.notifier import ChangeNotifier
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import JobRow, ResultRow
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watcher import Watcher
+from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.types import Result
 from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.violation import Violation
@@ -34,7 +33,7 @@ class Reader(Watcher):
 
     def look(self) -> None:
         """End the futures of what is new."""
-        self._look()
+        self._update()
 
     def close(self) -> None:
         """Its process is dead."""
@@ -91,7 +90,7 @@ class _Service:
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         return decode_result(row.body, request_id=f"{job_id}-{row.ix}")
 
-    def patience(self, job_id: str) -> NoReturn:
+    def refresh_interval(self, job_id: str) -> NoReturn:
         raise AssertionError("nobody waits here")
 
     def status_of(self, row: JobRow) -> JobStatus:
