@@ -15,8 +15,8 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.rescue import MARGIN, Held, Speed, rescue
-from smartbatch.core.routing.risk import missed
+from smartbatch.core.routing.rescue import MARGIN, PendingShard, Speed, rescue
+from smartbatch.core.routing.risk import late_penalty
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Usage
@@ -163,9 +163,9 @@ class _Shard:
     cancelled: float | None = None
 
 
-def _held(shard: _Shard, now: float) -> Held:
+def _held(shard: _Shard, now: float) -> PendingShard:
     cancelled = None if shard.cancelled is None else now - shard.cancelled
-    return Held(shard.size, True, cancelled is not None, shard.size, now - shard.created, cancelled)
+    return PendingShard(shard.size, True, cancelled is not None, shard.size, now - shard.created, cancelled)
 
 
 Steps = Generator[float, None, Outcome]
@@ -266,7 +266,7 @@ class Library:
             know.throughput(now, tokens, fate.regime.rpm), know.cancels.at(now), know.batches.at(now)
         )
         held = [_held(shard, now) for shard in open_]
-        at_stake = missed(job.cost(), TIME_VALUE)
+        at_stake = late_penalty(job.cost(), TIME_VALUE)
         found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed, at_stake)
         for at in found.back:
             shard = open_[at]

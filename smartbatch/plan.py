@@ -111,7 +111,7 @@ def _plain(option: Option) -> dict[str, Any]:
         "first": option.first,
         "quota": option.quota,
         "odds": option.odds,
-        "risk": option.risk,
+        "late_cost": option.late_cost,
         "feasible": option.feasible,
         "problem": option.problem,
     }

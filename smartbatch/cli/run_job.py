@@ -233,7 +233,7 @@ class ByJob:
                 {},
                 realtime=chosen.first,
                 constraints=chosen.constraints,
-                missed=chosen.missed,
+                late_penalty=chosen.late_penalty,
                 route=chosen.route,
                 most=chosen.piece,
                 key=key,

@@ -28,7 +28,7 @@ class Chosen:
         realtime: all of them go in real time.
         first: how many go in real time at once, where the others go in a batch.
         constraints: what the route has to meet.
-        missed: what missing its deadline counts as.
+        late_penalty: what missing its deadline counts as.
         route: its name.
         piece: most rows of one batch; ``None`` for as many as the settings allow.
     """
@@ -36,7 +36,7 @@ class Chosen:
     realtime: bool
     first: int
     constraints: Constraints
-    missed: float
+    late_penalty: float
     route: Route
     piece: int | None
 
@@ -46,7 +46,7 @@ class Chosen:
         chosen = decision.chosen
         realtime = chosen.route not in _BATCHED
         return cls(
-            realtime, chosen.first, decision.constraints, decision.missed, chosen.route, decision.piece
+            realtime, chosen.first, decision.constraints, decision.late_penalty, chosen.route, decision.piece
         )
 
 

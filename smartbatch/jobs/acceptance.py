@@ -138,7 +138,7 @@ def policy_of(
     *,
     attended: bool = False,
     deadline: float | None = None,
-    missed: float | None = None,
+    late_penalty: float | None = None,
     budget: float | None = None,
     route: Route | None = None,
 ) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def policy_of(
 
     Args:
         deadline: Unix seconds by which all of it should have its result.
-        missed: what missing it counts as, see :func:`smartbatch.core.routing.risk.missed`.
+        late_penalty: what missing it counts as, see :func:`smartbatch.core.routing.risk.late_penalty`.
         budget: most to spend on it, USD.
         route: that was chosen for all of it; what is asked in real time goes by it.
     """
@@ -162,7 +162,7 @@ def policy_of(
         "retention": config.batch_retention,
         "exclusive": config.exclusive_workspace,
         "deadline": deadline,
-        "missed": missed,
+        "missed": late_penalty,
         "budget": budget,
         "route": None if route is None else route.value,
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smartbatch.core.limits.backoff import pause
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
@@ -71,7 +71,7 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
     known = _known(step)
     refusals = int(known.get("refusals") or 0) + 1
     named = enqueued_limit(reason)
-    wait = pause(
+    wait = backoff(
         refusals,
         step.rng,
         first=step.limits.poll_interval,

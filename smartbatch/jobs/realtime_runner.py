@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from random import Random
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.backoff import pause
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event
@@ -293,7 +293,7 @@ class RealtimeRunner:
             job.stumbles += 1
             job.wanting = True
             first = job.stumbles == 1
-            job.resumes_at = self._clock.now() + pause(
+            job.resumes_at = self._clock.now() + backoff(
                 job.stumbles, self._rng, first=1.0, longest=LONGEST_PAUSE
             )
         if first:
@@ -326,7 +326,7 @@ class RealtimeRunner:
         """Take all that came: while one group is stored, the next one gathers. False at the end."""
         with self._inbox:
             if tries and not self._ended:
-                self._inbox.wait(pause(tries, self._rng, first=0.5, longest=LONGEST_PAUSE))
+                self._inbox.wait(backoff(tries, self._rng, first=0.5, longest=LONGEST_PAUSE))
             while not self._answers and not pending:
                 if self._ended:
                     return False

@@ -200,7 +200,7 @@ class JobSubmission(ClientJobs):
         *,
         realtime: int | None,
         constraints: Constraints,
-        missed: float | None = None,
+        late_penalty: float | None = None,
         route: Route | None = None,
         most: int | None = None,
         key: str | None = None,
@@ -211,11 +211,11 @@ class JobSubmission(ClientJobs):
 
         Args:
             realtime: see :class:`_Draft`.
-            missed: what missing its deadline counts as.
+            late_penalty: what missing its deadline counts as.
             route: that was chosen for all of them.
             most: most requests of one batch, where that is fewer than the settings allow.
         """
-        policy = self._policy(fallback, constraints, missed, route)
+        policy = self._policy(fallback, constraints, late_penalty, route)
         if most is not None:
             policy["max_requests"] = min(most, policy["max_requests"])
         return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
@@ -231,13 +231,18 @@ class JobSubmission(ClientJobs):
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
 
     def _policy(
-        self, fallback: str | None, constraints: Constraints, missed: float | None, route: Route | None
+        self, fallback: str | None, constraints: Constraints, late_penalty: float | None, route: Route | None
     ) -> dict[str, Any]:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
         chosen = "individual" if deadline is not None else self._fallback_of(fallback)
         return policy_of(
-            self.config, chosen, deadline=deadline, missed=missed, budget=constraints.budget, route=route
+            self.config,
+            chosen,
+            deadline=deadline,
+            late_penalty=late_penalty,
+            budget=constraints.budget,
+            route=route,
         )
 
     def _submit_attended(

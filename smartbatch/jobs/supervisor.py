@@ -15,7 +15,7 @@ from random import Random
 from attrs import define
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.backoff import pause
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.jobs.dependencies import Asker, StepResult
 from smartbatch.jobs.records import JobLease, JobRow
@@ -339,7 +339,7 @@ class JobSupervisor:
         if held.stumbles == 1:  # told once, not with every try
             self._troubled(held.lease.job_id, error)
         held.trouble = in_words(error)
-        wait = pause(held.stumbles, self._rng, first=2.0, longest=LONGEST_PAUSE)
+        wait = backoff(held.stumbles, self._rng, first=2.0, longest=LONGEST_PAUSE)
         self._put_back(held, self._clock.wall() + wait)
 
     def _put_back(self, held: _Held, due: float) -> None:

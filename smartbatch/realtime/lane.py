@@ -282,11 +282,11 @@ class Lane:
             opened=self._earliest(self._arrivals),
             must_start=self._earliest(self._musts),
             urgent=self._urgent > 0,
-            flying=self._flying,
+            in_flight=self._flying,
             flushed=flushed,
             expected=self._last_size,
-            latest=self._latest,
-            landed=self._landed,
+            newest=self._latest,
+            last_finished=self._landed,
             latency=self._latency,
         )
         return self.accumulator.ready(now, view)

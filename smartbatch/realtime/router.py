@@ -254,7 +254,7 @@ class ResponseRouter:
             return
         outage = self._is_outage(lane, outcome)
         retry = decide(
-            self._policy, outcome.kind, ticket.tally, outcome.retry_after, outage=outage, rng=self._rng
+            self._policy, outcome.kind, ticket.retry_count, outcome.retry_after, outage=outage, rng=self._rng
         )
         standing = lane.standing
         too_long = outage and standing.open_since is not None and now - standing.open_since > self._patience
@@ -268,7 +268,7 @@ class ResponseRouter:
                 self._stop(lane, outcome, now, effects)
             return
         if len(ticket.waiters) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
-            ticket.alone = ticket.alone or (ticket.lane.shares and ticket.tally.counted > 1)
+            ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
         if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.

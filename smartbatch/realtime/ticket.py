@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any
 
-from smartbatch.core.limits.retry import Tally
+from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.types import Priority, Request, Result, Usage
 
@@ -225,10 +225,10 @@ class Ticket:
         "repairs",
         "request",
         "reserve",
+        "retry_count",
         "started",
         "state",
         "stream",
-        "tally",
         "urgent",
         "usage",
         "waiters",
@@ -266,7 +266,7 @@ class Ticket:
         self.final = False  # the call under way is the last, whatever comes of it
         self.attempts = 0
         self.charged = False
-        self.tally = Tally()
+        self.retry_count = RetryCount()
         self.usage = Usage()
         self.cost: float | None = 0.0
         self.keep: bytes | None = None

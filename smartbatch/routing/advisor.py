@@ -27,7 +27,7 @@ from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.realtime.shared_quota import shared_quota
-from smartbatch.routing.budget_rounds import Outline, Rounds, rounds_of
+from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Route, Strategy, Usage
 
@@ -77,7 +77,7 @@ class Advisor:
 
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
-    ) -> Outline:
+    ) -> Workload:
         """Return an empty workload, to which requests are added. What the store knows of their like counts,
         where they may go in a batch and so may need the store anyway.
 
@@ -94,11 +94,11 @@ class Advisor:
             "batch": self._rates("batch"),
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
-        return Outline(self._history.calibration(self._label, kind), rates)
+        return Workload(self._history.calibration(self._label, kind), rates)
 
     def consider(
         self,
-        workload: Outline,
+        workload: Workload,
         constraints: Constraints,
         kind: Kind,
         *,
@@ -297,7 +297,7 @@ class Advisor:
             seen=times.observations > 0,
         )
 
-    def _rounds(self, workload: Outline, budget: float | None, room: float | None) -> Rounds | None:
+    def _rounds(self, workload: Workload, budget: float | None, room: float | None) -> Rounds | None:
         """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
         limits = [usd for usd in (budget, room) if usd is not None]
         card, cost = self._rates("batch"), workload.cost("batch")
@@ -313,8 +313,8 @@ class Advisor:
         """Return the limits a minute that were told or learned; the tighter one of each."""
         shared = shared_quota(self._provider.scope, self._model)
         with shared.lock:
-            known = dict(shared.quota.reported)
-            throughput = shared.quota.throughput
+            known = dict(shared.quota.reported_limits)
+            throughput = shared.quota.spaced_rate
         for name, told in (("requests", self._config.max_rpm), ("tokens", self._config.max_tpm)):
             if told is not None:
                 known[name] = min(told, known.get(name, math.inf))

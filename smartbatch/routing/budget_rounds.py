@@ -11,31 +11,13 @@ import math
 from attrs import evolve, frozen
 
 from smartbatch.core.routing.offers import BatchOffer
-from smartbatch.core.routing.workload import Workload
-from smartbatch.types import Request
 
-__all__ = ["Outline", "Rounds", "rounds_of"]
+__all__ = ["Rounds", "rounds_of"]
 
 _MANY = 1000
 """Rounds that are counted one by one."""
 _TINY = 1e-9
 """USD by which sums of floats may miss."""
-
-
-class Outline(Workload):
-    """A workload that also knows for how much output a budget needs room.
-
-    Attributes:
-        tokens_most: the output tokens of all requests together at most.
-    """
-
-    tokens_most = 0
-
-    def add(self, request: Request) -> None:
-        """Count a request."""
-        super().add(request)
-        if request.embedding is None:
-            self.tokens_most += self._calibration.most_output(request.params.max_tokens)
 
 
 @frozen

@@ -151,7 +151,7 @@ class ListCalls(ListRoutes):
             asked.params,
             realtime=decision.chosen.first if by_batch else None,
             constraints=decision.constraints,
-            missed=decision.missed,
+            late_penalty=decision.late_penalty,
             route=decision.chosen.route,
             most=decision.piece,
             key=key,

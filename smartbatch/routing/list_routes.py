@@ -12,6 +12,7 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.rescue import Speed
+from smartbatch.core.routing.workload import Workload
 from smartbatch.jobs.acceptance import kind_of
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.submission import JobSubmission
@@ -20,7 +21,6 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import BoundedMap, ResultList
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.budget_rounds import Outline
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_job import JobResults, sort
 from smartbatch.types import Kind, Priority, Prompt, Request, Result, Route, Strategy
@@ -161,7 +161,7 @@ class ListRoutes(JobSubmission):
             room=self._budget.left,
         )
 
-    def _workload(self, asked: _Asked) -> Outline:
+    def _workload(self, asked: _Asked) -> Workload:
         admission, requests = self._admission, asked.requests
         if admission.cache is not None:
             requests = [
@@ -247,7 +247,7 @@ class ListRoutes(JobSubmission):
                 asked.params,
                 realtime=decision.chosen.first,
                 constraints=decision.constraints,
-                missed=decision.missed,
+                late_penalty=decision.late_penalty,
                 most=decision.piece,
             )
         cache = self._admission.cache

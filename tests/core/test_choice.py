@@ -167,14 +167,14 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
         return choose(Load(100), [offer], there, Constraints(deadline=1100.0))
 
     dear, cheap = judged(10.0), judged(0.002)
-    assert dear.missed < cheap.missed
+    assert dear.late_penalty < cheap.late_penalty
     assert dear.chosen.route is Route.BATCH
     assert cheap.chosen.route is Route.INDIVIDUAL
     batch = next(option for option in cheap.options if option.route is Route.BATCH)
     assert batch.feasible
     assert batch.cost is not None
-    assert batch.cost.expected < 0.99 * 0.002 < batch.cost.expected + batch.risk
-    assert batch.risk == pytest.approx((1 - batch.odds) * cheap.missed * 0.002)
+    assert batch.cost.expected < 0.99 * 0.002 < batch.cost.expected + batch.late_cost
+    assert batch.late_cost == pytest.approx((1 - batch.odds) * cheap.late_penalty * 0.002)
 
 
 def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> None:
@@ -183,7 +183,7 @@ def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> 
     there = BatchOffer(steady(900.0, 2.0), cost.of(0.5), cold(CANCEL))
     forced = choose(Load(100), [offer], there, Constraints(deadline=1100.0, strategy=Strategy.BATCH)).chosen
     assert forced.cost is not None
-    assert forced.cost.expected + forced.risk > 0.002
+    assert forced.cost.expected + forced.late_cost > 0.002
     assert forced.rescue_at is not None
 
 

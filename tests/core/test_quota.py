@@ -208,10 +208,10 @@ def test_a_lone_refusal_does_not_space_the_calls() -> None:
     limit = quota(max_rpm=6000)
     calls = [limit.take(0.0, 0) for _ in range(4)]
     limit.refused(calls[0], 0.0, None, Top())
-    assert limit.throughput is None
+    assert limit.spaced_rate is None
     limit.refused(calls[1], 0.0, None, Top())
     limit.refused(calls[2], 0.0, None, Top())
-    assert limit.throughput == pytest.approx(98.8)
+    assert limit.spaced_rate == pytest.approx(98.8)
 
 
 def test_the_burst_of_a_told_limit_is_tried_again_after_a_long_peace() -> None:
@@ -219,7 +219,7 @@ def test_the_burst_of_a_told_limit_is_tried_again_after_a_long_peace() -> None:
     limit, now = quota(max_rpm=600), 0.0
     for call in [limit.take(0.0, 0) for _ in range(4)]:
         limit.refused(call, 0.0, None, Top())
-    while limit.throughput is not None:
+    while limit.spaced_rate is not None:
         now = limit.look(now, 0)
         limit.succeeded(limit.take(now, 0), now, None)
         assert now < 700

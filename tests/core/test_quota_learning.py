@@ -37,7 +37,7 @@ def test_an_untold_limit_is_adopted_with_what_is_left_of_it() -> None:
     """600 a minute, 100 left: 100 may go at once, then ten a second."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 100))
-    assert quota.reported == {"requests": 600}
+    assert quota.reported_limits == {"requests": 600}
     assert may_go(quota, 0.0) == 100
     assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
 
@@ -72,7 +72,7 @@ def test_older_news_does_not_overrule_newer() -> None:
     first, second = quota.take(0.0, 0.0), quota.take(1.0, 0.0)
     answered(quota, second, 1.1, requests(60, 5))
     answered(quota, first, 9.0, requests(600, 599))
-    assert quota.reported == {"requests": 60}
+    assert quota.reported_limits == {"requests": 60}
     assert may_go(quota, 9.0) < 15
 
 
@@ -81,7 +81,7 @@ def test_a_limit_that_changes_is_followed() -> None:
     quota = Quota()
     for limit in (600, 60, 6000):
         answered(quota, quota.take(0.0, 0.0), 0.0, requests(limit, limit - 1))
-        assert quota.reported == {"requests": limit}
+        assert quota.reported_limits == {"requests": limit}
 
 
 def test_a_told_limit_stays_an_upper_bound() -> None:
@@ -117,7 +117,7 @@ def test_beside_input_and_output_a_common_figure_counts_for_nothing() -> None:
     quota = Quota()
     report = LimitReport(input_limit=50_000, input_remaining=49_000, tokens_limit=8000, tokens_remaining=10)
     answered(quota, quota.take(0.0, 0.0), 0.0, report)
-    assert quota.reported == {"input": 50_000}
+    assert quota.reported_limits == {"input": 50_000}
 
 
 def test_figures_rounded_to_thousands_are_believed_to_five_hundred() -> None:
@@ -151,7 +151,7 @@ def test_a_reset_gives_the_limit_where_it_is_missing() -> None:
     """Half is left and full in 30 s: a minute's limit is twice what is left."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(None, 300, 30.0))
-    assert quota.reported == {"requests": 600}
+    assert quota.reported_limits == {"requests": 600}
 
 
 def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
@@ -163,7 +163,7 @@ def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
     at = quota.look(0.1, 0.0)
     assert 2.1 <= at <= 2.4
     assert may_go(quota, at) == pytest.approx(9.95 * (at - 0.1), abs=1)
-    assert quota.throughput is None
+    assert quota.spaced_rate is None
 
 
 def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
@@ -181,7 +181,7 @@ def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, 0))
-    assert quota.throughput is None
+    assert quota.spaced_rate is None
     assert may_go(quota, 10.0) > 60
 
 
@@ -191,7 +191,7 @@ def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
         quota.refused(call, 0.1, 0.1, rng, requests(600, 300))
-    assert quota.throughput is not None
+    assert quota.spaced_rate is not None
 
 
 def test_who_was_refused_claims_less_and_claims_it_back() -> None:

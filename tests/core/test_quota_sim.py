@@ -118,7 +118,7 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
             seed=seed,
             retry_after=None if asked is None else lambda now: asked,
         )
-        assert quota.throughput is None, f"seed={seed}"
+        assert quota.spaced_rate is None, f"seed={seed}"
         calm = 10_000 / 500
         pauses = outcome.refused * (1.0 if asked is None else 1.1 * asked)
         assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.limits.retry import Retry, RetryBudget, RetryPolicy, Tally, backoff, decide
+from smartbatch.core.limits.backoff import exponential
+from smartbatch.core.limits.retry import Retry, RetryBudget, RetryCount, RetryPolicy, decide
 from smartbatch.errors import ErrorKind
 
 SURE = RetryPolicy(jitter=False)
@@ -18,8 +19,8 @@ DICE = random.Random(1)
 
 def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
     """How many retries a request gets that always fails with ``kind``."""
-    tally, number = Tally(), 0
-    while decide(policy, kind, tally, None, outage=False, rng=DICE) is not None:
+    count, number = RetryCount(), 0
+    while decide(policy, kind, count, None, outage=False, rng=DICE) is not None:
         number += 1
         assert number < 1000
     return number
@@ -59,17 +60,17 @@ def test_without_retries_nothing_is_counted_again_but_limits_still_wait() -> Non
 
 def test_waits_follow_the_formula_up_to_the_longest() -> None:
     """min(initial × multiplier^attempt, max)."""
-    assert [backoff(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert backoff(100_000, 1.0, 2.0, 10.0) == 10.0
-    tally = Tally()
-    delays = [decide(SURE, ErrorKind.SERVER_ERROR, tally, None, outage=False, rng=DICE) for _ in range(4)]
+    assert [exponential(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert exponential(100_000, 1.0, 2.0, 10.0) == 10.0
+    count = RetryCount()
+    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=False, rng=DICE) for _ in range(4)]
     assert delays == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True), None]
 
 
 @given(st.integers(0, 50), st.integers())
 def test_jitter_keeps_at_least_half_of_the_wait(attempt: int, seed: int) -> None:
     """The wait is drawn between 50 % and 100 % of the formula."""
-    full = backoff(attempt, 1.0, 2.0, 10.0)
+    full = exponential(attempt, 1.0, 2.0, 10.0)
     assert full / 2 <= RetryPolicy().delay(attempt, random.Random(seed)) <= full
 
 
@@ -84,7 +85,7 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
 def test_retry_after_is_a_minimum(asked: float, seed: int) -> None:
     """What the server asks for wins over the backoff, shorter or longer, with a little on top."""
     retry = decide(
-        RetryPolicy(), ErrorKind.SERVER_ERROR, Tally(), asked, outage=False, rng=random.Random(seed)
+        RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), asked, outage=False, rng=random.Random(seed)
     )
     assert retry is not None
     assert asked <= retry.delay <= asked + min(1.0, 0.1 * asked)
@@ -92,24 +93,24 @@ def test_retry_after_is_a_minimum(asked: float, seed: int) -> None:
 
 def test_a_refusal_for_the_limit_costs_no_try() -> None:
     """The request returns with the shared cooldown, and its tries are still all there."""
-    tally = Tally()
-    assert decide(SURE, ErrorKind.RATE_LIMIT, tally, 5.0, outage=False, rng=DICE) == Retry(5.0, False)
-    assert decide(SURE, ErrorKind.RATE_LIMIT, tally, None, outage=False, rng=DICE) == Retry(0.0, False)
-    assert tally.counted == 0
+    count = RetryCount()
+    assert decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, outage=False, rng=DICE) == Retry(5.0, False)
+    assert decide(SURE, ErrorKind.RATE_LIMIT, count, None, outage=False, rng=DICE) == Retry(0.0, False)
+    assert count.counted == 0
 
 
 def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
     """While the breaker is not closed it holds the request; 500 such failures leave the tries untouched."""
-    tally = Tally()
+    count = RetryCount()
     for _ in range(500):
-        retry = decide(SURE, ErrorKind.SERVER_ERROR, tally, None, outage=True, rng=DICE)
+        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=True, rng=DICE)
         assert retry == Retry(0.0, False)
-    assert tally.counted == 0
+    assert count.counted == 0
 
 
 def test_an_outage_does_not_pardon_what_can_never_work() -> None:
     """A wrong key is final, whatever state the breaker is in."""
-    assert decide(SURE, ErrorKind.AUTH_ERROR, Tally(), None, outage=True, rng=DICE) is None
+    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, outage=True, rng=DICE) is None
 
 
 @pytest.mark.parametrize(

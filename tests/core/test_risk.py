@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from smartbatch.core.routing.risk import (
+    LATE_PENALTY,
     LEVELS,
-    MISSED,
     RISK,
     SURE,
     WAITED,
     Start,
     best,
-    missed,
+    late_penalty,
     starts,
     within,
 )
@@ -46,7 +46,7 @@ def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() 
     start = best(possible(0.05, lambda at: at / 1000))
     assert start is not None
     assert start.sure == LEVELS[0]
-    assert start.worth == pytest.approx(0.9 - MISSED * 0.025)
+    assert start.worth == pytest.approx(0.9 - LATE_PENALTY * 0.025)
 
 
 def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
@@ -57,17 +57,20 @@ def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
 
 
 def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
-    assert missed(2.0, time_value=3600 / WAITED) == pytest.approx(MISSED + 1 / 2)
-    assert missed(0.01, time_value=3600 / WAITED) == pytest.approx(MISSED + 100)
+    assert late_penalty(2.0, time_value=3600 / WAITED) == pytest.approx(LATE_PENALTY + 1 / 2)
+    assert late_penalty(0.01, time_value=3600 / WAITED) == pytest.approx(LATE_PENALTY + 100)
     assert (
-        missed(2.0, time_value=0.0) == missed(None, time_value=5.0) == missed(0.0, time_value=5.0) == MISSED
+        late_penalty(2.0, time_value=0.0)
+        == late_penalty(None, time_value=5.0)
+        == late_penalty(0.0, time_value=5.0)
+        == LATE_PENALTY
     )
 
 
 def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
     def sure(counts: float) -> float:
         found = starts(
-            1000.0, lambda sure: 500 * sure**8, lambda _: 0.1, lambda at, _: at / 1000, missed=counts
+            1000.0, lambda sure: 500 * sure**8, lambda _: 0.1, lambda at, _: at / 1000, late_penalty=counts
         )
         start = best(found)
         assert start is not None

@@ -24,7 +24,7 @@ WINDOW = Window(seconds=0.1, max_size=10, min_size=2, max_wait=5.0)
 
 def waiting(count: int = 1, **changes: object) -> Waiting:
     """Requests whose oldest came at 100 s, while a call of nine is under way and none has ended."""
-    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "flying": 9}
+    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "in_flight": 9}
     return Waiting(count=count, **(view | changes))  # type: ignore[arg-type]
 
 
@@ -40,7 +40,7 @@ def test_an_empty_lane_never_sends() -> None:
 
 def test_an_idle_lane_sends_at_once() -> None:
     """While no call is under way, waiting for company would only add latency."""
-    assert ready(waiting(1, flying=0)) == 100.0
+    assert ready(waiting(1, in_flight=0)) == 100.0
 
 
 def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
@@ -68,16 +68,16 @@ def test_a_returning_majority_does_not_wait_for_the_others() -> None:
 
 def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
     """After a call of eight, who is back first waits until nobody came for 4 ms, or until all are back."""
-    back = {"flying": 0, "expected": 8, "landed": 100.0, "latest": 100.0}
+    back = {"in_flight": 0, "expected": 8, "last_finished": 100.0, "newest": 100.0}
     assert ready(waiting(1, **back)) == pytest.approx(100.004)
-    assert ready(waiting(1, **back | {"latest": 100.003})) == pytest.approx(100.007)
-    assert ready(waiting(7, **back | {"latest": 100.019})) == pytest.approx(100.02)
+    assert ready(waiting(1, **back | {"newest": 100.003})) == pytest.approx(100.007)
+    assert ready(waiting(7, **back | {"newest": 100.019})) == pytest.approx(100.02)
     assert ready(waiting(8, **back)) == 100.0
 
 
 def test_a_request_long_after_a_crowd_goes_at_once() -> None:
     """The crowd of a second ago is not waited for."""
-    assert ready(waiting(1, flying=0, expected=8, landed=99.0, latest=100.0, opened=100.0)) <= 100.0
+    assert ready(waiting(1, in_flight=0, expected=8, last_finished=99.0, newest=100.0, opened=100.0)) <= 100.0
 
 
 def test_nobody_waits_longer_than_max_wait() -> None:
@@ -107,7 +107,7 @@ def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
     count=st.integers(1, 60),
     age=st.floats(0, 100),
     own=st.floats(-10, 100),
-    flying=st.integers(0, 90),
+    in_flight=st.integers(0, 90),
     expected=st.integers(0, 90),
     latency=st.floats(0, 100),
     seconds=st.floats(0.01, 5),
@@ -117,7 +117,7 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     count: int,
     age: float,
     own: float,
-    flying: int,
+    in_flight: int,
     expected: int,
     latency: float,
     seconds: float,
@@ -127,7 +127,7 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     window = Window(seconds=seconds, max_size=10, min_size=2, max_wait=max_wait)
     opened, now = 1000.0, 1000.0 + age
     view = Waiting(
-        count, opened, opened + own, urgent=False, flying=flying, expected=expected, latency=latency
+        count, opened, opened + own, urgent=False, in_flight=in_flight, expected=expected, latency=latency
     )
     at = ready(view, now, window)
     assert at <= now or at <= min(opened + max_wait, opened + own)

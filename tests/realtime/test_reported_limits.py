@@ -32,7 +32,8 @@ def test_every_ending_brings_its_report(
     """A first call is enough to know the limit."""
     provider = Scripted(clock, lambda prompt, attempt: said if attempt == 0 else "yes")
     client_of(provider).submit("one").exception(30.0)
-    assert [shared.quota.reported for shared in shared_quota.known_quotas()] == [{"requests": 600}]
+    limits = [shared.quota.reported_limits for shared in shared_quota.known_quotas()]
+    assert limits == [{"requests": 600}]
 
 
 def test_calls_refused_together_are_one_pause(clock: VirtualClock, client_of: Callable[..., Any]) -> None:

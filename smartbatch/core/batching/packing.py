@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from smartbatch.core.limits.random_source import RandomSource
+from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage
 

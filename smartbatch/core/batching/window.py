@@ -124,11 +124,11 @@ class Waiting:
         opened: when the oldest of them came; seconds.
         must_start: the earliest end of a request's own ``max_wait``; seconds.
         urgent: True when one of them skips the window.
-        flying: requests in calls under way.
+        in_flight: requests in calls under way.
         flushed: True when the client is stopping or was asked to flush.
         expected: how many travelled in the call that ended last: about as many may come back for more.
-        latest: when the newest of them came, or the last call ended, whichever was later; seconds.
-        landed: when the last call ended; seconds.
+        newest: when the newest of them came, or the last call ended, whichever was later; seconds.
+        last_finished: when the last call ended; seconds.
         latency: what a call of this lane takes, seconds; 0 while unknown.
     """
 
@@ -136,11 +136,11 @@ class Waiting:
     opened: float
     must_start: float
     urgent: bool
-    flying: int
+    in_flight: int
     flushed: bool = False
     expected: int = 0
-    latest: float = 0.0
-    landed: float = -math.inf
+    newest: float = 0.0
+    last_finished: float = -math.inf
     latency: float = 0.0
 
 
@@ -178,12 +178,12 @@ class BatchAccumulator:
             return math.inf
         if window.max_size == 1 or count >= window.max_size or waiting.urgent or waiting.flushed:
             return now
-        majority = waiting.expected > 1 and count >= waiting.flying
-        if count >= waiting.expected and (waiting.flying == 0 or majority):
+        majority = waiting.expected > 1 and count >= waiting.in_flight
+        if count >= waiting.expected and (waiting.in_flight == 0 or majority):
             return now
         due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
-        if waiting.flying == 0:
-            return min(waiting.latest + self.GAP, waiting.landed + self.MOMENT, due)
+        if waiting.in_flight == 0:
+            return min(waiting.newest + self.GAP, waiting.last_finished + self.MOMENT, due)
         if count >= window.min_size and waiting.latency > 0:
             due = min(due, waiting.opened + self.SHARE * waiting.latency)
         return due

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
-from smartbatch.core.limits.random_source import RandomSource, spread
+from smartbatch.core.limits.backoff import RandomSource, jittered
 
 __all__ = ["BreakerState", "CircuitBreaker", "Outcome", "Permit", "Transition"]
 
@@ -225,7 +225,7 @@ class CircuitBreaker:
             reason = f"{failures} of the last {self._seen} calls failed"
         else:
             return
-        self._factor = spread(1.0, rng)
+        self._factor = jittered(1.0, rng)
         self._reopen(now, reason)
 
     def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> None:
@@ -233,7 +233,7 @@ class CircuitBreaker:
         if outcome is Outcome.SUCCESS:
             self._transition(_CLOSED, "a probe succeeded")
         elif outcome is Outcome.FAILURE:
-            self._factor = spread(1.0, rng)
+            self._factor = jittered(1.0, rng)
             self._reopen(now, "a probe failed")
 
     def _overdue(self, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Bucket", "paced_capacity", "told_bucket", "used_capacity", "used_rate"]
+__all__ = ["Bucket", "limit_bucket", "spaced_capacity", "used_capacity", "used_rate"]
 
 _FULL = 0.99
 _REFILL = 0.995
@@ -67,7 +67,7 @@ class Bucket:
         self.level = min(self.level, capacity)
 
 
-def paced_capacity(rate: float) -> float:
+def spaced_capacity(rate: float) -> float:
     """Return the size of a bucket that spaces calls evenly, ``rate`` a second."""
     return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
 
@@ -82,7 +82,7 @@ def used_rate(limit: float) -> float:
     return _REFILL * limit / 60.0
 
 
-def told_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
+def limit_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
     """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit."""
     if limit is None:
         return None

@@ -102,30 +102,30 @@ class Traffic:
 class HeaderLimits:
     """The limits learned so far; false while there are none, and then nothing is held back."""
 
-    __slots__ = ("_explained_at", "_learned")
+    __slots__ = ("_buckets", "_explained_at")
 
     def __init__(self) -> None:
-        self._learned: dict[int, ReportedBucket] = {}
+        self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
 
     def __bool__(self) -> bool:
-        return bool(self._learned)
+        return bool(self._buckets)
 
     @property
-    def throughput(self) -> float | None:
+    def requests_per_second(self) -> float | None:
         """The learned limit of requests, a second."""
-        learned = self._learned.get(_REQUESTS)
+        learned = self._buckets.get(_REQUESTS)
         return None if learned is None else learned.limit / _MINUTE
 
     def minute(self) -> dict[str, float]:
         """Return the learned limits a minute, by name."""
         names = ("requests", "tokens", "input", "output")
-        return {names[what]: learned.limit for what, learned in self._learned.items()}
+        return {names[what]: learned.limit for what, learned in self._buckets.items()}
 
     def look(self, now: float, tokens: float, output: float) -> float:
         """Return the earliest time a call may go."""
         at = now
-        for what, learned in self._learned.items():
+        for what, learned in self._buckets.items():
             ready = learned.look(now, _cost(what, tokens, output))
             if ready > at:
                 at = ready
@@ -133,32 +133,32 @@ class HeaderLimits:
 
     def take(self, now: float, call: Reservation) -> None:
         """Book a call."""
-        for what, learned in self._learned.items():
+        for what, learned in self._buckets.items():
             learned.take(now, _cost(what, call.tokens, call.output))
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
         """Correct a booked call to the tokens it really used."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
-        for what, learned in self._learned.items():
+        for what, learned in self._buckets.items():
             if what != _REQUESTS:
                 expected = _share(what, call.tokens, call.output)
                 learned.settle(now, call.order, expected, _share(what, tokens, output))
 
     def drop(self, now: float, call: Reservation) -> None:
         """Give back all of a call that was never sent, or was refused."""
-        for what, learned in self._learned.items():
+        for what, learned in self._buckets.items():
             learned.settle(now, call.order, _cost(what, call.tokens, call.output), 0.0)
 
     def learn(self, report: LimitReport, call: Reservation, traffic: Traffic, now: float) -> None:
         """Follow what the answer to ``call`` said."""
         for what, said in _said(report):
-            learned = self._learned.get(what)
+            learned = self._buckets.get(what)
             limit = said.limit if said.limit else _implied(said)
             if learned is None:
                 if limit is None:
                     continue
-                learned = self._learned[what] = ReportedBucket(
+                learned = self._buckets[what] = ReportedBucket(
                     limit, now, rounded=what != _REQUESTS, late=what == _OUTPUT
                 )
             elif not said.limit and limit is not None and abs(limit - learned.limit) < _OTHER * learned.limit:
@@ -169,10 +169,10 @@ class HeaderLimits:
         """Follow what a refusal said; return whether known limits explain it, so that it proves no others."""
         explained = call.started <= self._explained_at
         if report is not None:
-            before = {what: learned.learned_at for what, learned in self._learned.items()}
+            before = {what: learned.learned_at for what, learned in self._buckets.items()}
             self.learn(report, call, traffic, now)
             for what, said in _said(report):
-                learned = self._learned.get(what)
+                learned = self._buckets.get(what)
                 if learned is None:
                     continue
                 if learned.lacks(said, _cost(what, call.tokens, call.output)):

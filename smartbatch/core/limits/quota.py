@@ -1,16 +1,17 @@
-"""The rate limit of everything that shares one quota: told, reported by the provider, or found out.
+"""The rate limit of everything that shares one quota: configured, reported by the provider, or found out.
 
 Five things hold a call back, and the latest of them counts:
 
-* the **told limits**, as token buckets that start full. A little is kept back because the server's clock
-  starts when the first call arrives, not when it leaves;
+* the **configured limits**, as token buckets that start full. A little is kept back because the server's
+  clock starts when the first call arrives, not when it leaves;
 * the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
   refusal that they explain proves nothing further;
 * the **cooldown** after a refusal, common to all;
-* the **window**, a limit on calls in flight that grows with success. It exists only while a told limit's
-  burst is unproven and after a refusal, so that neither a wrong limit nor the end of a pause makes a storm;
-* the **pace**, calls spaced evenly. It exists only when refusals proved that bursts are not honoured
-  (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody told.
+* the **window**, a limit on calls in flight that grows with success. It exists only while the burst of a
+  configured limit is unproven and after a refusal, so that neither a wrong limit nor the end of a cooldown
+  makes a storm;
+* the **spacing** of calls at an even rate. It exists only when refusals proved that bursts are not honoured
+  (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody configured.
 
 One refusal proves nothing: shared services refuse at random. A burst of them does, measured against the
 calls that were in flight. No threads and no clock here: the caller holds one lock and passes ``now``.
@@ -22,17 +23,17 @@ import math
 
 from attrs import frozen
 
-from smartbatch.core.limits.bucket import Bucket, paced_capacity, told_bucket
+from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum
+from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
-from smartbatch.core.limits.random_source import RandomSource, spread
 from smartbatch.types import LimitReport
 
 __all__ = ["Cooldown", "Quota", "Reservation"]
 
 _FIRST_WINDOW = 4.0
 _PROVING = 0.5
-"""A told limit starts with 4 calls in flight beyond its even rate and half a call more for each success, x1.5
-a round trip: some ten calls are refused until it is known that a server honours no burst."""
+"""A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
+success, x1.5 a round trip: some ten calls are refused until it is known that a server honours no burst."""
 
 _RESTART_WINDOW = 2.0
 _DOUBLING = 1.0
@@ -50,8 +51,8 @@ _FORGET = 0.01
 """Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 100
 successes outweigh one refusal. At 0.3 % random refusals that happens less than once in 10,000 calls."""
 
-_TOLD_PACE = 0.988
-"""Share of the told rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
+_SPACED_SHARE = 0.988
+"""Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
 
 _OWED = 1.0
 """A burst is made up for by at most this many seconds of calls at the even rate."""
@@ -75,7 +76,8 @@ _FORGOTTEN = 4.0
 """A learned pace that works at four times the rate it was refused at limits nothing any more."""
 
 _BURST_AGAIN = 600.0
-"""Seconds without refusal after which a told limit's burst is tried again; doubled each time it fails."""
+"""Seconds without refusal after which the burst of a configured limit is tried again; doubled each time it
+fails."""
 
 _COOLDOWN = 1.0
 _COOLDOWN_MOST = 60.0
@@ -102,7 +104,7 @@ class Quota:
 
     Every call is booked by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`, :meth:`failed`
     or :meth:`dropped`; what its answer said about limits goes to :meth:`learn` afterwards. Without a limit
-    told or reported and without a refusal it holds nothing back.
+    configured or reported and without a refusal it holds nothing back.
     """
 
     __slots__ = (
@@ -112,6 +114,7 @@ class Quota:
         "_burst_at",
         "_burst_wait",
         "_clean",
+        "_configured",
         "_consecutive",
         "_cool_before",
         "_cool_began",
@@ -120,31 +123,30 @@ class Quota:
         "_filled_at",
         "_grown_at",
         "_growth",
+        "_header_limits",
         "_judged",
         "_kept",
         "_peak",
-        "_reported",
         "_requests",
         "_searching",
+        "_spacing",
         "_steady",
         "_threshold",
-        "_throughput",
         "_tokens",
-        "_told",
         "_traffic",
         "_window",
     )
 
     def __init__(self) -> None:
         self._traffic = Traffic()
-        self._reported = HeaderLimits()
+        self._header_limits = HeaderLimits()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
-        self._told: float | None = None  # requests a second
-        self._steady: Bucket | None = None  # the told rate, evenly: what needs no window
-        self._throughput: Bucket | None = None
-        self._base = 0.0  # the rate that was refused last, or the told one
+        self._configured: float | None = None  # requests a second
+        self._steady: Bucket | None = None  # the configured rate, evenly: what needs no window
+        self._spacing: Bucket | None = None
+        self._base = 0.0  # the rate that was refused last, or the configured one
         self._window = math.inf
         self._filled_at = -math.inf
         self._growth = _DOUBLING
@@ -163,20 +165,22 @@ class Quota:
         self._burst_wait = _BURST_AGAIN
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
-        """Set the told limits, a minute; ``None`` means not told.
+        """Set the configured limits, a minute; ``None`` means not configured.
 
-        What is owed to a limit stays owed, even if it is taken back and told again: clients that come and
+        What is owed to a limit stays owed, even if it is removed and configured again: clients that come and
         go do not each get a full bucket.
         """
-        told = max_rpm is not None or max_tpm is not None
-        if told and self._kept == (None, None):
+        configured = max_rpm is not None or max_tpm is not None
+        if configured and self._kept == (None, None):
             self._window, self._growth = _FIRST_WINDOW, _PROVING
         requests, tokens = self._kept
-        self._requests = told_bucket(requests, max_rpm, now)
-        self._tokens = told_bucket(tokens, max_tpm, now)
+        self._requests = limit_bucket(requests, max_rpm, now)
+        self._tokens = limit_bucket(tokens, max_tpm, now)
         self._kept = (self._requests or requests, self._tokens or tokens)
-        self._told = None if max_rpm is None else max_rpm / 60.0
-        self._steady = None if self._told is None else Bucket(1.0, self._told * _TOLD_PACE, now)
+        self._configured = None if max_rpm is None else max_rpm / 60.0
+        self._steady = (
+            None if self._configured is None else Bucket(1.0, self._configured * _SPACED_SHARE, now)
+        )
 
     @property
     def in_flight(self) -> int:
@@ -184,9 +188,9 @@ class Quota:
         return self._traffic.in_flight
 
     @property
-    def reported(self) -> dict[str, float]:
+    def reported_limits(self) -> dict[str, float]:
         """The limits a minute that answers reported: requests, tokens, input, output."""
-        return self._reported.minute()
+        return self._header_limits.minute()
 
     @property
     def consecutive(self) -> int:
@@ -194,9 +198,9 @@ class Quota:
         return self._consecutive
 
     @property
-    def throughput(self) -> float | None:
-        """Calls a second they are spaced to, when refusals made that necessary."""
-        return None if self._throughput is None else self._throughput.rate
+    def spaced_rate(self) -> float | None:
+        """Calls a second that calls are spaced to, once refusals made that necessary; else ``None``."""
+        return None if self._spacing is None else self._spacing.rate
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may go.
@@ -218,12 +222,12 @@ class Quota:
             at = self._cool_until
         if self._requests is not None:
             at = max(at, self._requests.look(now, 1.0))
-        if self._throughput is not None:
-            at = max(at, self._throughput.look(now, 1.0))
+        if self._spacing is not None:
+            at = max(at, self._spacing.look(now, 1.0))
         if self._tokens is not None:
             at = max(at, self._tokens.look(now, tokens))
-        if self._reported:
-            at = max(at, self._reported.look(now, tokens, output))
+        if self._header_limits:
+            at = max(at, self._header_limits.look(now, tokens, output))
         return at
 
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
@@ -237,12 +241,12 @@ class Quota:
         if self._steady is not None:
             self._steady.take(now, 1.0)
             self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
-        if self._throughput is not None:
-            self._throughput.take(now, 1.0)
+        if self._spacing is not None:
+            self._spacing.take(now, 1.0)
         if self._tokens is not None:
             self._tokens.take(now, tokens)
-        if self._reported:
-            self._reported.take(now, call)
+        if self._header_limits:
+            self._header_limits.take(now, call)
         return call
 
     def succeeded(
@@ -266,8 +270,8 @@ class Quota:
         # a window that was not full while the call was out limited nobody: its success proves nothing
         if self._cool_began <= reservation.started <= self._filled_at:
             self._widen()
-        if self._throughput is not None:
-            self._quicken(self._throughput, now)
+        if self._spacing is not None:
+            self._quicken(self._spacing, now)
 
     def failed(
         self,
@@ -283,20 +287,20 @@ class Quota:
     def dropped(self, reservation: Reservation, now: float) -> None:
         """The call was never sent: all it took is returned."""
         self._end(reservation)
-        self._reported.drop(now, reservation)
+        self._header_limits.drop(now, reservation)
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
         if self._requests is not None:
             self._requests.settle(now, 1.0)
         if self._steady is not None:
             self._steady.settle(now, 1.0)
-        if self._throughput is not None:
-            self._throughput.settle(now, 1.0)
+        if self._spacing is not None:
+            self._spacing.settle(now, 1.0)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Told limits stay upper bounds."""
-        self._reported.learn(report, reservation, self._traffic, now)
-        if self._growth == _PROVING and (report.requests_remaining is not None or self._told is None):
+        self._header_limits.learn(report, reservation, self._traffic, now)
+        if self._growth == _PROVING and (report.requests_remaining is not None or self._configured is None):
             self._window = math.inf  # how much of the burst is there is known now
 
     def refused(
@@ -320,9 +324,9 @@ class Quota:
         self._end(reservation)
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
-        self._reported.drop(now, reservation)  # where it was charged all the same, what remains shows it
+        self._header_limits.drop(now, reservation)  # where it was charged all the same, what remains shows it
         self._traffic.refused_at = now
-        explained = self._reported.explain(report, reservation, self._traffic, now)
+        explained = self._header_limits.explain(report, reservation, self._traffic, now)
         fresh = reservation.started >= self._cool_began
         if fresh:
             # refusals come back sooner than answers: a call of the round that ended in the second cooldown
@@ -347,10 +351,10 @@ class Quota:
     @property
     def _known(self) -> float | None:
         """Requests a second that somebody said are allowed: the user, or the provider."""
-        reported = self._reported.throughput
-        if self._told is None or reported is None:
-            return reported if self._told is None else self._told
-        return min(self._told, reported)
+        reported = self._header_limits.requests_per_second
+        if self._configured is None or reported is None:
+            return reported if self._configured is None else self._configured
+        return min(self._configured, reported)
 
     def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
@@ -365,19 +369,17 @@ class Quota:
             return
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens - actual)
-        if self._reported:
-            self._reported.settle(now, reservation, actual, output)
+        if self._header_limits:
+            self._header_limits.settle(now, reservation, actual, output)
 
     def _pause(self, retry_after: float | None, rng: RandomSource) -> float:
         if retry_after is not None:
-            # a minimum; clients of other processes were told the same
-            return retry_after + min(0.1 * retry_after, 1.0) * rng.random()
-        exponent = min(self._consecutive - 1, 10)
-        return spread(min(_COOLDOWN * 2.0**exponent, _COOLDOWN_MOST), rng)
+            return jittered_minimum(retry_after, rng)
+        return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
 
     def _restart(self, now: float) -> None:
         """Begin again carefully after a cooldown: a narrow window, or a pace a little slower."""
-        if self._throughput is None:
+        if self._spacing is None:
             # near a limit that was proven before, the window shrinks instead of starting over
             again = self._threshold != math.inf and self._consecutive == 1
             self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
@@ -389,23 +391,23 @@ class Quota:
         else:
             slower = _DECREASE if soon and not self._searching else 0.9
         self._searching = False
-        self._base = self._throughput.rate
+        self._base = self._spacing.rate
         self._space(self._base * slower, now)
 
     def _proven(self, now: float) -> None:
-        """There is a limit below what was tried: space the calls, as told or as measured."""
+        """There is a limit below what was tried: space the calls, as configured or as measured."""
         self._evidence = 0.0
         self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
         known = self._known
-        if self._throughput is None and known is not None:
+        if self._spacing is None and known is not None:
             self._base = known
-            self._space(known * _TOLD_PACE, now)
+            self._space(known * _SPACED_SHARE, now)
             self._burst_at = now + self._burst_wait
             self._burst_wait *= 2.0
         elif self._accepted and now - self._baseline <= _BASELINE:
             measured = _LEARNED_SHARE * self._accepted / max(now - self._baseline, _COOLDOWN / 2)
             measured = max(measured, _SLOWEST)
-            if self._throughput is None or measured < self._throughput.rate:
+            if self._spacing is None or measured < self._spacing.rate:
                 self._base = measured
                 self._space(measured, now)
                 self._searching = True
@@ -430,33 +432,33 @@ class Quota:
 
     def _space(self, rate: float, now: float) -> None:
         """Space the calls; the pace alone decides then, without a window."""
-        if self._throughput is None:
-            self._throughput = Bucket(paced_capacity(rate), rate, now, level=0.0)
+        if self._spacing is None:
+            self._spacing = Bucket(spaced_capacity(rate), rate, now, level=0.0)
         else:
-            self._throughput.reshape(now, paced_capacity(rate), rate)
+            self._spacing.reshape(now, spaced_capacity(rate), rate)
         self._window = math.inf
         self._grown_at, self._clean = now, 0.0
 
-    def _quicken(self, throughput: Bucket, now: float) -> None:
+    def _quicken(self, spacing: Bucket, now: float) -> None:
         """Let a pace that is used and not refused grow; give the burst back after a long peace."""
         # idle time proves nothing, so only the time between calls at this pace counts
-        step = min(now - self._grown_at, 2.0 / throughput.rate)
+        step = min(now - self._grown_at, 2.0 / spacing.rate)
         self._grown_at = now
         if step <= 0.0:
             return
         self._clean += step
-        faster = throughput.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
+        faster = spacing.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
         if self._searching:
-            faster = throughput.rate * _SEARCH
+            faster = spacing.rate * _SEARCH
         known = self._known
         if known is not None:
-            faster = min(faster, known * _TOLD_PACE)
+            faster = min(faster, known * _SPACED_SHARE)
             if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
-                self._throughput = None
+                self._spacing = None
                 self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf
                 return
         elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
-            self._throughput = None
+            self._spacing = None
             return
-        if faster != throughput.rate:
-            throughput.reshape(now, paced_capacity(faster), faster)
+        if faster != spacing.rate:
+            spacing.reshape(now, spaced_capacity(faster), faster)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from smartbatch.core.limits.bucket import Bucket, paced_capacity, used_capacity, used_rate
+from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
 __all__ = ["ReportedBucket", "Said", "Trace"]
 
@@ -213,7 +213,7 @@ class ReportedBucket:
 
     def space(self, now: float) -> None:
         """The server's bucket does not fill up: no bursts."""
-        self.bucket.reshape(now, paced_capacity(self.bucket.rate), self.bucket.rate)
+        self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
     def _resize(self, said: Said, now: float) -> None:
         """Find the bucket's own size and speed, where the reset shows that they are not the limit's."""

@@ -12,18 +12,10 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch.core.limits.random_source import RandomSource, spread
+from smartbatch.core.limits.backoff import RandomSource, exponential, jittered, jittered_minimum
 from smartbatch.errors import ErrorKind
 
-__all__ = ["Retry", "RetryBudget", "RetryPolicy", "Tally", "backoff", "decide"]
-
-
-def backoff(attempt: int, initial: float, multiplier: float, max_delay: float) -> float:
-    """Return ``min(initial * multiplier ** attempt, max_delay)`` seconds; ``attempt`` counts from 0."""
-    try:
-        return float(min(initial * multiplier**attempt, max_delay))
-    except OverflowError:
-        return max_delay
+__all__ = ["Retry", "RetryBudget", "RetryCount", "RetryPolicy", "decide"]
 
 
 @frozen
@@ -36,7 +28,7 @@ class RetryPolicy:
         multiplier: by how much each wait is longer than the one before, 1 or more.
         max_delay: longest wait in seconds.
         jitter: wait between 50 % and 100 % of the formula, so that requests which failed together do not
-            return together; see :func:`~smartbatch.core.limits.random_source.spread`.
+            return together; see :func:`~smartbatch.core.limits.backoff.jittered`.
         limit_retries: how often one request may meet the provider's rate limit. Such refusals cost no
             try, since the whole quota pauses; the cap only ends what a provider refuses for ever.
     """
@@ -50,22 +42,22 @@ class RetryPolicy:
 
     def delay(self, attempt: int, rng: RandomSource) -> float:
         """Return the seconds to wait before retry ``attempt`` (0 is the first)."""
-        seconds = backoff(attempt, self.initial, self.multiplier, self.max_delay)
-        return spread(seconds, rng) if self.jitter else seconds
+        seconds = exponential(attempt, self.initial, self.multiplier, self.max_delay)
+        return jittered(seconds, rng) if self.jitter else seconds
 
 
 @define
-class Tally:
-    """What one request has used up so far; :func:`decide` keeps it.
+class RetryCount:
+    """The retries one request has used so far; only :func:`decide` changes it.
 
     Attributes:
-        counted: tries that counted against ``retries``.
-        limits: refusals for the rate limit.
-        once: kinds that may be retried once and were.
+        counted: retries that counted against ``RetryPolicy.retries``.
+        rate_limits: refusals for the rate limit, which do not count.
+        once: kinds of failure that are retried only once, and were.
     """
 
     counted: int = 0
-    limits: int = 0
+    rate_limits: int = 0
     once: frozenset[ErrorKind] = frozenset()
 
 
@@ -93,30 +85,26 @@ _NEVER: Final = frozenset(
 )
 _ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
 
-_SPREAD_SHARE = 0.1
-_SPREAD_MOST = 1.0
-"""A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added to part clients."""
-
 
 def decide(
     policy: RetryPolicy,
     kind: ErrorKind,
-    tally: Tally,
+    count: RetryCount,
     retry_after: float | None,
     *,
     outage: bool,
     rng: RandomSource,
 ) -> Retry | None:
-    """Say whether a request that failed is tried again, and book it in ``tally``.
+    """Say whether a request that failed is tried again, and add it to ``count``.
 
     Args:
         policy: the limits.
         kind: what the failure was.
-        tally: the request's own account; changed when the answer is a retry.
+        count: the request's own; changed when the decision is a retry.
         retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
         outage: True when the provider is unavailable and the breaker is not closed: then the try is not
             counted and the breaker, not a delay, holds the request.
-        rng: dice for the jitter.
+        rng: source of the jitter.
 
     Returns:
         the retry, or ``None``: the request has failed.
@@ -124,20 +112,21 @@ def decide(
     if kind in _NEVER:
         return None
     if kind is ErrorKind.RATE_LIMIT:
-        if tally.limits >= policy.limit_retries:
+        if count.rate_limits >= policy.limit_retries:
             return None
-        tally.limits += 1
+        count.rate_limits += 1
         return Retry(retry_after or 0.0, counted=False)
     if outage:
         return Retry(0.0, counted=False)
-    if tally.counted >= policy.retries or kind in tally.once:
+    if count.counted >= policy.retries or kind in count.once:
         return None
     if kind in _ONCE:
-        tally.once |= {kind}
-    delay = policy.delay(tally.counted, rng) if retry_after is None else retry_after
-    if retry_after is not None and policy.jitter:
-        delay += min(_SPREAD_SHARE * retry_after, _SPREAD_MOST) * rng.random()
-    tally.counted += 1
+        count.once |= {kind}
+    if retry_after is None:
+        delay = policy.delay(count.counted, rng)
+    else:
+        delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
+    count.counted += 1
     return Retry(delay, counted=True)
 
 

@@ -1,20 +1,21 @@
-"""Which route a list takes: every route is forecast in time and money, and the cheapest that will do wins.
+"""Which route a list takes: every open route is forecast in time and money; the cheapest feasible one wins.
 
 The rules, in order:
 
 1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone.
 2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
-   beside the first few, that is as a hybrid. From ``threshold`` on everything is considered.
+   next to a first few in real time, that is as a hybrid. From ``threshold`` on every route is considered.
 3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
-   the soonest. A batch must cost less than real time with its ``risk``, what its chance to be late counts as.
-   A batch meets every deadline that leaves time to cancel it and to do all of its requests in real time; what
-   that is expected to cost is in its cost. Where there is too little time for all of them, the first few go
-   in real time at once (hybrid). Where nothing is that sure, the likeliest is taken, if it is at least as
-   likely to be in time as not.
-4. Without one: the least ``weight``, which is the cost plus what the expected wait is worth. ``prefer``
-   ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was seen, one is tried where it
-   is cheaper and as likely as not the sooner.
-5. A budget rules out what will hardly cost as little; what may, goes, and is stopped at the budget.
+   the soonest. A batch with its ``late_cost``, which is what its chance to be late counts as, must cost less
+   than real time. A batch meets every deadline that leaves time to cancel it and to answer all of its
+   requests in real time; the expected cost of that is part of its cost. Where there is too little time for
+   all of them, the first few go in real time at once (hybrid). Where no route is that sure, the likeliest is
+   taken, if it is at least as likely to be in time as not.
+4. Without a deadline: the least ``weight``, which is the cost plus the value of the expected wait. ``prefer``
+   ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was observed, one is tried where
+   it is cheaper and at least as likely as not the sooner.
+5. A budget rules out routes that will almost surely cost more. A route that may cost more is taken, and is
+   stopped at the budget.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from smartbatch.core.routing.options import (
     price,
     real_time,
 )
-from smartbatch.core.routing.risk import SURE, missed, within
+from smartbatch.core.routing.risk import SURE, late_penalty, within
 from smartbatch.types import Route, Strategy
 
 __all__ = ["Decision", "Infeasible", "Option", "choose"]
@@ -79,10 +80,10 @@ class Decision:
         return math.ceil((self.load.requests - chosen.first) / chosen.pieces)
 
     @property
-    def missed(self) -> float:
-        """What a missed deadline counts as, see :func:`~smartbatch.core.routing.risk.missed`."""
+    def late_penalty(self) -> float:
+        """What a missed deadline counts as, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
         cost = self.alone.cost
-        return missed(None if cost is None else cost.expected, self.constraints.time_value)
+        return late_penalty(None if cost is None else cost.expected, self.constraints.time_value)
 
 
 class Infeasible(ValueError):
@@ -216,7 +217,7 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
 def _worth_the_risk(feasible: Sequence[Option]) -> Sequence[Option]:
     """Return what is in real time, and of the others what costs less, its risk to be late included."""
     surely = min((price(each)[0] for each in feasible if not each.batches), default=math.inf)
-    return [each for each in feasible if not each.batches or price(each)[0] + each.risk < surely]
+    return [each for each in feasible if not each.batches or price(each)[0] + each.late_cost < surely]
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:

@@ -18,18 +18,18 @@ _HEAD = (
     "range",
     "with waiting",
     "in time",
-    "risk",
+    "late cost",
     "",
 )
-_OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("risk") + 1)
+_OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("late cost") + 1)
 
 
 def explain(decision: Decision) -> str:
     """Return the options as a table, the choice, and its reason.
 
     ``with waiting`` is the expected cost plus ``time_value`` times the expected hours. Where there is a
-    deadline, ``in time`` is how likely it is met, and ``risk`` what the chance of a batch to miss it counts
-    as. Seconds and USD are printed with as many digits as the comparison used.
+    deadline, ``in time`` is how likely it is met, and ``late cost`` what the chance of a batch to miss it
+    counts as. Seconds and USD are printed with as many digits as the comparison used.
     """
     rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
     if decision.constraints.deadline is None:
@@ -50,7 +50,9 @@ def _asked(decision: Decision) -> Iterator[str]:
     deadline = "no deadline"
     if constraints.deadline is not None:
         cost = decision.alone.cost
-        counts = "" if cost is None else f" (to miss it counts {decision.missed * cost.expected:.6f} USD)"
+        counts = (
+            "" if cost is None else f" (to miss it counts {decision.late_penalty * cost.expected:.6f} USD)"
+        )
         deadline = f"deadline in {constraints.deadline:.1f} s{counts}"
     budget = "no budget" if constraints.budget is None else f"budget {constraints.budget:g} USD"
     yield (
@@ -70,7 +72,7 @@ def _row(option: Option, chosen: bool) -> tuple[str, ...]:
         _range(option.cost),
         f"{option.weight:.6f}",
         f"{option.odds:.3%}",
-        f"{option.risk:.6f}",
+        f"{option.late_cost:.6f}",
         option.problem,
     )
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.risk import MARGIN, SURE, best, missed, starts, within
+from smartbatch.core.routing.risk import MARGIN, SURE, best, late_penalty, starts, within
 from smartbatch.types import Route, Strategy
 
 __all__ = ["Option", "by_batch", "individual", "likeliest", "open_routes", "price", "real_time"]
@@ -56,7 +56,7 @@ class Option:
         quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
         problem: why it will not do; empty when it will.
         untried: whether its times are a mere assumption, since no batch was seen yet.
-        risk: what its risk to miss the deadline counts as, of a batch: in the unit of :func:`price`.
+        late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
     """
 
     route: Route
@@ -77,7 +77,7 @@ class Option:
     quota: float | None = None
     problem: str = ""
     untried: bool = False
-    risk: float = 0.0
+    late_cost: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -153,15 +153,15 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, constraints
         pieces=plan.pieces,
         share=(first + rest * (plan.share * batch.share + 1 - plan.share)) / n,
         untried=not batch.seen,
-        risk=_risk(1 - odds, standard, constraints),
+        late_cost=_late_cost(1 - odds, standard, constraints),
     )
 
 
-def _risk(late: float, standard: Offer, constraints: Constraints) -> float:
+def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
     if constraints.deadline is None:
         return 0.0
     whole = _whole(standard)
-    return late * missed(whole, constraints.time_value) * (1.0 if whole is None else whole)
+    return late * late_penalty(whole, constraints.time_value) * (1.0 if whole is None else whole)
 
 
 @frozen
@@ -205,7 +205,7 @@ def _rescue(
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
-        missed=missed(_whole(standard), constraints.time_value),
+        late_penalty=late_penalty(_whole(standard), constraints.time_value),
     )
     start = best(found)
     if start is None:

@@ -17,10 +17,10 @@ from attrs import field, frozen
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
-from smartbatch.core.routing.risk import LEVELS, MARGIN, MISSED, SURE, Start, best, starts, within
+from smartbatch.core.routing.risk import LATE_PENALTY, LEVELS, MARGIN, SURE, Start, best, starts, within
 from smartbatch.core.routing.throughput import Throughput, Times
 
-__all__ = ["MARGIN", "Held", "Rescue", "Speed", "assumed", "rescue"]
+__all__ = ["MARGIN", "PendingShard", "Rescue", "Speed", "assumed", "rescue"]
 
 MOMENT = 0.5
 """Seconds that are no reason to wait: as Unix time, shorter ones could round to nothing."""
@@ -56,7 +56,7 @@ def assumed(*_: object) -> Speed:
 
 
 @frozen
-class Held:
+class PendingShard:
     """What a shard holds.
 
     Attributes:
@@ -97,9 +97,9 @@ def rescue(
     left: float,
     margin: float,
     backlog: int,
-    shards: Sequence[Held],
+    shards: Sequence[PendingShard],
     speed: Speed,
-    missed: float = MISSED,
+    late_penalty: float = LATE_PENALTY,
 ) -> Rescue:
     """Return which shards are to be taken back now.
 
@@ -109,10 +109,10 @@ def rescue(
         backlog: requests of the job that are in no shard and not answered.
         shards: that are not settled.
         speed: of the way out.
-        missed: what a missed deadline counts as, see :func:`smartbatch.core.routing.risk.missed`.
+        late_penalty: what a missed deadline counts as, see :func:`smartbatch.core.routing.risk.late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
-    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, missed)
+    outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
     needs = outlook.needs(HARDLY)
     late = left < needs
     if not movable:
@@ -128,7 +128,12 @@ def rescue(
 
 
 def _back(
-    movable: Sequence[int], backlog: int, shards: Sequence[Held], speed: Speed, sure: float, margin: float
+    movable: Sequence[int],
+    backlog: int,
+    shards: Sequence[PendingShard],
+    speed: Speed,
+    sure: float,
+    margin: float,
 ) -> tuple[int, ...]:
     """Return the shards that keep real time busy until further ones could be cancelled."""
     busy = backlog + sum(shard.left for shard in shards if shard.stuck)
@@ -151,19 +156,19 @@ class _Outlook:
         shards: all of them.
         movable: those that could be taken back.
         speed: of the way out.
-        missed: what a missed deadline counts as.
+        late_penalty: what a missed deadline counts as.
     """
 
     def __init__(
         self,
         left: float,
         backlog: int,
-        shards: Sequence[Held],
-        movable: Sequence[Held],
+        shards: Sequence[PendingShard],
+        movable: Sequence[PendingShard],
         speed: Speed,
-        missed: float,
+        late_penalty: float,
     ) -> None:
-        self._left, self._missed = left, missed
+        self._left, self._late_penalty = left, late_penalty
         self._throughput, self._cancelling, self._turnaround = (
             speed.throughput,
             speed.cancelling,
@@ -191,7 +196,7 @@ class _Outlook:
             self.needs,
             lambda at: self._late(at + self._before),
             self._saved,
-            missed=self._missed,
+            late_penalty=self._late_penalty,
         )
         return best(found)
 
@@ -200,7 +205,7 @@ class _Outlook:
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
-        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._missed)
+        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._late_penalty)
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that go on are more likely in time than real time would be."""

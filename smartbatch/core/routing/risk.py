@@ -14,11 +14,11 @@ from statistics import NormalDist
 
 from attrs import frozen
 
-__all__ = ["MARGIN", "MISSED", "RISK", "SURE", "Start", "best", "missed", "starts", "within"]
+__all__ = ["LATE_PENALTY", "MARGIN", "RISK", "SURE", "Start", "best", "late_penalty", "starts", "within"]
 
 RISK = 0.05
 """Most chance of a deadline to be missed, by a late batch times a late rescue."""
-MISSED = 0.5
+LATE_PENALTY = 0.5
 """What a missed deadline counts as, in prices of the whole list in real time: half of it is lost."""
 WAITED = 60.0
 """Seconds of waiting that it counts as besides, so that nobody misses a deadline to save a cent. With both,
@@ -42,7 +42,7 @@ class Start:
         needs: seconds it takes, that sure.
         risk: how likely the deadline is missed.
         saved: what batches save until then, in prices of the whole list in real time.
-        missed: see :func:`missed`.
+        late_penalty: see :func:`late_penalty`.
     """
 
     at: float
@@ -50,22 +50,22 @@ class Start:
     needs: float
     risk: float
     saved: float
-    missed: float = MISSED
+    late_penalty: float = LATE_PENALTY
 
     @property
     def worth(self) -> float:
         """What it saves, less what its risk costs."""
-        return self.saved - self.missed * self.risk
+        return self.saved - self.late_penalty * self.risk
 
 
-def missed(price: float | None, time_value: float) -> float:
+def late_penalty(price: float | None, time_value: float) -> float:
     """Return what a missed deadline counts as, in prices of the whole list in real time.
 
     Args:
         price: USD of the list in real time; ``None`` where it is unknown.
         time_value: USD an hour of waiting is worth.
     """
-    return MISSED if not price else MISSED + time_value * WAITED / 3600 / price
+    return LATE_PENALTY if not price else LATE_PENALTY + time_value * WAITED / 3600 / price
 
 
 def starts(
@@ -74,7 +74,7 @@ def starts(
     late: Callable[[float], float],
     saved: Callable[[float, float], float],
     floor: float = 0.0,
-    missed: float = MISSED,
+    late_penalty: float = LATE_PENALTY,
 ) -> list[Start]:
     """Return when a rescue could begin, for each of :data:`LEVELS`.
 
@@ -84,7 +84,7 @@ def starts(
         late: how likely what is taken back last has not ended by itself, if it begins in so many seconds.
         saved: see :class:`Start`; if it begins in so many seconds, that sure.
         floor: seconds from now before which it cannot begin.
-        missed: what a missed deadline counts as, see :func:`missed`.
+        late_penalty: what a missed deadline counts as, see :func:`late_penalty`.
     """
     found = []
     for sure in LEVELS:
@@ -92,7 +92,7 @@ def starts(
         at = left - kept
         if at <= floor:
             break
-        found.append(Start(at, sure, kept, (1 - sure) * late(at), saved(at, sure), missed))
+        found.append(Start(at, sure, kept, (1 - sure) * late(at), saved(at, sure), late_penalty))
     return found
 
 

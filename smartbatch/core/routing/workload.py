@@ -28,11 +28,17 @@ class Rates(Protocol):
 
 
 class Workload:
-    """Adds up requests in flat memory; each takes some microseconds.
+    """Adds up requests in constant memory; each takes some microseconds.
 
     Args:
         calibration: what was learned of the model's tokens.
         rates: prices by the way of processing, such as ``standard`` and ``batch``; ``None`` where unknown.
+
+    Attributes:
+        requests: requests added.
+        cached: requests that the cache answers; the caller counts them.
+        tokens_in, tokens_out: expected tokens of the requests added.
+        tokens_most: output tokens that a budget needs room for, of all requests added.
     """
 
     def __init__(self, calibration: Calibration, rates: Mapping[str, Rates | None]) -> None:
@@ -46,6 +52,7 @@ class Workload:
         self.cached = 0
         self.tokens_in = 0.0
         self.tokens_out = 0.0
+        self.tokens_most = 0
 
     def add(self, request: Request) -> None:
         """Count a request."""
@@ -55,6 +62,8 @@ class Workload:
         self.requests += 1
         self.tokens_in += given
         self.tokens_out += made
+        if request.embedding is None:
+            self.tokens_most += learned.most_output(limit)
         if made and limit is None:
             self._bounded = False
         asked, answered = Usage(given, 0), Usage(given, math.ceil(made))

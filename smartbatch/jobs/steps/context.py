@@ -10,7 +10,7 @@ from typing import Any
 from attrs import field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch.core.limits.backoff import pause
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed
 from smartbatch.errors import ErrorKind, ProviderError
@@ -146,7 +146,7 @@ class StepContext:
     ) -> ShardRow:
         """Commit that a remote call failed and is to be tried again after a growing pause."""
         tries = shard.tries + 1
-        wait = pause(tries, self.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after)
+        wait = backoff(tries, self.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after)
         note = f"{error.kind.value}: {error.message}"
         return self.later(shard, max(wait, at_least), tries=tries, note=note, **changes)
 

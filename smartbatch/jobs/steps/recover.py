@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smartbatch.core.limits.backoff import pause
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
@@ -233,4 +233,4 @@ def _tell_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
 
 def _step(step: StepContext, shard: ShardRow) -> float:
     """Looks come thick at first, when a batch is likely to appear, and thin out."""
-    return pause(shard.tries + 1, step.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))
+    return backoff(shard.tries + 1, step.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from smartbatch.core.routing.rescue import MARGIN, Held, Rescue, rescue
-from smartbatch.core.routing.risk import MISSED
+from smartbatch.core.routing.rescue import MARGIN, PendingShard, Rescue, rescue
+from smartbatch.core.routing.risk import LATE_PENALTY
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import poll
@@ -49,11 +49,11 @@ def _found(step: StepContext, deadline: float, held: Sequence[ShardRow]) -> Resc
         max(0, backlog),
         [_held(shard, step.wall) for shard in held],
         step.speed(step.job),
-        step.policy("missed", MISSED),
+        step.policy("missed", LATE_PENALTY),
     )
 
 
-def _held(shard: ShardRow, wall: float) -> Held:
+def _held(shard: ShardRow, wall: float) -> PendingShard:
     done = shard.remote.get("completed")
     left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
     paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
@@ -62,7 +62,7 @@ def _held(shard: ShardRow, wall: float) -> Held:
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     asked = shard.remote.get(CANCELLED_AT)
     cancelled = max(0.0, wall - asked) if isinstance(asked, float) else None
-    return Held(max(0, left), not unsent, not movable, shard.size, age, cancelled)
+    return PendingShard(max(0, left), not unsent, not movable, shard.size, age, cancelled)
 
 
 def _take_back(step: StepContext, shard: ShardRow, deadline: float, found: Rescue) -> None:
