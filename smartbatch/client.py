@@ -38,12 +38,13 @@ from smartbatch.realtime.admission import (
     with_settings,
 )
 from smartbatch.realtime.call.layers import Middleware
-from smartbatch.realtime.engine import Engine
+from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.router import PostProcess
 from smartbatch.realtime.signals import on_main_thread, reentered
+from smartbatch.realtime.submission import Delivery, Keys, RequestDemand, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.history import ForecastHistory
@@ -83,8 +84,8 @@ class BatchingClient(ListCalls):
 
     config: BatchingConfig
     metrics: BatchMetrics
-    _engine: Engine | None
-    _leaving: Engine | None
+    _engine: RealtimeEngine | None
+    _leaving: RealtimeEngine | None
     _starting: threading.Lock
 
     def __init__(
@@ -344,7 +345,7 @@ class BatchingClient(ListCalls):
         alone: bool = False,
         flex: bool = False,
     ) -> ResultFuture:
-        """Queue a request that was checked; see :meth:`smartbatch.realtime.engine.Engine.submit`."""
+        """Queue a request that was checked; see :meth:`smartbatch.realtime.engine.RealtimeEngine.submit`."""
         admission = self._admission
         own = provider is self._provider and model == self.model
         mixed = raw and self._post_process is not None  # others that join would get it raw as well
@@ -358,20 +359,20 @@ class BatchingClient(ListCalls):
             lane = lane.home_of(request, self._clock.now())
         # who pays for speed must not wait for an answer of the slower tier
         twin = key + b"flex" if key is not None and lane.standard is not None else key
-        estimates, reserve = admission.demand(lane, request, priced=own_budget is not None)
+        (given, whole), reserve = admission.demand(lane, request, priced=own_budget is not None)
         return engine.submit(
-            request,
-            admission.id_of(request),
-            lane,
-            fingerprint=twin if self.config.deduplicate else None,
-            keep=key if admission.cache is not None else None,
-            tokens=estimates,
-            reserve=reserve,
-            sink=sink,
-            stream=stream,
-            raw=raw,
-            alone=alone,
-            own_budget=own_budget,
+            Submission(
+                request,
+                admission.id_of(request),
+                lane,
+                Keys(
+                    fingerprint=twin if self.config.deduplicate else None,
+                    cache=key if admission.cache is not None else None,
+                ),
+                RequestDemand(given, whole, reserve, own_budget),
+                Delivery(sink, stream, raw),
+                alone,
+            )
         )
 
     def _settled(
@@ -412,7 +413,7 @@ class BatchingClient(ListCalls):
             elif Future.cancel(future):
                 engine.queue.abandoned.append(future)
 
-    def _running(self) -> Engine:
+    def _running(self) -> RealtimeEngine:
         engine = self._engine
         if engine is not None:
             return engine
@@ -427,10 +428,10 @@ class BatchingClient(ListCalls):
             self._carry_on_jobs()
         return running
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self) -> RealtimeEngine:
         for provider in self._providers.values():
             provider.open(self.config.parallelism)
-        engine = Engine(
+        engine = RealtimeEngine(
             self.config,
             clock=self._clock,
             budget=self._budget,
@@ -455,7 +456,7 @@ class BatchingClient(ListCalls):
             self._history.calibration,
         )
 
-    def _attach(self, lane: Lane, engine: Engine) -> None:
+    def _attach(self, lane: Lane, engine: RealtimeEngine) -> None:
         engine.queue.lanes.append(lane)
         lane.quota.attach(
             engine.queue,
@@ -545,7 +546,7 @@ class BatchingClient(ListCalls):
         self._providers[f"{opened.name}:{name}"] = opened
         return opened, name
 
-    def _fallback(self, engine: Engine, lane: Lane) -> Lane | None:
+    def _fallback(self, engine: RealtimeEngine, lane: Lane) -> Lane | None:
         """Return the lane of the fallback model; called under the monitor."""
         if self._second is None or lane.provider is self._second[0]:
             return None

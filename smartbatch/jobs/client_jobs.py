@@ -25,7 +25,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.effects import PostProcess, processed
-from smartbatch.realtime.engine import Engine
+from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Request, Result, Route, evolve
@@ -53,8 +53,8 @@ class ClientJobs:
     _second: tuple[Provider, str] | None
     _given_rng: random.Random | None
     _post_process: PostProcess | None
-    _engine: Engine | None
-    _leaving: Engine | None
+    _engine: RealtimeEngine | None
+    _leaving: RealtimeEngine | None
     _starting: threading.Lock
     _budget: Budget
     _reservations: JobReservations

@@ -58,7 +58,7 @@ class Validation:
         if verdict.final or tried >= self._retries or ticket.stream is not None:  # what was streamed is out
             return error
         request = repair_request(
-            ticket.original,
+            ticket.submission.request,
             answer.text or "",
             verdict,
             tried,
@@ -81,5 +81,5 @@ def resize(ticket: Ticket, request: Request) -> None:
 def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
     if any(field == "temperature" for field, _ in answer.dropped):
         return False
-    own = ticket.original.params.temperature is not None  # it was taken a moment ago
+    own = ticket.submission.request.params.temperature is not None  # it was taken a moment ago
     return own or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import concurrent.futures.thread
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from attrs import define
@@ -24,8 +24,8 @@ from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import InFlightCall, ResponseRouter
-from smartbatch.types import Answer, Result, Route, Usage
+from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
+from smartbatch.types import Answer, Route, Usage
 
 __all__ = ["BatchDispatcher"]
 
@@ -207,17 +207,18 @@ class BatchDispatcher:
     def _carry(self, flight: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
         """Make the call of ``flight``, route it, and return the next flight."""
         lane = flight.permit.lane
-        results: list[Result | None]
+        outcomes: Sequence[Outcome]
+        readings: Sequence[Reading]
         try:
             outcomes = self._call(flight)
             now = self._clock.now()
-            results = self._router.prepare(flight, outcomes, now)
+            readings = self._router.prepare(flight, outcomes, now)
         except BaseException as mistake:  # ours; whoever waits for the answer must hear of it all the same
             now = self._clock.now()
-            outcomes, results = _mistaken(flight, mistake), [None] * len(flight.batch)
+            outcomes = readings = _mistaken(flight, mistake)
         with self._monitor:
             try:
-                self._router.route_locked(flight, outcomes, results, now, effects)
+                self._router.route_locked(flight, outcomes, readings, now, effects)
             except Exception as mistake:
                 self._router.give_up_locked(flight, _verdict(flight, mistake), now, effects)
             following = self._next_locked(effects)
@@ -305,7 +306,7 @@ def _route(flight: InFlightCall, outcomes: list[Outcome]) -> Route | None:
     return Route.PACKED if size > 1 and lane.health is not None else route_of(lane, outcomes[0], size)
 
 
-def _mistaken(flight: InFlightCall, mistake: BaseException) -> list[Outcome]:
+def _mistaken(flight: InFlightCall, mistake: BaseException) -> list[ProviderError]:
     """Return the outcome for every request of a call that an error of this library broke off."""
     batch = flight.batch
     if batch.state is BatchState.SENDING:

@@ -27,11 +27,11 @@ from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import PostProcess, ResponseRouter
-from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
-from smartbatch.types import Answer, Embedding, Request, Result
+from smartbatch.types import Answer, Embedding, Result
 
-__all__ = ["Engine"]
+__all__ = ["RealtimeEngine"]
 
 LAST_CALLBACKS = 0.25
 """Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
@@ -46,7 +46,7 @@ class LaneOf(Protocol):
         """See :meth:`smartbatch.realtime.lane_factory.LaneFactory.of`."""
 
 
-class Engine:
+class RealtimeEngine:
     """The threads of one client, from its start to its stop.
 
     Attributes:
@@ -127,54 +127,20 @@ class Engine:
         )
         self.dispatcher.start()
 
-    def submit(
-        self,
-        request: Request,
-        request_id: str,
-        lane: Lane,
-        *,
-        fingerprint: bytes | None,
-        keep: bytes | None = None,
-        tokens: tuple[int, int],
-        reserve: float,
-        sink: Callable[[Result], None] | None = None,
-        stream: ChunkBox | None = None,
-        raw: bool = False,
-        alone: bool = False,
-        own_budget: Budget | None = None,
-    ) -> ResultFuture:
+    def submit(self, submission: Submission) -> ResultFuture:
         """Put a checked request into the queue and return its future.
-
-        Args:
-            fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
-            keep: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
-            tokens: estimated input tokens, and input and output together.
-            reserve: most it can cost, USD.
-            sink: gets the result as well, before anybody who waits for the future runs on.
-            stream: takes the answer piece by piece.
-            raw: leave the result as it came; it is post-processed when it is read.
-            alone: share its call with no other request.
-            budget: pays for it, within the client's budget.
 
         Raises:
             QueueFull: see :class:`~smartbatch.realtime.queue.RequestQueue`.
             ClientClosed: the client was stopped meanwhile.
         """
         now = self._clock.now()
-        deadline = None if request.timeout is None else now + request.timeout
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
-        waiter = Waiter(request, request_id, future, now, deadline, sink)
-        ticket = Ticket(request, lane, waiter, fingerprint, stream)
-        ticket.keep = keep
-        ticket.raw = raw
-        ticket.alone = ticket.alone or alone
-        ticket.own_budget = own_budget
-        ticket.input_estimate, ticket.estimate = tokens
-        ticket.reserve = reserve
-        future.waiter = waiter
-        if stream is not None:
-            stream.request_id = request_id
-            stream.drop = partial(self.drop, future)
+        waiter = Waiter(submission, future, now)
+        ticket = Ticket(submission, waiter)
+        if ticket.stream is not None:
+            ticket.stream.request_id = submission.request_id
+            ticket.stream.drop = partial(self.drop, future)
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
@@ -184,7 +150,11 @@ class Engine:
                     self.dispatcher.wake_before_locked(waiter.deadline)
             self._tell(
                 RequestSubmitted(
-                    at=now, request_id=request_id, priority=request.priority, model=lane.label, joined=joined
+                    at=now,
+                    request_id=submission.request_id,
+                    priority=submission.request.priority,
+                    model=submission.lane.label,
+                    joined=joined,
                 )
             )
         except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from attrs import define
 
@@ -26,7 +27,7 @@ from smartbatch.realtime.gates import Change, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
-from smartbatch.types import Answer, Result, evolve
+from smartbatch.types import Answer, Result, Route, evolve
 
 __all__ = ["InFlightCall", "PostProcess", "ResponseRouter"]
 
@@ -41,6 +42,11 @@ SPOILED = frozenset(
 PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 STOP_SECONDS = 30.0
 """How long nothing is sent after an error that waiting cannot heal; then one request may try."""
+
+
+Reading: TypeAlias = "Result | Repair | ProviderError"
+"""What an outcome means for one request, before the queue has a say: its result, failed or not; a further try
+for an answer that does not fit; or the error, after which a further try is still to be decided."""
 
 
 @define(eq=False)
@@ -76,40 +82,41 @@ class ResponseRouter:
         self._validation = Validation(validation_retries)
         self._rng = rng
 
-    def prepare(self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Result | None]:
+    def prepare(self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Reading]:
         """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
         size = len(flight.batch)
         seconds = now - flight.started
-        results: list[Result | None] = []
+        readings: list[Reading] = []
         for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
             ticket.attempts += 1
             account(ticket, outcome)
-            if not isinstance(outcome, Answer):
-                results.append(None)
-                continue
-            route = route_of(ticket.lane, outcome, size)
-            verdict = self._validation.read(ticket, outcome)
-            if isinstance(verdict, Repair):
-                ticket.repair = verdict
-                results.append(None)
-                continue
-            if isinstance(verdict, ValidationFailed):
-                result = answered(ticket, outcome, seconds=seconds, parsed=None, route=route)
-                results.append(evolve(result, error=verdict))
-                continue
-            if self._keep is not None and ticket.keep is not None:
-                self._keep(ticket.keep, outcome)
-            result = answered(ticket, outcome, seconds=seconds, parsed=verdict.value, route=route)
-            results.append(
-                result if self._post_process is None or ticket.raw else processed(self._post_process, result)
-            )
-        return results
+            if isinstance(outcome, Answer):
+                readings.append(self._read(ticket, outcome, seconds, route_of(ticket.lane, outcome, size)))
+            else:
+                readings.append(MissingAnswer() if outcome is None else outcome)
+        return readings
+
+    def _read(self, ticket: Ticket, answer: Answer, seconds: float, route: Route) -> Result | Repair:
+        """Return what an answer makes of its request: a result, failed or not, or a further try."""
+        verdict = self._validation.read(ticket, answer)
+        if isinstance(verdict, Repair):
+            return verdict
+        if isinstance(verdict, ValidationFailed):
+            result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
+            return evolve(result, error=verdict)
+        cache_key = ticket.submission.keys.cache
+        if self._keep is not None and cache_key is not None:
+            self._keep(cache_key, answer)
+        result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
+        if self._post_process is None or ticket.submission.delivery.raw:
+            return result
+        return processed(self._post_process, result)
 
     def route_locked(
         self,
         flight: InFlightCall,
         outcomes: Sequence[Outcome],
-        results: Sequence[Result | None],
+        readings: Sequence[Reading],
         now: float,
         effects: DeferredEffects,
     ) -> None:
@@ -124,19 +131,18 @@ class ResponseRouter:
             self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, effects)
         if poisoned is not None:
             self._bisect(batch, poisoned, now, effects)
-        for ticket, outcome, result in zip(batch.items, outcomes, results, strict=True):
+        for ticket, reading in zip(batch.items, readings, strict=True):
             if ticket.state is not TicketState.IN_FLIGHT:
                 continue  # everybody's own time-out ended during the call, or it goes again with its half
-            if result is not None and result.error is None:
-                waiters = self._queue.end_locked(ticket, ok=True)
-                effects.answer(ticket, waiters, result, now)
-            elif result is not None:
-                assert result.error is not None
-                self.fail_locked(ticket, result.error, now, effects)
-            elif isinstance(outcome, Answer):
-                self._repair_or_fail(ticket, now, effects)
+            if isinstance(reading, Repair):
+                self._repair_or_fail(ticket, reading, now, effects)
+            elif isinstance(reading, ProviderError):
+                self._again_or_fail(lane, ticket, reading, now, effects)
+            elif reading.error is not None:
+                self.fail_locked(ticket, reading.error, now, effects)
             else:
-                self._again_or_fail(lane, ticket, outcome, now, effects)
+                waiters = self._queue.end_locked(ticket, ok=True)
+                effects.answer(ticket, waiters, reading, now)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
 
@@ -174,10 +180,8 @@ class ResponseRouter:
                     ticket.alone = len(half) == 1
                     self._reschedule(ticket, error, 0.0, False, now, effects)
 
-    def _repair_or_fail(self, ticket: Ticket, now: float, effects: DeferredEffects) -> None:
+    def _repair_or_fail(self, ticket: Ticket, repair: Repair, now: float, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
-        repair, ticket.repair = ticket.repair, None
-        assert repair is not None
         if ticket.final:
             self.fail_locked(ticket, repair.error, now, effects)
             return
@@ -237,24 +241,22 @@ class ResponseRouter:
         effects.fail(ticket, waiters, error, now)
 
     def _again_or_fail(
-        self, lane: Lane, ticket: Ticket, outcome: Outcome, now: float, effects: DeferredEffects
+        self, lane: Lane, ticket: Ticket, error: ProviderError, now: float, effects: DeferredEffects
     ) -> None:
-        assert not isinstance(outcome, Answer)
-        outcome = MissingAnswer() if outcome is None else outcome
-        turn = turned_away(lane, outcome)
+        turn = turned_away(lane, error)
         if turn is not None:
             go_home(ticket)
             if turn.uncounted and not ticket.final:
-                self._reschedule(ticket, outcome, 0.0, False, now, effects, kind="flex")
+                self._reschedule(ticket, error, 0.0, False, now, effects, kind="flex")
                 return
-        if isinstance(outcome, MissingAnswer) and not ticket.alone and not ticket.final:
+        if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
             counted = lane.health is None  # what a pack did not say is not the provider's failure
-            self._reschedule(ticket, outcome, 0.0, counted, now, effects)
+            self._reschedule(ticket, error, 0.0, counted, now, effects)
             return
-        outage = self._is_outage(lane, outcome)
+        outage = self._is_outage(lane, error)
         retry = decide(
-            self._policy, outcome.kind, ticket.retry_count, outcome.retry_after, outage=outage, rng=self._rng
+            self._policy, error.kind, ticket.retry_count, error.retry_after, outage=outage, rng=self._rng
         )
         standing = lane.standing
         too_long = outage and standing.open_since is not None and now - standing.open_since > self._patience
@@ -262,18 +264,18 @@ class ResponseRouter:
         last = ticket.final or (stream is not None and stream.final)
         standing.answered = standing.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
-            self.fail_locked(ticket, outcome, now, effects)
-            if outcome.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
+            self.fail_locked(ticket, error, now, effects)
+            if error.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
-                self._stop(lane, outcome, now, effects)
+                self._stop(lane, error, now, effects)
             return
-        if len(ticket.waiters) and outcome.kind is not ErrorKind.RATE_LIMIT and not outage:
+        if len(ticket.waiters) and error.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
         if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
-        self._reschedule(ticket, outcome, retry.delay, retry.counted, now, effects)
+        self._reschedule(ticket, error, retry.delay, retry.counted, now, effects)
 
     def _reschedule(
         self,

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, WrongProcess
-from smartbatch.types import Priority, Request, Result, Usage
+from smartbatch.types import Priority, Result, Usage
 
 if TYPE_CHECKING:
-    from smartbatch.core.limits.budget import Budget
-    from smartbatch.realtime.answer_validation import Repair
-    from smartbatch.realtime.lane import Lane
-    from smartbatch.realtime.text_stream import ChunkBox
+    from smartbatch.realtime.submission import Submission
 
 __all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
 
@@ -139,10 +136,13 @@ class ResultFuture(Future[Result]):
 
 
 class Waiter:
-    """One request's share in a ticket: its future, and what only concerns this asker.
+    """One request's share in a ticket: its future, and what concerns this request alone.
 
     Attributes:
-        ticket: whose claim it is, once the queue has taken it in.
+        deadline: the moment at which its own time-out is over, or ``None``.
+        joined: whether it joined the ticket of an identical request.
+        running: whether its future can no longer be cancelled.
+        ticket: the ticket it waits for, once the queue has taken it in.
     """
 
     __slots__ = (
@@ -157,24 +157,18 @@ class Waiter:
         "ticket",
     )
 
-    def __init__(
-        self,
-        request: Request,
-        request_id: str,
-        future: ResultFuture,
-        submitted: float,
-        deadline: float | None,
-        sink: Callable[[Result], None] | None,
-    ) -> None:
+    def __init__(self, submission: Submission, future: ResultFuture, submitted: float) -> None:
+        request = submission.request
         self.request = request
-        self.request_id = request_id
+        self.request_id = submission.request_id
         self.future = future
         self.submitted = submitted
-        self.deadline = deadline
-        self.sink = sink
+        self.deadline = None if request.timeout is None else submitted + request.timeout
+        self.sink = submission.delivery.sink
         self.joined = False
         self.running = False
         self.ticket: Ticket | None = None
+        future.waiter = self
 
     def begin(self) -> bool:
         """Move the future to running, so that the result can end it; False when it is over already."""
@@ -196,7 +190,28 @@ class Ticket:
     """A request on its way, with everything that was tried so far.
 
     A ticket settles once. While it waits, it belongs to the queue and is changed under the monitor; while it
-    is in flight, it belongs to the worker that carries it, but for its claims.
+    is in flight, it belongs to the worker that carries it, but for its waiters.
+
+    Attributes:
+        submission: as it came; what the ticket has under names of its own may change on the way.
+        waiters: whose futures its result ends; the first one pays.
+        request: what is sent next: another one after an answer that did not fit its schema.
+        lane: where it waits: another one when the slower tier or the fallback decides so.
+        key: its latest start, which orders the service.
+        due: from when on it may be served.
+        must_start: the moment at which its window is over.
+        entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
+        paused: whether it waits where it is not served: between two tries.
+        alone: whether it shares its call with no other request.
+        batch_key: equal for requests that may share a call.
+        group: equal for the requests of one half of a call that is sent again.
+        final: whether the call under way is the last, whatever comes of it.
+        charged: whether its next try counts against the retry budget.
+        repairs: times it was sent again for an answer that did not fit its schema.
+        cost: USD of all tries; ``None`` once one of them is unknown.
+        input_estimate, estimate: input tokens; input and output tokens.
+        reserve: most it can cost, USD.
+        own_budget: pays for it, where that is not the client's budget.
     """
 
     __slots__ = (
@@ -212,16 +227,12 @@ class Ticket:
         "fingerprint",
         "group",
         "input_estimate",
-        "keep",
         "key",
         "lane",
         "last_error",
         "must_start",
-        "original",
         "own_budget",
         "paused",
-        "raw",
-        "repair",
         "repairs",
         "request",
         "reserve",
@@ -229,26 +240,24 @@ class Ticket:
         "started",
         "state",
         "stream",
+        "submission",
         "urgent",
         "usage",
         "waiters",
     )
 
-    def __init__(
-        self,
-        request: Request,
-        lane: Lane,
-        waiter: Waiter,
-        fingerprint: bytes | None,
-        stream: ChunkBox | None = None,
-    ) -> None:
+    def __init__(self, submission: Submission, waiter: Waiter) -> None:
+        request, lane, demand = submission.request, submission.lane, submission.demand
+        self.submission = submission
+        self.waiters = [waiter]
         self.request = request
         self.lane = lane
-        self.waiters = [waiter]
-        self.fingerprint = fingerprint
-        self.original = request
-        self.repair: Repair | None = None
-        self.repairs = 0  # times the request was sent again for an answer that did not fit its schema
+        self.fingerprint = submission.keys.fingerprint
+        self.stream = submission.delivery.stream
+        self.own_budget = demand.own_budget
+        self.input_estimate = demand.input_tokens
+        self.estimate = demand.tokens
+        self.reserve = demand.reserve
         self.key = latest_start(waiter.submitted, request.priority, waiter.deadline)
         self.due = waiter.submitted
         self.must_start = waiter.submitted + (
@@ -256,24 +265,19 @@ class Ticket:
         )
         self.entry = 0
         self.paused = False
-        self.raw = False  # True when its result is post-processed by somebody else, later
         self.state = TicketState.WAITING
         self.urgent = request.priority is Priority.URGENT
-        self.stream = stream
-        self.alone = request.call is not None or stream is not None  # these make calls of their own
+        # a function of the user's and a stream are calls of their own
+        self.alone = submission.alone or request.call is not None or self.stream is not None
         self.batch_key = lane.batch_key(request)
         self.group: object | None = None
-        self.final = False  # the call under way is the last, whatever comes of it
+        self.final = False
         self.attempts = 0
+        self.repairs = 0
         self.charged = False
         self.retry_count = RetryCount()
         self.usage = Usage()
         self.cost: float | None = 0.0
-        self.keep: bytes | None = None
-        self.input_estimate = 0
-        self.estimate = 0
-        self.reserve = 0.0
-        self.own_budget: Budget | None = None  # pays for it, where that is not the client's budget
         self.started = 0.0
         self.last_error: SmartbatchError | None = None
 

@@ -18,6 +18,7 @@ from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.submission import Keys, Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority, Request, Result
 
@@ -50,18 +51,18 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         target=futures,
-        twin=st.integers(0, 4),
+        question=st.integers(0, 4),
         priority=st.sampled_from(Priority),
         timeout=st.sampled_from([None, 1.0, 3.0]),
     )
-    def submit(self, twin: int, priority: Priority, timeout: float | None) -> Any:
-        """A request comes; five different questions make twins likely."""
+    def submit(self, question: int, priority: Priority, timeout: float | None) -> Any:
+        """A request comes; five different questions make identical ones likely."""
         future = ResultFuture(lambda work: work(), self.note_cancel)
-        deadline = None if timeout is None else self.now + timeout
-        request = Request(f"question {twin}", priority=priority, timeout=timeout)
-        waiter = Waiter(request, f"id-{len(self.waiters)}", future, self.now, deadline, None)
-        ticket = Ticket(request, self.lane, waiter, b"%d" % twin)
-        future.waiter = waiter
+        request = Request(f"question {question}", priority=priority, timeout=timeout)
+        keys = Keys(fingerprint=b"%d" % question)
+        submission = Submission(request, f"id-{len(self.waiters)}", self.lane, keys)
+        waiter = Waiter(submission, future, self.now)
+        ticket = Ticket(submission, waiter)
         before = self.queue.counts.waiting
         try:
             with self.queue.monitor:
@@ -160,8 +161,8 @@ class QueueMachine(RuleBasedStateMachine):
         counts = self.queue.counts
         assert counts.balanced()
         assert counts.submitted == len(self.waiters)
-        figures = (counts.waiting, counts.in_flight, counts.succeeded, counts.failed, counts.cancelled)
-        assert min(figures) >= 0
+        ended = (counts.succeeded, counts.failed, counts.cancelled)
+        assert min(counts.waiting, counts.in_flight, *ended) >= 0
         assert counts.succeeded + counts.failed == sum(self.ends.values())
 
     @invariant()
