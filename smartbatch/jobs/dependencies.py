@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
@@ -15,12 +15,12 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.realtime_runner import Ask
-from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result
 
-__all__ = ["Asker", "JobDependencies", "StepResult", "unknown_outcome"]
+__all__ = ["JobDependencies", "unknown_outcome"]
 
 
 @frozen(kw_only=True)
@@ -51,35 +51,6 @@ class JobDependencies:
     speed: Callable[[JobRow], Speed] = assumed
     calibration: Callable[[JobRow], Calibration] = unlearned
     outer: Callable[[JobRow], Budget | None] = lambda _: None
-
-
-class StepResult(Protocol):
-    """What a step of a job leaves behind; see :class:`smartbatch.jobs.steps.runner.StepResult`."""
-
-    @property
-    def next_at(self) -> float | None: ...
-
-    @property
-    def direct(self) -> bool: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-
-class Asker(Protocol):
-    """Who asks items alone; see :class:`smartbatch.jobs.realtime_runner.RealtimeRunner`."""
-
-    def offer(self, lease: JobLease) -> None:
-        """There are items of this job to be asked."""
-        ...
-
-    def recall(self, job_id: str) -> None:
-        """Take back what has not started: the job is cancelled."""
-        ...
-
-    def forget(self, job_id: str) -> None:
-        """The job is nobody's, or somebody else's."""
-        ...
 
 
 def unknown_outcome(row: JobRow) -> bytes | None:

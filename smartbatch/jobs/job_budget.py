@@ -1,52 +1,72 @@
 """The budget of a job: what its requests can cost at most, and which of them it has room for.
 
-What is booked and what is pledged never exceed it together (see
-:meth:`smartbatch.jobs.store.base.Store.pledge`). A shard is pledged with the most it can cost when it is
-planned, an item that is asked alone before it is asked. What may have been billed and whose answer is lost
-stays pledged for good.
+What is charged and what is reserved never exceed the budget together (see
+:meth:`smartbatch.jobs.store.base.Store.pledge`). The most a shard can cost is reserved when it is planned;
+the most an item can cost in real time is reserved before its call. Where an answer that may have been billed
+is lost, its reservation stays for good.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from attrs import frozen
 
+from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
-from smartbatch.errors import BudgetExceeded
+from smartbatch.errors import BudgetExceeded, SmartbatchError
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     ItemState,
+    JobLease,
     JobRow,
     JobState,
+    NewResult,
     NewShard,
     OpenItem,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store.base import Direct, OverBudget, Store
 from smartbatch.jobs.wire_ids import new_nonce
+from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.types import Request, Usage
 
-__all__ = ["Bill", "Meter", "affordable", "bill", "budget_of", "end_unaffordable", "exceeded", "lost", "room"]
+__all__ = [
+    "Bill",
+    "CostCeiling",
+    "JobBudget",
+    "affordable",
+    "bill",
+    "budget_of",
+    "end_unaffordable",
+    "exceeded",
+    "lost_cost",
+    "remaining_budget",
+]
 
 PAGE = 500
 """Requests that are read at a time."""
+MORE = 1.5
+"""Factor on the reservation of a request whose first one did not suffice for its calls."""
+_NANO = 1e9
 _TINY = 1e-9
-"""USD by which sums of floats may miss."""
+"""USD by which sums of floats may differ."""
 _SENT = OPEN_SHARDS - {ShardState.PLANNED}
 _T = TypeVar("_T")
 
 
-class Meter:
-    """Says what requests of a job can cost at most, USD; 0 where no price is known.
+class CostCeiling:
+    """The most that requests of a job can cost, USD; 0 where no price is known.
 
-    Counted as for a request outside a job: the input as far as the provider's count of it was learned, and
-    :meth:`~smartbatch.core.preparation.tokens.Calibration.most_output`.
+    Counted as for a request outside a job: the input corrected by what was learned of the provider's count,
+    and :meth:`~smartbatch.core.preparation.tokens.Calibration.most_output`.
 
     Args:
         calibration: what was learned of the tokens of the job's model.
@@ -69,7 +89,7 @@ class Meter:
         request = decode_request(payload, self._shared, id=None)
         return 0.0 if self._batch is None else self._batch.cost(self._usage(request, tokens))
 
-    def alone(self, payload: bytes) -> float:
+    def in_real_time(self, payload: bytes) -> float:
         """Return the most one call for a request can cost in real time."""
         request = decode_request(payload, self._shared, id=None)
         return 0.0 if self._standard is None else self._standard.cost(self._usage(request, None))
@@ -81,14 +101,17 @@ class Meter:
         return Usage(given, self._calibration.most_output(request.params.max_tokens))
 
 
+# -- what a job has and what it has cost ---------------------------------------------------------------------
+
+
 def budget_of(row: JobRow) -> float | None:
     """Return what may be spent on a job, USD; ``None`` where nobody set a limit."""
     budget = row.policy.get("budget")
     return None if budget is None else float(budget)
 
 
-def room(row: JobRow) -> float:
-    """Return the USD of a job's budget that are neither spent nor pledged; below 0 when it cost too much."""
+def remaining_budget(row: JobRow) -> float:
+    """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much."""
     budget = budget_of(row)
     assert budget is not None
     return budget - row.cost - row.pledged
@@ -110,10 +133,10 @@ class Bill:
 
 
 def bill(store: Store, job_id: str) -> Bill:
-    """Return what a job has cost; one that is not there any more, nothing.
+    """Return what a job has cost; 0 for one that was deleted.
 
-    Nothing is opened for a job that is done. So when none of its batches was open after it was, it is
-    over, and only what is read then is all.
+    A job that is done opens no further batch. So when none of its batches is open after it was seen done, the
+    row that is read after that has all costs.
     """
     row = store.job(job_id)
     if row is None:
@@ -122,8 +145,8 @@ def bill(store: Store, job_id: str) -> Bill:
         return Bill(row.cost, False, None)
     ended = not store.shards(job_id, states=OPEN_SHARDS)
     row = store.job(job_id) or row
-    pledged = max(0.0, row.pledged)
-    return Bill(row.cost + (pledged if ended else 0.0), ended, pledged)
+    reserved = max(0.0, row.pledged)
+    return Bill(row.cost + (reserved if ended else 0.0), ended, reserved)
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
@@ -134,21 +157,25 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
         least: the most that the cheapest of them can cost, USD.
     """
     several = f"{count:,} requests were not sent: the cheapest of them" if count > 1 else "not sent: it"
+    left = max(0.0, remaining_budget(row))
     return BudgetExceeded(
-        f"{several} could cost up to {least:.6f} USD, and {max(0.0, room(row)):.6f} USD are left of the "
+        f"{several} could cost up to {least:.6f} USD, and {left:.6f} USD are left of the "
         f"job's budget of {budget_of(row):g} USD; raise the budget and submit what was not answered again"
     )
+
+
+# -- shards --------------------------------------------------------------------------------------------------
 
 
 def affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]:
     """Return the open items that the budget has room for, with the most each can cost.
 
-    None while batches are under way: when they have ended at less than was pledged for them there is room for
-    more, and few large batches do it sooner than many small ones.
+    None while batches are under way: when they have ended below their reservations there is room for more,
+    and few large batches are done sooner than many small ones.
     """
     if step.store.shards(step.job.id, states=_SENT):
         return {}
-    left = room(step.store.job(step.job.id) or step.job)
+    left = remaining_budget(step.store.job(step.job.id) or step.job)
     chosen: dict[int, float] = {}
     for item, most in _priced(step, items):
         if most <= left + _TINY:
@@ -158,16 +185,16 @@ def affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]
 
 
 def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
-    """End open items for which there is no room and never will be; return whether they were.
+    """End open items for which there is no room and never will be; return whether anything changed.
 
-    Room comes when something under way costs less than it could, so everything else has to end first.
+    Room comes when something under way costs less than its reservation, so everything else has to end first.
     """
     row = step.store.job(step.job.id)
-    if row is None or _something_goes_on(step.store, row):
+    if row is None or _under_way(step.store, row):
         return False
     least = min(most for _, most in _priced(step, items))
-    if least <= room(row) + _TINY:
-        return True  # it came just now
+    if least <= remaining_budget(row) + _TINY:
+        return True  # there is room since just now
     error = exceeded(row, len(items), least)
     nonce = new_nonce(step.rng)
     ixs = tuple(item.ix for item in items)
@@ -177,35 +204,146 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     return True
 
 
-def _something_goes_on(store: Store, row: JobRow) -> bool:
-    """Whether anything of a job may still cost less than was pledged for it."""
+def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
+    """Return the most that items of a shard can have cost whose answers are lost, USD."""
+    if not shard.most:
+        return 0.0
+    ceiling, most = _ceiling(step), 0.0
+    for page in _pages(ixs):
+        most += sum(ceiling.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
+    return min(shard.most, most)
+
+
+def _under_way(store: Store, row: JobRow) -> bool:
+    """Whether anything of a job may still cost less than was reserved for it."""
     if store.shards(row.id, states=OPEN_SHARDS):
         return True
     return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.DIRECT, ItemState.ASKING))
 
 
-def lost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
-    """Return the most that items of a shard have cost whose answers are lost, USD."""
-    if not shard.most:
-        return 0.0
-    meter, most = meter_of(step), 0.0
-    for page in _pages(ixs):
-        most += sum(meter.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
-    return min(shard.most, most)
-
-
-def meter_of(step: StepContext) -> Meter:
-    """Return the meter of the job."""
-    return Meter(step.job, step.prices, step.calibration(step.job), step.wall)
+def _ceiling(step: StepContext) -> CostCeiling:
+    return CostCeiling(step.job, step.prices, step.calibration(step.job), step.wall)
 
 
 def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
-    meter = meter_of(step)
+    ceiling = _ceiling(step)
     for page in _pages(items):
         bodies = step.store.bodies(step.job.id, [item.ix for item in page])
         for item in page:
-            yield item, meter.in_batch(bodies[item.ix], item.tokens)
+            yield item, ceiling.in_batch(bodies[item.ix], item.tokens)
 
 
 def _pages(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     return (items[start : start + PAGE] for start in range(0, len(items), PAGE))
+
+
+# -- items in real time --------------------------------------------------------------------------------------
+
+
+class JobBudget:
+    """What a job's items in real time spend from, while this process owns the job; made anew by each owner.
+
+    Before a call the most it can cost is reserved in the store; when its answer is stored, its cost is
+    charged and the reservation released in the same transaction. :attr:`calls` never holds more than was
+    reserved, so that repeated calls of one item are bounded as well. When no item is under way, what is left
+    is released. After a crash the reservation stays: nobody knows what was billed.
+
+    Args:
+        ceiling: says what a request can cost.
+        outer: the client's budget, where the job's is not reserved in it.
+
+    Attributes:
+        calls: the budget that the calls for the job's items spend from.
+    """
+
+    def __init__(self, store: Store, lease: JobLease, ceiling: CostCeiling, outer: Budget | None) -> None:
+        self._store = store
+        self._lease = lease
+        self._ceiling = ceiling
+        self._lock = threading.Lock()
+        self._reserved = self._charged = 0.0
+        self._under_way: dict[int, float] = {}
+        self._factors: dict[int, float] = {}
+        self.calls = Budget(0.0, outer)
+
+    def reserve(self, items: Sequence[Direct]) -> dict[int, float]:
+        """Reserve the most that items can cost; return those for which there was no room, with their most.
+
+        Raises:
+            LeaseLost, StoreError: nothing was reserved.
+        """
+        mosts = {item.ix: self._most(item) for item in items}
+        with self._lock:
+            if self._reserve_locked(mosts):
+                return {}
+            fitting = self._fitting_locked(mosts)
+            if not self._reserve_locked(fitting):  # a shard took the room meanwhile
+                return mosts
+        return {ix: most for ix, most in mosts.items() if ix not in fitting}
+
+    def fell_short(self, ix: int) -> bool:
+        """Whether it was this budget that had no room for an item; then more is reserved for it next time."""
+        if self.calls.short(self._under_way.get(ix, 0.0)) not in (None, self.calls):
+            return False
+        self._factors[ix] = self._factors.get(ix, 1.0) * MORE
+        return True
+
+    def store(self, results: Sequence[NewResult], *, at: float) -> None:
+        """Store results, charge their cost, and release what is left when no item is under way.
+
+        Raises:
+            LeaseLost, StoreError: nothing was stored.
+        """
+        with self._lock:
+            cost = sum(result.cost or 0.0 for result in results)
+            freed = max(0.0, min(cost, self._reserved - self._charged))
+            self._store.answer(self._lease, results, at=at, freed=freed)
+            self._charged += freed
+            for result in results:
+                self._under_way.pop(result.ix, None)
+                if result.final:
+                    self._factors.pop(result.ix, None)
+            if not self._under_way:
+                self._release_locked()
+
+    def _release_locked(self) -> None:
+        left = self._reserved - max(self._committed_locked(), self._charged)
+        if left <= 0:
+            return
+        try:
+            self._store.pledge(self._lease, -left)
+        except SmartbatchError as error:  # it stays reserved here, and is spent by the next items
+            logs.warn("reservation_kept", job_id=self._lease.job_id, error=type(error).__name__)
+            return
+        self._reserved -= left
+        self.calls.widen(-left)
+
+    def _most(self, item: Direct) -> float:
+        most = self._ceiling.in_real_time(item.payload) * self._factors.get(item.ix, 1.0)
+        return math.ceil(most * _NANO) / _NANO  # as the budget counts
+
+    def _reserve_locked(self, mosts: dict[int, float]) -> bool:
+        more = self._committed_locked() + sum(mosts.values()) - self._reserved
+        if more > 0:
+            try:
+                self._store.pledge(self._lease, more)
+            except OverBudget:
+                return False
+            self._reserved += more
+            self.calls.widen(more)
+        self._under_way.update(mosts)
+        return True
+
+    def _fitting_locked(self, mosts: dict[int, float]) -> dict[int, float]:
+        row = self._store.job(self._lease.job_id)
+        left = 0.0 if row is None else remaining_budget(row) + self._reserved - self._committed_locked()
+        fitting: dict[int, float] = {}
+        for ix, most in mosts.items():
+            if most <= left:
+                fitting[ix] = most
+                left -= most
+        return fitting
+
+    def _committed_locked(self) -> float:
+        """What was spent, and can be by calls under way, those of requests that were given up included."""
+        return self.calls.spent + max(self.calls.reserved, sum(self._under_way.values()))

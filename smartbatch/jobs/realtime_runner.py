@@ -1,58 +1,192 @@
-"""Items that are asked alone, in real time: claimed in small portions, answered in groups, one commit each.
+"""Items of jobs that run in real time: claimed in small portions, stored in groups, one commit each.
 
-One thread claims and submits, another stores what came. Between the two is the client's ordinary way to an
-answer, with its queue, limits, retries and checks. Nothing is asked before it is marked ``ASKING`` on disk,
-and nobody hears of an answer before it is stored.
+One thread claims items and submits them, another stores the results. Between the two is the client's ordinary
+path of a request, with its queue, limits, retries and checks. An item is ``ASKING`` on disk before it is
+submitted, and a result is stored before anybody sees it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from random import Random
+
+from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import (
+    BudgetExceeded,
+    ClientClosed,
+    ConfigError,
+    ErrorKind,
+    QueueFull,
+    RequestCancelled,
+    SmartbatchError,
+    WrongProcess,
+)
 from smartbatch.events import Event
-from smartbatch.jobs.item_outcomes import Verdict, item_id
-from smartbatch.jobs.payload import decode_params, decode_request
-from smartbatch.jobs.realtime_budget import JobBudget, RealtimeItems, short_of_money
-from smartbatch.jobs.records import JobLease, JobRow, JobState, NewResult
-from smartbatch.jobs.steps.context import report
+from smartbatch.jobs.job_budget import JobBudget, exceeded
+from smartbatch.jobs.payload import (
+    Shared,
+    decode_params,
+    decode_request,
+    encode_error,
+    encode_result,
+)
+from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, NewResult
+from smartbatch.jobs.steps.context import held_note, report
 from smartbatch.jobs.store.base import Direct, LeaseLost, Store
 from smartbatch.types import Request, Result
 
-__all__ = ["Ask", "RealtimeRunner"]
+__all__ = ["Ask", "RealtimeRunner", "item_id"]
 
 PORTION = 100
 """Items claimed in one transaction."""
 LONGEST_PAUSE = 10.0
-"""Seconds between two tries to store answers: they are paid for and held in memory only."""
+"""Seconds between two tries to store results: they are paid for and held in memory only."""
+SOON = 1.0
+"""Seconds until a full queue is tried again."""
+LATER = 60.0
+"""Seconds until the job is tried again when the budget, or a missing price, allowed no more."""
 
 Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Future[Result]"]
-"""Submits a request of a job; its third argument gets the result, whatever comes of it, the last one pays."""
+"""Submits a request of a job. The third argument is called with the result, whatever it is; the fourth is the
+budget that the calls spend from."""
+
+
+def item_id(job_id: str, ix: int, user_id: str | None) -> str:
+    """Return the id of an item's result: the request's own, or one made of the job and its place in it."""
+    return f"{job_id}-{ix}" if user_id is None else user_id
+
+
+@frozen
+class Verdict:
+    """What the end of a call means for the item it was made for, and for the others of its job.
+
+    Attributes:
+        outcome: see :class:`~smartbatch.jobs.records.NewResult`.
+        ended_with: what the call ended with.
+        wait: seconds before more items of the job are claimed.
+        note: what the job waits for, for users.
+        hold: it waits for a person.
+    """
+
+    outcome: str
+    ended_with: Result
+    wait: float = 0.0
+    note: str | None = None
+    hold: bool = False
+
+    def result(self, ix: int) -> NewResult:
+        """Return the row that is stored for the item at ``ix``."""
+        result = self.ended_with
+        tokens = result.usage.input_tokens, result.usage.output_tokens
+        if self.outcome == "unrun":
+            assert result.error is not None
+            return NewResult(ix, "unrun", encode_error(result.error), b"", *tokens, cost=result.cost)
+        # it ran in real time, so its cost is the real-time cost
+        return NewResult(
+            ix,
+            self.outcome,
+            encode_result(result),
+            b"",
+            *tokens,
+            cost=result.cost,
+            realtime_cost=result.cost,
+        )
+
+
+def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
+    """Return what the end of a call means for its item. The cases, in order:
+
+    1. An answer ends the item.
+    2. The process ends, or the request was taken back: the item stays open.
+    3. The queue is full: the item stays open, and the job waits a moment.
+    4. The job is attended: any other failure ends the item, and its user sees it.
+    5. A budget has no room, or a price is missing: the item stays open, and the job waits.
+    6. The account cannot be used: the item stays open, and the job waits for a person.
+    7. Any other failure ends the item.
+
+    Args:
+        attended: a user waits for the job, so failures of account and budget end an item as well.
+    """
+    error = result.error
+    if error is None:
+        return Verdict("succeeded", result)
+    if isinstance(error, (ClientClosed, RequestCancelled, WrongProcess)):
+        return Verdict("unrun", result)
+    if isinstance(error, QueueFull):
+        return Verdict("unrun", result, wait=SOON)
+    if attended:
+        return Verdict("failed", result)
+    if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
+        return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
+    if error.kind in (ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY):
+        return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
+    return Verdict("failed", result)
+
+
+@define(eq=False)
+class RealtimeItems:
+    """A job whose items run in real time, and those of its items that are under way.
+
+    Attributes:
+        under_way: items that are claimed and whose results are not stored yet, by position.
+        wanting: there may be more to claim.
+        resumes_at: when more is claimed, by the clock.
+        noted: the store has a note what the job waits for.
+        failures: claims in a row that failed.
+        budget: what its items spend from; ``None`` without a budget.
+        short: items wait for what others leave of the budget.
+    """
+
+    lease: JobLease
+    row: JobRow
+    shared: Shared
+    under_way: dict[int, Future[Result] | None] = field(factory=dict)
+    wanting: bool = True
+    resumes_at: float = -math.inf
+    noted: bool = False
+    failures: int = 0
+    budget: JobBudget | None = None
+    short: bool = False
+
+    @property
+    def attended(self) -> bool:
+        """A user waits for it."""
+        return bool(self.row.policy.get("attended"))
+
+    def verdict_of(self, ix: int, result: Result) -> Verdict:
+        """Return what becomes of an item; one that costs more than was reserved for it is sent again."""
+        if (
+            isinstance(result.error, BudgetExceeded)
+            and self.budget is not None
+            and self.budget.fell_short(ix)
+        ):
+            return Verdict("unrun", result)
+        return verdict_of(result, attended=self.attended)
 
 
 class RealtimeRunner:
-    """Asks the ``DIRECT`` items of the jobs this process owns.
+    """Runs the ``DIRECT`` items of the jobs this process owns.
 
     Args:
         store: where the jobs are.
-        ask: the client's way to an answer.
-        till: makes what a job with a budget spends from; ``None`` for one without.
+        ask: submits a request.
+        new_budget: returns what the items of a job spend from; ``None`` for a job without a budget.
         drop: cancels a request whose call has not started.
-        limit: most items that are claimed and not yet answered and stored: so many may have been asked when
-            this process dies.
-        ahead: the same for attended jobs, whose items may share calls and answers as those of a list do.
-        done: called with a job's id when the last item that was claimed has been stored.
+        limit: most items under way: so many may be asked twice when this process dies.
+        attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
+        done: called with a job's id when no item of it is under way any more.
         tell: takes events.
-        report: told of what went wrong.
-        clock, rng: time and waiting; dice for pauses.
+        report: called with an error, and the id of the job it is about, if any.
+        clock, rng: time and waiting; random numbers for backoff.
     """
 
     def __init__(
@@ -60,10 +194,10 @@ class RealtimeRunner:
         store: Store,
         *,
         ask: Ask,
-        till: Callable[[JobLease, JobRow], JobBudget | None] = lambda _lease, _row: None,
+        new_budget: Callable[[JobLease, JobRow], JobBudget | None] = lambda _lease, _row: None,
         drop: Callable[[Future[Result]], None],
         limit: int,
-        ahead: int,
+        attended_limit: int,
         done: Callable[[str], None],
         tell: Callable[[Event], None],
         report: Callable[[str | None, BaseException], None],
@@ -72,10 +206,10 @@ class RealtimeRunner:
     ) -> None:
         self._store = store
         self._ask = ask
-        self._till = till
+        self._new_budget = new_budget
         self._drop = drop
         self._limit = limit
-        self._ahead = ahead
+        self._attended_limit = attended_limit
         self._done = done
         self._tell = tell
         self._report = report
@@ -86,9 +220,9 @@ class RealtimeRunner:
         self._empty = clock.monitor(self._monitor.lock)
         self._jobs: dict[str, RealtimeItems] = {}
         self._turns: deque[str] = deque()
-        self._answers: deque[tuple[RealtimeItems, int, Verdict]] = deque()
+        self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
         self._mine = threading.local()
-        self._out = 0
+        self._under_way = 0
         self._started: set[str] = set()
         self._halted = self._ended = False
 
@@ -96,7 +230,7 @@ class RealtimeRunner:
     # --------------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
-        """Ask the items of a job; called again and again while there are any."""
+        """Run the items of a job that are due in real time; may be called again while there are any."""
         with self._monitor:
             known = self._jobs.get(lease.job_id)
             if known is not None and known.lease == lease:
@@ -116,15 +250,17 @@ class RealtimeRunner:
             self._monitor.notify()
 
     def recall(self, job_id: str) -> None:
-        """Take back what has not started."""
+        """Take back the items of a job whose calls have not started."""
         with self._monitor:
             job = self._jobs.get(job_id)
-            futures = [] if job is None else [future for future in job.out.values() if future is not None]
+            futures = (
+                [] if job is None else [future for future in job.under_way.values() if future is not None]
+            )
         for future in futures:
             self._drop(future)
 
     def resume(self, job_id: str) -> None:
-        """Ask again at once, although the job was paused."""
+        """Claim items of a job at once, although it was paused."""
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is not None:
@@ -132,13 +268,15 @@ class RealtimeRunner:
                 self._monitor.notify()
 
     def forget(self, job_id: str) -> None:
-        """The job is no longer this process's: what is under way is for nobody."""
+        """Drop a job that this process no longer owns; results of what is under way are discarded."""
         self.recall(job_id)
         with self._monitor:
             self._jobs.pop(job_id, None)
+            with contextlib.suppress(ValueError):
+                self._turns.remove(job_id)
 
     def _lost(self, job: RealtimeItems) -> None:
-        """Forget a job, unless it was taken anew meanwhile."""
+        """Forget a job whose lease is lost, unless it was claimed again meanwhile."""
         with self._monitor:
             known = self._jobs.get(job.lease.job_id) is job
         if known:
@@ -149,7 +287,7 @@ class RealtimeRunner:
         return getattr(self._mine, "here", False)
 
     def halt(self) -> None:
-        """Claim nothing more, and take back what has not started; the first half of a stop."""
+        """Claim nothing more, and take back calls that have not started: the first half of a stop."""
         with self._monitor:
             self._halted = True
             self._monitor.notify_all()
@@ -158,22 +296,25 @@ class RealtimeRunner:
             self.recall(job_id)
 
     def finish(self, grace: float) -> int:
-        """Store what came, within ``grace`` seconds, and end; return how many answers could not be stored."""
+        """Store results for up to ``grace`` seconds, and end; return how many could not be stored."""
         until = self._clock.now() + grace
         with self._monitor:
-            while self._out and not self.on_own_thread():
+            while self._under_way and not self.on_own_thread():
                 remaining = until - self._clock.now()
                 if remaining <= 0:
                     break
                 self._empty.wait(remaining)
             self._ended = True
             self._inbox.notify_all()
-            return self._out
+            return self._under_way
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- claiming --------------------------------------------------------------------------------------------
 
     def _start_locked(self) -> None:
-        for target, name in ((self._asking, "smartbatch-asker"), (self._storing, "smartbatch-clerk")):
+        for target, name in (
+            (self._claim_loop, "smartbatch-realtime"),
+            (self._store_loop, "smartbatch-results"),
+        ):
             if name in self._started:
                 continue
             self._clock.spawned()
@@ -184,23 +325,29 @@ class RealtimeRunner:
                 raise
             self._started.add(name)
 
-    def _asking(self) -> None:
+    def _claim_loop(self) -> None:
         self._clock.began()
         self._mine.here = True
         try:
             while (turn := self._next_turn()) is not None:
                 job, room = turn
                 try:
-                    self._ask_some(job, room)
+                    self._claim_some(job, room)
                 except LeaseLost:
                     self._lost(job)
                 except BaseException as error:  # nothing may end this thread
-                    self._stumbled(job, error)
+                    self._claim_failed(job, error)
         finally:
             self._clock.ended()
 
     def _next_turn(self) -> tuple[RealtimeItems, int] | None:
-        """Wait until there is room for a further item and a job that has one."""
+        """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
+
+        1. It was forgotten: its turn goes.
+        2. As many items are under way as may be: not now; a stored result wakes this thread.
+        3. It has items and is not paused: its turn.
+        4. It is paused: wait until then, at most.
+        """
         with self._monitor:
             while not self._halted:
                 soonest = math.inf
@@ -210,7 +357,7 @@ class RealtimeRunner:
                     if job is None:
                         continue
                     self._turns.append(job_id)
-                    room = (self._ahead if job.attended else self._limit) - self._out
+                    room = (self._attended_limit if job.attended else self._limit) - self._under_way
                     if room <= 0:
                         continue
                     if job.wanting and job.resumes_at <= self._clock.now():
@@ -220,88 +367,107 @@ class RealtimeRunner:
                 self._monitor.wait(None if soonest == math.inf else soonest - self._clock.now())
             return None
 
-    def _ask_some(self, job: RealtimeItems, room: int) -> None:
+    def _claim_some(self, job: RealtimeItems, room: int) -> None:
+        """Claim up to ``room`` items and submit them. The cases, in order:
+
+        1. The job is cancelled, held or gone: nothing is claimed.
+        2. The claim fails: nothing changed, and the caller tries again later.
+        3. Claimed items for which the budget has no room end, or wait, without a call.
+        4. The others are submitted, one by one.
+        """
         with self._monitor:
             job.wanting = False  # before the claim: an offer that comes after it is a new one
         row = self._store.job(job.lease.job_id)
         if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
             with self._monitor:
-                settled = not job.out
+                settled = not job.under_way
             if row is not None and row.cancel_requested and settled:
                 self._done(job.lease.job_id)
             return
-        job.till = job.till or self._till(job.lease, row)
+        job.budget = job.budget or self._new_budget(job.lease, row)
         items = self._store.claim_direct(job.lease, room)
         with self._monitor:
-            job.stumbles = 0
+            job.failures = 0
             job.wanting = job.wanting or len(items) == room
-            self._out += len(items)
-            job.out.update(dict.fromkeys(item.ix for item in items))
-            nothing = not job.out
+            self._under_way += len(items)
+            job.under_way.update(dict.fromkeys(item.ix for item in items))
+            nothing = not job.under_way
         if nothing:
             self._done(job.lease.job_id)  # others of the job may have waited for that
-        refused = {} if job.till is None else self._without_money(job, job.till, items)
+        refused = {} if job.budget is None else self._reserve(job, job.budget, items)
         for item in items:
             if item.ix in refused:
-                self._answered(job, item.ix, refused[item.ix])
+                self._take_verdict(job, item.ix, refused[item.ix])
             else:
                 self._ask_one(job, item)
 
-    def _without_money(
-        self, job: RealtimeItems, till: JobBudget, items: Sequence[Direct]
-    ) -> dict[int, Verdict]:
-        """Pledge what items can cost; say what becomes of those the job's budget has no room for."""
+    def _reserve(self, job: RealtimeItems, budget: JobBudget, items: Sequence[Direct]) -> dict[int, Verdict]:
+        """Reserve what items can cost; return what becomes of those the job's budget has no room for."""
         try:
-            refused = till.draw(items)
-        except BaseException as error:  # nothing is pledged, so nothing is asked
+            refused = budget.reserve(items)
+        except BaseException as error:  # nothing is reserved, so nothing is submitted
             for item in items:
-                self._answered(job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""))))
+                self._take_verdict(job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""))))
             raise
         with self._monitor:
-            others = len(job.out) > len(refused)
+            others = len(job.under_way) > len(refused)
             job.short = bool(refused)
         if not refused:
             return {}
-        return dict.fromkeys(refused, short_of_money(self._store, job.row, refused, others=others))
+        return dict.fromkeys(refused, self._short_of_budget(job.row, refused, others=others))
+
+    def _short_of_budget(self, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
+        """Return what becomes of items for which there is no room: they wait, or end where none will come.
+
+        Args:
+            refused: the items, with the most each can cost.
+            others: other items of the job are under way.
+        """
+        if others or self._store.shards(row.id, states=OPEN_SHARDS):
+            error = BudgetExceeded("what is left of the job's budget is held for requests under way")
+            return Verdict("unrun", Result("", error=error), wait=LATER, note=f"waits: {error.message}")
+        fresh = self._store.job(row.id) or row
+        error = exceeded(fresh, len(refused), min(refused.values()))
+        return Verdict("failed", Result("", error=error, cost=0.0))
 
     def _ask_one(self, job: RealtimeItems, item: Direct) -> None:
         def sink(result: Result) -> None:
-            self._answered(job, item.ix, job.verdict_of(item.ix, result))
+            self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         try:
             request = decode_request(item.payload, job.shared, id=user_id)
-            own_budget = None if job.till is None else job.till.own_budget
-            future = self._ask(job.row, request, sink, own_budget)
-        except BaseException as error:  # closed, full, refused: each has its verdict
+            budget = None if job.budget is None else job.budget.calls
+            future = self._ask(job.row, request, sink, budget)
+        except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
             sink(Result(user_id, error=_as_ours(error, user_id)))
             return
         with self._monitor:
-            if item.ix in job.out:
-                job.out[item.ix] = future
+            if item.ix in job.under_way:
+                job.under_way[item.ix] = future
             late = self._halted
         if late:
             self._drop(future)
 
-    def _answered(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
+    def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:
-            self._answers.append((job, ix, verdict))
+            self._verdicts.append((job, ix, verdict))
             self._inbox.notify()
 
-    def _stumbled(self, job: RealtimeItems, error: BaseException) -> None:
+    def _claim_failed(self, job: RealtimeItems, error: BaseException) -> None:
         with self._monitor:
-            job.stumbles += 1
+            job.failures += 1
             job.wanting = True
-            first = job.stumbles == 1
+            first = job.failures == 1
             job.resumes_at = self._clock.now() + backoff(
-                job.stumbles, self._rng, first=1.0, longest=LONGEST_PAUSE
+                job.failures, self._rng, first=1.0, longest=LONGEST_PAUSE
             )
         if first:
             self._report(job.lease.job_id, error)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
-    def _storing(self) -> None:
+    def _store_loop(self) -> None:
         self._clock.began()
         self._mine.here = True
         pending: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
@@ -311,8 +477,8 @@ class RealtimeRunner:
                 failed = False
                 for job in list(pending):
                     try:
-                        self._store_all(job, pending[job])
-                    except BaseException as error:  # paid answers: kept and tried again
+                        self._store_group(job, pending[job])
+                    except BaseException as error:  # the results are paid for: kept and stored later
                         failed = True
                         if not tries:
                             self._report(job.lease.job_id, error)
@@ -323,37 +489,39 @@ class RealtimeRunner:
             self._clock.ended()
 
     def _gather(self, pending: dict[RealtimeItems, list[tuple[int, Verdict]]], tries: int) -> bool:
-        """Take all that came: while one group is stored, the next one gathers. False at the end."""
+        """Move verdicts to ``pending``: while one group is stored, the next one gathers. False at the end."""
         with self._inbox:
             if tries and not self._ended:
                 self._inbox.wait(backoff(tries, self._rng, first=0.5, longest=LONGEST_PAUSE))
-            while not self._answers and not pending:
+            while not self._verdicts and not pending:
                 if self._ended:
                     return False
                 self._inbox.wait()
             if self._ended and tries:
                 return False
-            while self._answers:
-                job, ix, verdict = self._answers.popleft()
+            while self._verdicts:
+                job, ix, verdict = self._verdicts.popleft()
                 pending.setdefault(job, []).append((ix, verdict))
             return True
 
-    def _store_all(self, job: RealtimeItems, answers: Sequence[tuple[int, Verdict]]) -> None:
-        results = [verdict.result(ix) for ix, verdict in answers]
-        verdicts = [verdict for _, verdict in answers]
+    def _store_group(self, job: RealtimeItems, group: Sequence[tuple[int, Verdict]]) -> None:
+        results = [verdict.result(ix) for ix, verdict in group]
+        verdicts = [verdict for _, verdict in group]
         try:
-            if job.till is None:
+            if job.budget is None:
                 self._store.answer(job.lease, results, at=self._clock.wall())
             else:
-                job.till.store(results, at=self._clock.wall())
+                job.budget.store(results, at=self._clock.wall())
         except LeaseLost:
             self._lost(job)
         else:
-            self._tell_of(job, results, verdicts)
+            self._tell_stored(job, results, verdicts)
         self._stored(job, results, max(verdict.wait for verdict in verdicts))
 
-    def _tell_of(self, job: RealtimeItems, results: Sequence[NewResult], verdicts: Sequence[Verdict]) -> None:
-        """Note and tell what is stored. No failure may lead back: an answer is stored once."""
+    def _tell_stored(
+        self, job: RealtimeItems, results: Sequence[NewResult], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Write the note and tell the events of stored results. A failure here must not store them again."""
         try:
             self._note(job, verdicts)
             if any(result.final for result in results):
@@ -364,22 +532,22 @@ class RealtimeRunner:
     def _stored(self, job: RealtimeItems, results: Sequence[NewResult], wait: float) -> None:
         with self._monitor:
             for result in results:
-                job.out.pop(result.ix, None)
-            self._out -= len(results)
+                job.under_way.pop(result.ix, None)
+            self._under_way -= len(results)
             if not all(result.final for result in results):
                 job.wanting = True
             if wait:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
             if job.short and any(result.final for result in results):  # there may be room for others now
                 job.short, job.wanting, job.resumes_at = False, True, -math.inf
-            settled = not job.out and not job.wanting
+            settled = not job.under_way and not job.wanting
             self._monitor.notify()
             self._empty.notify_all()
         if settled:
             self._done(job.lease.job_id)
 
     def _note(self, job: RealtimeItems, verdicts: Sequence[Verdict]) -> None:
-        """Say in the store what the job waits for, or that it waits no more."""
+        """Write into the store what the job waits for, or that it waits no more."""
         for verdict in verdicts:
             if verdict.note is not None:
                 self._store.note(job.lease, verdict.note, hold=verdict.hold)

@@ -31,12 +31,11 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, unknown_outcome
-from smartbatch.jobs.item_outcomes import item_id
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_budget import CostCeiling, JobBudget, budget_of
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
-from smartbatch.jobs.realtime_budget import till_of
-from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, JobRow, JobState, NewJob, ResultRow
+from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store.base import Store
@@ -201,7 +200,7 @@ class JobService:
         if not running:
             supervisor.start()
         elif new:
-            supervisor.poke(job_id)
+            supervisor.notify(job_id)
 
     def serves(self, row: JobRow) -> bool:
         """Whether this process can carry a job on, and may: an attended one only where it was named."""
@@ -235,7 +234,7 @@ class JobService:
     def poke(self, job_id: str) -> None:
         """Look at a job at once."""
         if self._supervisor is not None:
-            self._supervisor.poke(job_id)
+            self._supervisor.notify(job_id)
 
     def recall(self, job_id: str) -> None:
         """A job is to be cancelled: take back what has not started."""
@@ -287,7 +286,7 @@ class JobService:
             run_step=engine.run_step,
             serves=self.serves,
             unknown=unknown_outcome,
-            asker=asker,
+            realtime=asker,
             changed=self.notifier.notify,
             report=self._dependencies.report,
             clock=self.clock,
@@ -296,13 +295,21 @@ class JobService:
 
     def _new_asker(self, store: Store) -> RealtimeRunner:
         limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
+
+        def new_budget(lease: JobLease, row: JobRow) -> JobBudget | None:
+            if budget_of(row) is None:
+                return None
+            calibration = self._dependencies.calibration(row)
+            ceiling = CostCeiling(row, prices, calibration, self.clock.wall())
+            return JobBudget(store, lease, ceiling, self._dependencies.outer(row))
+
         return RealtimeRunner(
             store,
             ask=self._dependencies.ask,
-            till=lambda lease, row: till_of(store, lease, row, self._dependencies, prices, self.clock.wall()),
+            new_budget=new_budget,
             drop=self._dependencies.drop,
             limit=limit,
-            ahead=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
+            attended_limit=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
             done=self.poke,
             tell=self.told,
             report=self._dependencies.report,
@@ -398,8 +405,8 @@ class JobService:
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
-        if supervisor is not None and (trouble := supervisor.trouble(row.id)) is not None:
-            return trouble
+        if supervisor is not None and (error := supervisor.error_of(row.id)) is not None:
+            return error
         if row.policy.get("attended") and row.id not in self._attended and self.is_free(row.id):
             goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
             return f"its run was interrupted: {goes_on}"

@@ -1,7 +1,7 @@
-"""The supervisor: a few threads that carry the jobs of a store on, for as long as the process lives.
+"""The supervisor carries the jobs of a store on, for as long as the process lives.
 
-One thread watches the time: it claims jobs nobody alive owns, renews leases, also while a remote call takes
-long, and hands out what is due. A few hands tend jobs, each one step of one job at a time.
+One thread watches the time: it claims jobs that no living process owns, renews leases, also while a remote
+call takes long, and queues the jobs that are due. Worker threads run one step of one job at a time.
 """
 
 from __future__ import annotations
@@ -11,58 +11,84 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import Protocol
 
 from attrs import define
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import SmartbatchError, StoreError
-from smartbatch.jobs.dependencies import Asker, StepResult
 from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.store.base import LeaseLost, Store
 
-__all__ = ["HANDS", "LEASE", "LOOK_EVERY", "JobSupervisor"]
+__all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
 
 LEASE = 15.0
-"""Seconds a job belongs to a process that does not renew: so long a frozen one keeps others waiting."""
+"""Seconds after which a job of a process that does not renew its lease may be taken over."""
 RENEW_EVERY = 5.0
 """Seconds between renewals: two may fail before the lease is over."""
-LOOK_EVERY = 10.0
-"""Seconds between looks for jobs that others left, and at what others asked of the own ones."""
-HANDS = 4
-"""Jobs tended at the same time: a long upload of one must not hold up the polls of the others."""
+CLAIM_EVERY = 10.0
+"""Seconds between searches for jobs without an owner; the own jobs are read anew at the same time."""
+WORKERS = 4
+"""Steps that run at the same time: a long upload of one job must not delay the polls of the others."""
 CLAIMS = 200
-"""Jobs claimed in one look, so that the leases of the first are renewed in time."""
+"""Jobs claimed in one search, so that the leases of the first are renewed in time."""
 LONGEST_PAUSE = 60.0
-"""Seconds between two tries of a step that the store, or a mistake of ours, keeps from ending."""
+"""Seconds at most between two tries of a step that fails because of the store, or a bug."""
+
+
+class RealtimeItemRunner(Protocol):
+    """What a supervisor needs of :class:`~smartbatch.jobs.realtime_runner.RealtimeRunner`."""
+
+    def offer(self, lease: JobLease) -> None:
+        """Run the items of a job that are due in real time."""
+        ...
+
+    def recall(self, job_id: str) -> None:
+        """Take back the items whose call has not started: the job is cancelled."""
+        ...
+
+    def forget(self, job_id: str) -> None:
+        """Drop a job that this process no longer owns."""
+        ...
 
 
 @define(eq=False)
-class _Held:
-    """A job this process owns."""
+class OwnedJob:
+    """A job this process owns.
+
+    Attributes:
+        row: as it was read last.
+        due: Unix seconds of the next step.
+        running: a step runs or is queued.
+        notified: something happened while the step ran, so the next one is due at once.
+        failures: steps in a row that failed.
+        error: why the last step failed, for users.
+    """
 
     lease: JobLease
     row: JobRow
     due: float = -math.inf
-    busy: bool = False
-    poked: bool = False
-    stumbles: int = 0
-    trouble: str | None = None
+    running: bool = False
+    notified: bool = False
+    failures: int = 0
+    error: str | None = None
 
 
 class JobSupervisor:
-    """Owns jobs and tends them. Start it once; after :meth:`stop` it is over.
+    """Owns jobs and runs their steps. Start it once; it cannot be started again after :meth:`stop`.
 
     Args:
         store: where the jobs are.
-        tend: does one step of a job.
+        run_step: runs one step of a job.
         serves: whether this process can do anything for a job.
-        unknown: the body with which items of unknown outcome end when a job is taken over, or ``None`` to ask
-            them again.
-        asker: asks items alone.
+        unknown: the body with which items of unknown outcome end when a job is taken over, or ``None`` to
+            send them again.
+        realtime: runs items in real time.
         changed: called, with no lock held, after every step.
-        report: told of what went wrong: the job's id, where it is about one, and the error.
-        clock, rng: time and waiting; dice for pauses.
+        report: called with an error, and the id of the job it is about, if any.
+        clock, rng: time and waiting; random numbers for backoff.
     """
 
     def __init__(
@@ -72,7 +98,7 @@ class JobSupervisor:
         run_step: Callable[[JobLease], StepResult],
         serves: Callable[[JobRow], bool],
         unknown: Callable[[JobRow], bytes | None],
-        asker: Asker,
+        realtime: RealtimeItemRunner,
         changed: Callable[[], None],
         report: Callable[[str | None, BaseException], None],
         clock: Clock,
@@ -82,55 +108,55 @@ class JobSupervisor:
         self._run_step = run_step
         self._serves = serves
         self._unknown = unknown
-        self._asker = asker
+        self._realtime = realtime
         self._changed = changed
         self._report = report
         self._clock = clock
         self._rng = rng
         self._monitor = clock.monitor()
-        self._hands = clock.monitor(self._monitor.lock)
-        self._idle = clock.monitor(self._monitor.lock)
-        self._held: dict[str, _Held] = {}
-        self._ready: deque[_Held] = deque()
+        self._worker_monitor = clock.monitor(self._monitor.lock)
+        self._idle_monitor = clock.monitor(self._monitor.lock)
+        self._owned: dict[str, OwnedJob] = {}
+        self._ready: deque[OwnedJob] = deque()
         self._mine = threading.local()
-        self._threads = self._resting = self._working = 0
-        self._look_at = self._renew_at = -math.inf
-        self._ahead = clock.wall() - clock.now()
-        self._halted = self._stopping = self._watching = False
-        self._trouble: str | None = None
+        self._threads = self._idle = self._busy = 0
+        self._claim_at = self._renew_at = -math.inf
+        self._wall_offset = clock.wall() - clock.now()
+        self._halted = self._stopping = self._started = False
+        self._error: str | None = None
 
     # -- for others ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that watches. Starting twice is fine."""
+        """Start the thread that watches the time. Starting twice is fine."""
         with self._monitor:
-            if self._watching or self._stopping:
+            if self._started or self._stopping:
                 return
-            self._watching = True
-            self._spawn_locked(self._watch, "smartbatch-keeper")
+            self._started = True
+            self._spawn_locked(self._supervise, "smartbatch-supervisor")
 
-    def poke(self, job_id: str | None = None) -> None:
-        """Look at a job at once, or for new ones."""
+    def notify(self, job_id: str | None = None) -> None:
+        """Run a step of an own job at once; without an id, or for another job, search for jobs at once."""
         with self._monitor:
-            held = None if job_id is None else self._held.get(job_id)
-            if held is None:
-                self._look_at = -math.inf
-            elif held.busy:
-                held.poked = True
+            owned = None if job_id is None else self._owned.get(job_id)
+            if owned is None:
+                self._claim_at = -math.inf
+            elif owned.running:
+                owned.notified = True
             else:
-                held.due = -math.inf
+                owned.due = -math.inf
             self._monitor.notify()
 
     def owns(self, job_id: str) -> bool:
         """Whether this process carries the job on."""
         with self._monitor:
-            return job_id in self._held
+            return job_id in self._owned
 
-    def trouble(self, job_id: str) -> str | None:
-        """What keeps this process from carrying the job on, in words."""
+    def error_of(self, job_id: str) -> str | None:
+        """Return, for users, the error that keeps this process from carrying the job on."""
         with self._monitor:
-            held = self._held.get(job_id)
-            return self._trouble if held is None else held.trouble or self._trouble
+            owned = self._owned.get(job_id)
+            return self._error if owned is None else owned.error or self._error
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""
@@ -144,80 +170,89 @@ class JobSupervisor:
             self._monitor.notify_all()
 
     def stop(self, grace: float) -> None:
-        """Begin no further step, wait up to ``grace`` seconds for those under way, give all jobs back.
+        """Begin no further step, wait up to ``grace`` seconds for running ones, release all jobs.
 
-        A step that is not over by then goes on, but cannot write any more.
+        A step that outlives the grace goes on, but cannot write any more.
         """
         until = self._clock.now() + grace
         with self._monitor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
-            self._hands.notify_all()
+            self._worker_monitor.notify_all()
             mine = 1 if self.on_own_thread() else 0
-            while self._working > mine:
+            while self._busy > mine:
                 remaining = until - self._clock.now()
                 if remaining <= 0:
                     break
-                self._idle.wait(remaining)
-            held = list(self._held.values())
-            self._held.clear()
+                self._idle_monitor.wait(remaining)
+            owned = list(self._owned.values())
+            self._owned.clear()
             self._ready.clear()
-        for one in held:
-            self._give_back(one.lease)
+        for job in owned:
+            self._release(job.lease)
 
-    # -- the thread that watches -----------------------------------------------------------------------------
+    # -- the thread that watches the time --------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _supervise(self) -> None:
         self._clock.began()
         self._mine.here = True
         try:
-            while (errand := self._next_errand()) is not None:
+            while (task := self._next_task()) is not None:
                 try:
-                    errand()
+                    task()
                 except BaseException as error:  # nothing may end this thread: leases depend on it
-                    self._troubled(None, error)
+                    if self._error is None:  # reported once, not with every try
+                        self._error = describe(error)
+                        self._report(None, error)
                 finally:
-                    self._over()
+                    self._finished()
         finally:
             self._clock.ended()
 
-    def _next_errand(self) -> Callable[[], None] | None:
-        """Wait for the next thing to do; hand out jobs that are due meanwhile."""
+    def _next_task(self) -> Callable[[], None] | None:
+        """Wait for the next task of this thread, and queue jobs meanwhile. The cases, in order:
+
+        1. It stops: None.
+        2. Leases are to be renewed: that first, also while halted, since steps may still run.
+        3. It is time to search for jobs, and it is not halted: claim jobs.
+        4. Otherwise queue the jobs that are due, and wait for the earliest of the times above, of the next
+           due job, or a notification.
+        """
         with self._monitor:
             while not self._stopping:
                 now = self._clock.now()
-                errand: Callable[[], None] | None = None
-                if self._held and now >= self._renew_at:
-                    self._renew_at, errand = now + RENEW_EVERY, self._renew
-                elif now >= self._look_at and not self._halted:
-                    self._look_at, errand = now + LOOK_EVERY, self._look
-                if errand is not None:
-                    self._working += 1
-                    return errand
+                task: Callable[[], None] | None = None
+                if self._owned and now >= self._renew_at:
+                    self._renew_at, task = now + RENEW_EVERY, self._renew
+                elif now >= self._claim_at and not self._halted:
+                    self._claim_at, task = now + CLAIM_EVERY, self._claim_jobs
+                if task is not None:
+                    self._busy += 1
+                    return task
                 soonest = math.inf
                 if not self._halted:
-                    soonest = min(self._hand_out_locked(), self._look_at - now)
-                if self._held:
+                    soonest = min(self._queue_due_locked(), self._claim_at - now)
+                if self._owned:
                     soonest = min(soonest, self._renew_at - now)
                 if soonest > 0:
                     self._monitor.wait(None if soonest == math.inf else soonest)
             return None
 
-    def _hand_out_locked(self) -> float:
-        """Queue every job that is due; return the seconds to the next one that will be."""
+    def _queue_due_locked(self) -> float:
+        """Queue every job that is due, and start missing workers; return the seconds to the next due job."""
         wall, soonest = self._clock.wall(), math.inf
-        for held in self._held.values():
-            if held.busy:
+        for owned in self._owned.values():
+            if owned.running:
                 continue
-            if held.due > wall:
-                soonest = min(soonest, held.due - wall)
+            if owned.due > wall:
+                soonest = min(soonest, owned.due - wall)
                 continue
-            held.busy = True
-            self._ready.append(held)
-        missing = len(self._ready) - self._resting
+            owned.running = True
+            self._ready.append(owned)
+        missing = len(self._ready) - self._idle
         if self._ready:
-            self._hands.notify(len(self._ready))
-        while missing > 0 and self._threads < HANDS:
+            self._worker_monitor.notify(len(self._ready))
+        while missing > 0 and self._threads < WORKERS:
             missing -= 1
             if not self._spawn_locked(self._work, "smartbatch-jobs"):
                 return min(soonest, RENEW_EVERY)
@@ -226,19 +261,19 @@ class JobSupervisor:
 
     def _renew(self) -> None:
         with self._monitor:
-            leases = [held.lease for held in self._held.values()]
+            leases = [owned.lease for owned in self._owned.values()]
         kept = set(self._store.renew(leases, LEASE))
-        self._trouble = None
+        self._error = None
         for lease in leases:
             if lease not in kept:
                 self._drop(lease)
 
-    def _look(self) -> None:
-        """Claim what nobody alive owns; notice what others asked of the own jobs."""
-        self._notice()
-        if self._woke():
+    def _claim_jobs(self) -> None:
+        """Read the own jobs anew, and claim jobs that no living process owns."""
+        self._refresh_owned()
+        if self._wall_leapt():
             with self._monitor:
-                self._look_at = self._clock.now() + 2 * RENEW_EVERY
+                self._claim_at = self._clock.now() + 2 * RENEW_EVERY
             return
         claims = 0
         for row in self._store.claimable(limit=100_000):
@@ -249,149 +284,149 @@ class JobSupervisor:
             lease = self._store.claim(row.id, LEASE, unknown=self._unknown(row))
             if lease is None:
                 continue
-            if not self._take_in(_Held(lease, row)):
+            if not self._add(OwnedJob(lease, row)):
                 return
             claims += 1
             if claims == CLAIMS:
-                self.poke()
+                self.notify()
                 break
-        self._trouble = None
+        self._error = None
 
-    def _woke(self) -> bool:
-        """Whether the wall clock ran ahead since the last look: it was set, or the machine slept.
+    def _wall_leapt(self) -> bool:
+        """Whether the wall clock ran ahead since the last search: it was set, or the machine slept.
 
         Then leases are over whose owners are alive, and had no time to renew them.
         """
-        before, self._ahead = self._ahead, self._clock.wall() - self._clock.now()
-        return self._ahead - before > RENEW_EVERY
+        before, self._wall_offset = self._wall_offset, self._clock.wall() - self._clock.now()
+        return self._wall_offset - before > RENEW_EVERY
 
-    def _take_in(self, held: _Held) -> bool:
+    def _add(self, owned: OwnedJob) -> bool:
         with self._monitor:
             if not self._halted:
-                if not self._held:
+                if not self._owned:
                     self._renew_at = self._clock.now() + RENEW_EVERY
-                self._held[held.lease.job_id] = held
+                self._owned[owned.lease.job_id] = owned
                 return True
-        self._give_back(held.lease)  # stopped meanwhile
+        self._release(owned.lease)  # stopped meanwhile
         return False
 
-    def _notice(self) -> None:
+    def _refresh_owned(self) -> None:
+        """Read the own jobs anew: another process may have cancelled, resumed or deleted one."""
         with self._monitor:
-            mine = list(self._held.values())
-        for held in mine:
-            row = self._store.job(held.lease.job_id)
-            before, held.row = held.row, row or held.row
-            asked = row is not None and row.cancel_requested and not before.cancel_requested
-            if asked:
-                self._asker.recall(held.lease.job_id)
-            if asked or row is None or row.state is not before.state:
-                self.poke(held.lease.job_id)
+            all_owned = list(self._owned.values())
+        for owned in all_owned:
+            row = self._store.job(owned.lease.job_id)
+            before, owned.row = owned.row, row or owned.row
+            cancelled = row is not None and row.cancel_requested and not before.cancel_requested
+            if cancelled:
+                self._realtime.recall(owned.lease.job_id)
+            if cancelled or row is None or row.state is not before.state:
+                self.notify(owned.lease.job_id)
 
-    # -- the hands -------------------------------------------------------------------------------------------
+    # -- the workers -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         self._clock.began()
         self._mine.here = True
         try:
-            while (held := self._take()) is not None:
+            while (owned := self._next_job()) is not None:
                 try:
-                    self._step(held)
+                    self._step(owned)
                 finally:
-                    self._over()
+                    self._finished()
         finally:
             self._clock.ended()
 
-    def _take(self) -> _Held | None:
-        with self._hands:
+    def _next_job(self) -> OwnedJob | None:
+        with self._worker_monitor:
             while not self._ready and not self._stopping:
-                self._resting += 1
+                self._idle += 1
                 try:
-                    self._hands.wait()
+                    self._worker_monitor.wait()
                 finally:
-                    self._resting -= 1
+                    self._idle -= 1
             if self._stopping:
                 return None
-            self._working += 1
+            self._busy += 1
             return self._ready.popleft()
 
-    def _step(self, held: _Held) -> None:
-        """Tend one job once; whatever happens, it is tended again."""
-        lease = held.lease
+    def _step(self, owned: OwnedJob) -> None:
+        """Run one step of a job. The cases, in order:
+
+        1. The lease is lost: another process owns the job, so it is dropped here.
+        2. The step failed: the job is due again after a growing pause, and the first failure is reported.
+        3. The job is finished: its lease is released.
+        4. Otherwise it is due when the step says; its real-time items, if any, are offered at once.
+        """
+        lease = owned.lease
         try:
-            step_result = self._run_step(lease)
-            if step_result.direct and not step_result.finished:
-                self._asker.offer(lease)
+            result = self._run_step(lease)
+            if result.realtime and not result.finished:
+                self._realtime.offer(lease)
         except LeaseLost:
             self._drop(lease)
             return
         except BaseException as error:
-            self._stumbled(held, error)
+            self._step_failed(owned, error)
             return
-        held.stumbles, held.trouble = 0, None
-        if step_result.finished:
+        owned.failures, owned.error = 0, None
+        if result.finished:
             self._drop(lease)
         else:
-            self._put_back(held, math.inf if step_result.next_at is None else step_result.next_at)
+            self._schedule(owned, math.inf if result.next_at is None else result.next_at)
         self._changed()
 
-    def _stumbled(self, held: _Held, error: BaseException) -> None:
-        held.stumbles += 1
-        if held.stumbles == 1:  # told once, not with every try
-            self._troubled(held.lease.job_id, error)
-        held.trouble = in_words(error)
-        wait = backoff(held.stumbles, self._rng, first=2.0, longest=LONGEST_PAUSE)
-        self._put_back(held, self._clock.wall() + wait)
+    def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
+        owned.failures += 1
+        if owned.failures == 1:  # reported once, not with every try
+            self._report(owned.lease.job_id, error)
+        owned.error = describe(error)
+        wait = backoff(owned.failures, self._rng, first=2.0, longest=LONGEST_PAUSE)
+        self._schedule(owned, self._clock.wall() + wait)
 
-    def _put_back(self, held: _Held, due: float) -> None:
+    def _schedule(self, owned: OwnedJob, due: float) -> None:
         with self._monitor:
-            held.due = -math.inf if held.poked else due
-            held.busy = held.poked = False
+            owned.due = -math.inf if owned.notified else due
+            owned.running = owned.notified = False
             self._monitor.notify()
 
-    def _over(self) -> None:
+    def _finished(self) -> None:
         with self._monitor:
-            self._working -= 1
-            self._idle.notify_all()
+            self._busy -= 1
+            self._idle_monitor.notify_all()
 
-    # -- endings ---------------------------------------------------------------------------------------------
+    # -- the end of a job ------------------------------------------------------------------------------------
 
     def _drop(self, lease: JobLease) -> None:
-        """Let go of a job: it is finished, or somebody else's."""
+        """Forget a job that is finished, or owned by another process."""
         with self._monitor:
-            held = self._held.get(lease.job_id)
-            if held is not None and held.lease == lease:
-                del self._held[lease.job_id]
-        self._asker.forget(lease.job_id)
-        self._give_back(lease)
+            owned = self._owned.get(lease.job_id)
+            if owned is not None and owned.lease == lease:
+                del self._owned[lease.job_id]
+        self._realtime.forget(lease.job_id)
+        self._release(lease)
         self._changed()
 
-    def _give_back(self, lease: JobLease) -> None:
+    def _release(self, lease: JobLease) -> None:
         try:
             self._store.release(lease)
-        except SmartbatchError as error:  # the lease runs out, or the process ends: that says the same
+        except SmartbatchError as error:  # the lease expires by itself
             self._report(lease.job_id, error)
-
-    def _troubled(self, job_id: str | None, error: BaseException) -> None:
-        if job_id is None:
-            if self._trouble is not None:
-                return
-            self._trouble = in_words(error)
-        self._report(job_id, error)
 
     def _spawn_locked(self, target: Callable[[], None], name: str) -> bool:
         """Start a daemon thread: a call that never returns must not keep the interpreter from ending."""
         self._clock.spawned()
         try:
             threading.Thread(target=target, name=name, daemon=True).start()
-        except RuntimeError as error:  # no thread can be had: a limit of the system, or its end
+        except RuntimeError as error:  # the system allows no further thread, or the interpreter ends
             self._clock.unspawned()
-            self._trouble = in_words(error)
+            self._error = describe(error)
             return False
         return True
 
 
-def in_words(error: BaseException) -> str:
-    """Return what keeps a job from going on; of foreign errors, which may hold anything, the class only."""
+def describe(error: BaseException) -> str:
+    """Return an error for users; of foreign errors, which may hold anything, the class only."""
     if isinstance(error, StoreError):
         return error.message
     return f"an error inside smartbatch ({type(error).__name__}); it is tried again"

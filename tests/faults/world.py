@@ -317,7 +317,12 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
             that is all that costs real time.
         settings: the emulator's.
     """
-    spans = ((supervisor, "LEASE"), (supervisor, "RENEW_EVERY"), (supervisor, "LOOK_EVERY"), (service, "OWN"))
+    spans = (
+        (supervisor, "LEASE"),
+        (supervisor, "RENEW_EVERY"),
+        (supervisor, "CLAIM_EVERY"),
+        (service, "OWN"),
+    )
     usual = [(module, name, getattr(module, name)) for module, name in spans]
     for module, name, seconds in usual:
         setattr(module, name, seconds * rare)

@@ -1,4 +1,4 @@
-"""Money pledged in a store: with what is booked it never exceeds a job's budget, whoever takes it at once."""
+"""Money reserved in a store: with what is charged it never exceeds a job's budget, whatever runs at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from jobs.stores import Bench, bench, led, new_items, postgres_address, result, 
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.jobs.job_budget import Bill, Meter, bill, room
+from smartbatch.jobs.job_budget import Bill, CostCeiling, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.realtime_budget import JobBudget
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, NewItem, ShardState
 from smartbatch.jobs.store.base import LeaseLost, OverBudget, Store
 from smartbatch.prices import Price, PriceBook
@@ -77,7 +76,7 @@ def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
     assert bill(store, job.id) == Bill(0.5, True, 0.0)
 
 
-def test_a_pledge_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
+def test_the_reservation_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
     """What is certainly not created costs nothing; what may be stays; results say what they cost."""
     job, lease = bounded(store, bench, 10.0)
     shard = store.plan(lease, bench.shard(0, 1, most=6.0))
@@ -98,7 +97,7 @@ def test_a_pledge_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
     assert seen(store, job) == (0.5, 3.0)
 
 
-def test_a_pledge_is_the_owner_s_to_make_and_outlives_it(store: Store, bench: Bench) -> None:
+def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: Store, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
     store.pledge(lease, 4.0)
     bench.let_leases_run_out()
@@ -133,12 +132,10 @@ def test_a_job_without_a_budget_has_no_bounds(store: Store, bench: Bench) -> Non
     assert seen(store, job) == (0.0, 2e9)
 
 
-def test_of_many_who_pledge_at_once_no_more_come_through_than_there_is_room_for(
-    store: Store, bench: Bench
-) -> None:
+def test_concurrent_reservations_stay_within_the_budget(store: Store, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
 
-    def pledge(_: int) -> bool:
+    def reserve(_: int) -> bool:
         try:
             store.pledge(lease, 0.7)
         except OverBudget:
@@ -146,16 +143,16 @@ def test_of_many_who_pledge_at_once_no_more_come_through_than_there_is_room_for(
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(pledge, range(30))) == 14
+        assert sum(pool.map(reserve, range(30))) == 14
     assert seen(store, job) == (0.0, pytest.approx(9.8))
 
 
-# -- the till ------------------------------------------------------------------------------------------------
+# -- real time -----------------------------------------------------------------------------------------------
 
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
-def till_for(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, JobLease, JobBudget]:
+def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, JobLease, JobBudget]:
     """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
     payload = encode_request(Request("p", shared.params), shared)
@@ -164,58 +161,58 @@ def till_for(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, Jo
     job, _ = store.accept(bench.job(params=encode_params(shared.params), policy={"budget": budget}), items)
     lease = store.claim(job.id, 60.0)
     assert lease is not None
-    return store, job, lease, JobBudget(store, lease, Meter(job, BOOK, Calibration(), 1.0), None)
+    return store, job, lease, JobBudget(store, lease, CostCeiling(job, BOOK, Calibration(), 1.0), None)
 
 
-def test_a_till_pledges_before_it_pays_and_gives_back_what_is_left(bench: Bench) -> None:
-    store, job, lease, till = till_for(bench, 10.0, 5)
+def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench) -> None:
+    store, job, lease, budget = realtime_budget(bench, 10.0, 5)
     items = store.claim_direct(lease, 5)
-    refused = till.draw(items)
+    refused = budget.reserve(items)
     assert refused == {3: 3.0, 4: 3.0}
     assert seen(store, job) == (0.0, 9.0)
     for cost in (1.0, 2.0):
-        till.own_budget.settle(till.own_budget.reserve(3.0), cost)
-    till.store([result(0, cost=1.0), result(1, cost=2.0)], at=1.0)
+        budget.calls.settle(budget.calls.reserve(3.0), cost)
+    budget.store([result(0, cost=1.0), result(1, cost=2.0)], at=1.0)
     assert seen(store, job) == (3.0, 6.0)
-    assert till.draw(items[3:]) == {4: 3.0}
-    assert seen(store, job) == (3.0, 6.0)  # what the others left was pledged already
-    till.store([result(ix, cost=0.0) for ix in (2, 3)], at=2.0)
+    assert budget.reserve(items[3:]) == {4: 3.0}
+    assert seen(store, job) == (3.0, 6.0)  # what the others left was reserved already
+    budget.store([result(ix, cost=0.0) for ix in (2, 3)], at=2.0)
     assert seen(store, job) == (3.0, 0.0)
-    assert till.own_budget.left == 0.0
+    assert budget.calls.left == 0.0
 
 
 def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: Bench) -> None:
-    store, job, lease, till = till_for(bench, 10.0, 1)
+    store, job, lease, budget = realtime_budget(bench, 10.0, 1)
     items = store.claim_direct(lease, 1)
-    assert till.draw(items) == {}
-    till.own_budget.settle(till.own_budget.reserve(3.0), 2.0)
-    assert till.own_budget.hopeless(3.0)
-    assert till.fell_short(0)
-    till.store([result(0, "unrun", cost=None)], at=1.0)  # nobody told what it cost
+    assert budget.reserve(items) == {}
+    budget.calls.settle(budget.calls.reserve(3.0), 2.0)
+    assert budget.calls.hopeless(3.0)
+    assert budget.fell_short(0)
+    budget.store([result(0, "unrun", cost=None)], at=1.0)  # nobody told what it cost
     assert seen(store, job) == (0.0, 2.0)
-    assert till.draw(store.claim_direct(lease, 1)) == {}
-    assert seen(store, job) == (0.0, 6.5)  # more is pledged for it than the first time
+    assert budget.reserve(store.claim_direct(lease, 1)) == {}
+    assert seen(store, job) == (0.0, 6.5)  # more is reserved for it than the first time
 
 
-def test_a_call_that_is_still_under_way_when_its_request_is_given_up_stays_pledged(bench: Bench) -> None:
-    store, job, lease, till = till_for(bench, 10.0, 1)
-    assert till.draw(store.claim_direct(lease, 1)) == {}
-    till.own_budget.reserve(3.0)
-    till.store([result(0, "unrun", cost=None)], at=1.0)
+def test_a_call_still_under_way_when_its_request_is_given_up_stays_reserved(bench: Bench) -> None:
+    store, job, lease, budget = realtime_budget(bench, 10.0, 1)
+    assert budget.reserve(store.claim_direct(lease, 1)) == {}
+    budget.calls.reserve(3.0)
+    budget.store([result(0, "unrun", cost=None)], at=1.0)
     assert seen(store, job) == (0.0, 3.0)
 
 
 def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
-    store, _, lease, _ = till_for(bench, 10.0, 1)
+    store, _, lease, _ = realtime_budget(bench, 10.0, 1)
     row = store.jobs()[0]
-    till = JobBudget(store, lease, Meter(row, BOOK, Calibration(), 1.0), Budget(2.0))
-    assert till.draw(store.claim_direct(lease, 1)) == {}
-    assert not till.fell_short(0)
+    budget = JobBudget(store, lease, CostCeiling(row, BOOK, Calibration(), 1.0), Budget(2.0))
+    assert budget.reserve(store.claim_direct(lease, 1)) == {}
+    assert not budget.fell_short(0)
 
 
-def test_room_is_what_is_neither_booked_nor_pledged(store: Store, bench: Bench) -> None:
+def test_what_remains_is_neither_charged_nor_reserved(store: Store, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
     store.pledge(lease, 4.0)
     row = store.job(job.id)
     assert row is not None
-    assert room(row) == 6.0
+    assert remaining_budget(row) == 6.0

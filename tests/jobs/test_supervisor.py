@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from attrs import frozen
 from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.store.base import LeaseLost, Store
 from smartbatch.jobs.store.sqlite import SqliteStore
-from smartbatch.jobs.supervisor import HANDS, LEASE, LOOK_EVERY, JobSupervisor
+from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
 
 T = TypeVar("T")
 
@@ -28,14 +28,7 @@ PATIENCE = 20.0
 """Real seconds until a test that waits is taken for hung."""
 
 
-@frozen
-class StepResult:
-    next_at: float | None = None
-    direct: bool = False
-    finished: bool = False
-
-
-class Asker:
+class RecordingRunner:
     """Notes what the supervisor told it."""
 
     def __init__(self) -> None:
@@ -57,7 +50,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
         self.place = str(folder / "jobs.db")
-        self.asker = Asker()
+        self.realtime = RecordingRunner()
         self.steps: list[tuple[float, str]] = []
         self.reports: list[tuple[str | None, BaseException]] = []
         self.script: Callable[[JobLease, int], StepResult] = lambda *_: StepResult()
@@ -79,7 +72,7 @@ class Scene:
             run_step=self._run_step,
             serves=lambda row: self.serves(row),
             unknown=lambda _: None,
-            asker=self.asker,
+            realtime=self.realtime,
             changed=lambda: None,
             report=lambda job_id, error: self.reports.append((job_id, error)),
             clock=self.clock,
@@ -151,7 +144,7 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
     """Only what this process can serve is claimed; the other stays free for whoever can."""
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
-    scene.script = lambda _, count: StepResult(scene.clock.wall() + LOOK_EVERY)
+    scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_EVERY)
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: len(scene.steps) >= 3)
@@ -192,11 +185,11 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     owner.start()
     scene.until(lambda: len(scene.steps) >= 1)
     rival.start()
-    scene.in_step(lambda: scene.clock.sleep(3 * LOOK_EVERY))
+    scene.in_step(lambda: scene.clock.sleep(3 * CLAIM_EVERY))
     with scene.clock.held():
         scene.clock._wall_offset += 8 * 3600.0
-        rival.poke()
-    scene.in_step(lambda: scene.clock.sleep(5 * LOOK_EVERY))
+        rival.notify()
+    scene.in_step(lambda: scene.clock.sleep(5 * CLAIM_EVERY))
     assert owner.owns(job_id)
     assert not rival.owns(job_id)
     row = scene.store.job(job_id)
@@ -229,7 +222,7 @@ def test_jobs_are_run_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
         supervisor.start()
     scene.until(lambda: len(scene.steps) >= 50)
     supervisor.stop(1.0)
-    assert most == [HANDS, 1]
+    assert most == [WORKERS, 1]
     assert {job_id for _, job_id in scene.steps[:50]} == set(ids)  # and each has its turn
 
 
@@ -249,7 +242,7 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: sum(job_id == broken for _, job_id in scene.steps) > 8)
-    assert supervisor.trouble(broken) is None  # it is over
+    assert supervisor.error_of(broken) is None  # it is over
     supervisor.stop(1.0)
     times = [at for at, job_id in scene.steps if job_id == broken]
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
@@ -275,7 +268,7 @@ def test_a_lost_job_is_dropped_and_somebody_elses(scene: Scene) -> None:
         scene.until(lambda: len(scene.steps) == 1)
     scene.until(lambda: len(scene.steps) == 2)  # it was given back, so it could be claimed anew
     supervisor.stop(1.0)
-    assert ("forget", job_id) in scene.asker.told
+    assert ("forget", job_id) in scene.realtime.told
     row = scene.store.job(job_id)
     assert row is not None
     assert row.epoch == 2
@@ -362,7 +355,7 @@ def test_a_poke_is_not_lost_while_the_job_is_in_a_hand(scene: Scene) -> None:
     supervisor.start()
     assert entered.wait(PATIENCE)
     with scene.clock.held():
-        supervisor.poke(job_id)
+        supervisor.notify(job_id)
         leave.set()
         scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
@@ -379,7 +372,7 @@ def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
     scene.another_store().request_cancel(job_id)
     scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
-    assert ("recall", job_id) in scene.asker.told
+    assert ("recall", job_id) in scene.realtime.told
 
 
 def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:

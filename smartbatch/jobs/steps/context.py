@@ -13,14 +13,14 @@ from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import IncidentRow, JobLease, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store.base import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
-__all__ = ["StepContext", "StepLimits", "report", "unlearned"]
+__all__ = ["StepContext", "StepLimits", "held_note", "report", "unlearned"]
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -174,10 +174,7 @@ class StepContext:
 
     def hold(self, error: ProviderError) -> None:
         """Let the job wait for a person: the account cannot be used."""
-        what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
-        self.store.note(
-            self.lease, f"held: {what} ({error.message}); mend it, then resume the job", hold=True
-        )
+        self.store.note(self.lease, held_note(error), hold=True)
 
     def spooled(self, shard: ShardRow, what: str) -> Path:
         """Return the path of a local file of a shard; its content can always be made again."""
@@ -189,6 +186,12 @@ class StepContext:
         Each owner has its own: one that was frozen, and wakes, must not write into its successor's.
         """
         return path.with_name(f"{path.name}.{self.lease.epoch}.part")
+
+
+def held_note(error: SmartbatchError) -> str:
+    """Return the note of a job whose account cannot be used."""
+    what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
+    return f"held: {what} ({error.message}); mend it, then resume the job"
 
 
 def report(

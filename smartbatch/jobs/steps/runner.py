@@ -60,12 +60,12 @@ class StepResult:
 
     Attributes:
         next_at: Unix seconds when to tend it again; ``None`` when nothing comes due by itself.
-        direct: there are items to be asked alone, now.
-        finished: everything is done and tidied; the job may be released.
+        realtime: there are items to run in real time now.
+        finished: everything is done and cleaned up; the job may be released.
     """
 
-    next_at: float | None
-    direct: bool = False
+    next_at: float | None = None
+    realtime: bool = False
     finished: bool = False
 
 
@@ -122,7 +122,7 @@ class StepRunner:
             job = self._drop_unsent(lease, job)
         api = self._api_of(job)
         if api is None:
-            return StepResult(None, direct=self._has_direct(job), finished=job.state is JobState.DONE)
+            return StepResult(None, realtime=self._has_realtime(job), finished=job.state is JobState.DONE)
         step = StepContext(
             store=self._store,
             api=api,
@@ -140,17 +140,17 @@ class StepRunner:
             self._store.unhold(job.id)
             return StepResult(step.wall)
         if job.state is JobState.ACTIVE and not job.cancel_requested and plan(step):
-            return StepResult(step.wall, self._has_direct(job))
+            return StepResult(step.wall, self._has_realtime(job))
         return self._step(step)
 
     def _step(self, step: StepContext) -> StepResult:
         shards = [shard for shard in step.store.shards(step.job.id) if _alive(shard)]
         look = take_back.in_time(step, shards)
         if look <= step.wall:
-            return StepResult(step.wall, self._has_direct(step.job))
+            return StepResult(step.wall, self._has_realtime(step.job))
         waiting = [shard for shard in shards if not self._waits(step, shard)]
         due = min(waiting, key=lambda shard: shard.due_at, default=None)
-        direct = self._has_direct(step.job)
+        direct = self._has_realtime(step.job)
         if due is None:
             finished = not shards and step.job.state is JobState.DONE
             return StepResult(None if look == math.inf else look, direct, finished)
@@ -198,7 +198,7 @@ class StepRunner:
         )
         return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
 
-    def _has_direct(self, job: JobRow) -> bool:
+    def _has_realtime(self, job: JobRow) -> bool:
         return job.state is JobState.ACTIVE and bool(
             self._store.open_items(job.id, state=ItemState.DIRECT, limit=1)
         )

@@ -69,7 +69,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
 
 def _lost(step: StepContext, shard: ShardRow, missing: list[Unsettled]) -> float:
     """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
-    return job_budget.lost(step, shard, [item.ix for item in missing])
+    return job_budget.lost_cost(step, shard, [item.ix for item in missing])
 
 
 def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:

@@ -88,7 +88,7 @@ def scale(orders: Orders) -> None:
         send_within *= share
         supervisor.LEASE *= share
         supervisor.RENEW_EVERY *= share
-        supervisor.LOOK_EVERY *= share
+        supervisor.CLAIM_EVERY *= share
     service.StepLimits = partial(
         StepLimits,
         visibility=orders.visibility,
