@@ -20,7 +20,7 @@ from time import process_time
 
 from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 
 World = Callable[[Random, int], float]
@@ -89,13 +89,13 @@ class Run:
         self._n = 0
         self.forecaster = Forecaster(PRIOR)
 
-    def draw(self, factor: float = 1.0) -> Seen:
+    def draw(self, factor: float = 1.0) -> Observation:
         """Return the next thing."""
         size = int(math.exp(self._rng.uniform(0, math.log(1000)))) if self._sized else 1
         seconds = factor * self._world(self._rng, self._n) * size**GROWTH
         self._n += 1
         self._at += 1
-        return Seen(size, seconds, self._at)
+        return Observation(size, seconds, self._at)
 
     def learn(self, count: int) -> None:
         """See ``count`` things."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from attrs import define, field, frozen
 
 from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
-from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
@@ -249,10 +249,12 @@ class Library:
         know, now = self.know, self.now
         price = fate.job.cost(shard.first, shard.first + shard.size)
         if shard.cancelled is None:
-            know.batches.observe(Seen(shard.size, now - shard.created, now))
+            know.batches.observe(Observation(shard.size, now - shard.created, now))
             return HALF * price
-        know.cancels.observe(Seen(shard.size, now - shard.cancelled, now))
-        know.batches.observe(Seen(shard.size, shard.cancelled - shard.created, shard.cancelled, ended=False))
+        know.cancels.observe(Observation(shard.size, now - shard.cancelled, now))
+        know.batches.observe(
+            Observation(shard.size, shard.cancelled - shard.created, shard.cancelled, ended=False)
+        )
         self._call(fate, workers, shard.first, shard.first + shard.size)
         return price
 
@@ -268,7 +270,7 @@ class Library:
         held = [_held(shard, now) for shard in open_]
         at_stake = late_penalty(job.cost(), TIME_VALUE)
         found = rescue(left, max(1.0, MARGIN * job.deadline), workers.left(now), held, speed, at_stake)
-        for at in found.back:
+        for at in found.take_back:
             shard = open_[at]
             shard.cancelled, shard.ends = now, now + fate.cancel(shard.place)
         return min(found.wait, max(10.0, LOOKS * left))
@@ -285,7 +287,7 @@ class Library:
 
     def _learner(self, seconds: float, usage: Usage) -> Callable[[float], None]:
         def learn(now: float) -> None:
-            self.know.calls.observe(Seen(1, seconds, now))
+            self.know.calls.observe(Observation(1, seconds, now))
             self.know.tokens.observe(usage.input_tokens, usage)
 
         return learn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -140,7 +141,7 @@ class ClientJobs:
     def _new_budget(self) -> None:
         """Begin with nothing spent and nothing held back for jobs, as a forked child does, too."""
         self._budget = Budget(self.config.budget)
-        self._reservations = JobReservations(self._budget, self._money)
+        self._reservations = JobReservations(self._budget, self._money, secrets.token_hex(8))
 
     @contextmanager
     def _money(self) -> Iterator[None]:
@@ -163,7 +164,7 @@ class ClientJobs:
 
     def _job_told(self, event: Event) -> None:
         if isinstance(event, JobProgress):
-            self._reservations.book(event.job_id, event.cost, ended=False)
+            self._reservations.charge(event.job_id, event.cost, ended=False)
         elif isinstance(event, (JobFinished, ShardChanged)) and self._reservations.has(event.job_id):
             self._refresh_reservation(event.job_id)
         self._tell(event)
@@ -175,7 +176,7 @@ class ClientJobs:
             owed = bill(self._service.store, job_id)
         except SmartbatchError:  # it stays held back
             return
-        self._reservations.book(job_id, owed.cost, ended=owed.ended, pledged=owed.open)
+        self._reservations.charge(job_id, owed.cost, ended=owed.ended, still=owed.open)
 
     # -- stop, fork ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed
+from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
@@ -48,7 +48,7 @@ class JobDependencies:
     new_future: Callable[[], Any]
     tell: Callable[[Event], None]
     report: Callable[[str | None, BaseException], None]
-    speed: Callable[[JobRow], Speed] = assumed
+    speed: Callable[[JobRow], Speed] = assumed_speed
     calibration: Callable[[JobRow], Calibration] = unlearned
     outer: Callable[[JobRow], Budget | None] = lambda _: None
 

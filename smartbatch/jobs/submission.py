@@ -265,10 +265,10 @@ class JobSubmission(ClientJobs):
         if draft.key is not None and self._service.store.job(draft.key) is not None:
             self._take_up(draft.key)
             return self._stored(draft)
-        with self._reservations.taken(draft.policy.get("budget")) as taking:
-            policy = {**draft.policy, "budget": taking.usd, "account": self._reservations.account}
+        with self._reservations.reserved(draft.policy.get("budget")) as reservation:
+            policy = {**draft.policy, "budget": reservation.usd, "account": self._reservations.account}
             job = self._stored(evolve(draft, policy=policy))
-            self._reservations.keep(job.id, taking, 0.0)
+            self._reservations.assign(job.id, reservation, 0.0)
         self._refresh_reservation(job.id)
         return job
 
@@ -279,8 +279,8 @@ class JobSubmission(ClientJobs):
             return
         if row.state is JobState.DONE or self._reservations.has(row.id):
             return
-        with self._reservations.taken(_still(row)) as taking:
-            self._reservations.keep(row.id, taking, row.cost)
+        with self._reservations.reserved(_still(row)) as reservation:
+            self._reservations.assign(row.id, reservation, row.cost)
 
     def _check_priced(self, *, by_batch: bool) -> None:
         """Check that a budget can be kept.

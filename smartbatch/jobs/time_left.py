@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from smartbatch.core.forecast.turnaround import Observed, Running, remaining
+from smartbatch.core.forecast.turnaround import ObservedBatch, RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.jobs.records import (
@@ -77,7 +77,7 @@ def _batches(
 ) -> float | None:
     """Return the time of what is in batches, or is to go in further ones of these sizes."""
     running = [
-        Running(shard.size, max(0.0, wall - shard.submitted_at), _done(shard))
+        RunningBatch(shard.size, max(0.0, wall - shard.submitted_at), _done(shard))
         for shard in waiting
         if shard.submitted_at is not None and shard.ended_at is None
     ]
@@ -85,7 +85,7 @@ def _batches(
     if not running and not unsent:
         return READING
     observed = [
-        Observed(size, seconds, max(0.0, wall - at), ended)
+        ObservedBatch(size, seconds, max(0.0, wall - at), ended)
         for name, ended in ((job.model, True), (late(job.model), False))
         for size, seconds, at in store.turnarounds(name)
     ]

@@ -13,8 +13,7 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation import tokens, validation
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.schemas import schema_of
-from smartbatch.core.preparation.structured import Check, Parsed, loosely
+from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import RequestFinished
 from smartbatch.providers.base import Provider
@@ -149,13 +148,10 @@ class Admission:
         answer = None if self.cache is None or key is None else self.cache.get(key)
         if answer is None:
             return None
-        parsed: Any = loosely(request.params, answer.text)
-        if request.params.schema is not None:
-            verdict = Check(*schema_of(request.params.schema)).verdict(answer.text, answer.finish_reason)
-            if not isinstance(verdict, Parsed):
-                return None
-            parsed = verdict.value
-        return self.settled(request, evolve(answer, value=parsed), Route.CACHED)
+        verdict = read_answer(request.params, answer.text, answer.finish_reason)
+        if not isinstance(verdict, Parsed):
+            return None
+        return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
 
     def finished(self, request: Request, result: Result, now: float) -> RequestFinished:
         """Return what is told of a request that took no call."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from smartbatch.core.preparation.schemas import schema_of
-from smartbatch.core.preparation.structured import Check, Parsed, loosely, repair_request
+from smartbatch.core.preparation.structured import Parsed, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ValidationFailed
 from smartbatch.realtime.ticket import Ticket
@@ -42,9 +41,9 @@ class Validation:
         params = ticket.request.params
         if answer.value is not None:
             return Parsed(answer.value)
-        if params.schema is None or answer.finish_reason == "tool_calls":
-            return Parsed(loosely(params, answer.text))
-        verdict = Check(*schema_of(params.schema)).verdict(answer.text, answer.finish_reason)
+        if params.schema is not None and answer.finish_reason == "tool_calls":
+            return Parsed(None)
+        verdict = read_answer(params, answer.text, answer.finish_reason)
         if isinstance(verdict, Parsed):
             return verdict
         tried = ticket.repairs

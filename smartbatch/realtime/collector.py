@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, Room
+from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
 from smartbatch.events import FlexChanged, PackingChanged
@@ -145,7 +145,7 @@ class Collector:
         tickets = [head]
         tokens, cost = head.input_estimate, head.reserve
         passed: list[Ticket] = []
-        room = Room()
+        room = PackRoom()
         alone = head.alone or lane.travels_alone(self._clock.now())
         if lane.health is not None and not room.take(*_needs(lane, head)):
             alone = True

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.batching.packing import BatchCompiler, pack_key, word
+from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
 from smartbatch.core.batching.packing_health import PackingHealth
 from smartbatch.core.batching.window import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
@@ -68,7 +68,7 @@ class LaneFactory:
         self._opened = opened
         self._prices = PriceBook(config.prices)
         # Ids of packs are secrets, so they do not come from the dice a user may seed.
-        self._words = partial(word, random.SystemRandom())
+        self._words = partial(random_word, random.SystemRandom())
         self._building = threading.Lock()
         self._lanes: dict[tuple[str, str, Embedding | None, bool], Lane] = {}
         self._health: dict[tuple[str, str], _Health] = {}
@@ -171,7 +171,7 @@ class LaneFactory:
                 tier=tier,
             ),
             max_tokens=max_tokens,
-            batch_key=pack_key if packed else attrgetter("isolation_key"),
+            batch_key=batch_key if packed else attrgetter("isolation_key"),
             health=PackingHealth() if packed else None,
             tier=tier,
         )

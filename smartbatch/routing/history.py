@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch.core.forecast.forecaster import Forecaster, Moved, Seen
+from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
@@ -85,9 +85,9 @@ class _Topic:
     forecaster: Forecaster
     late: str = ""
     loaded: int = 0
-    known: frozenset[Seen] = frozenset()
-    own: deque[Seen] = field(factory=lambda: deque(maxlen=4 * SAMPLE))
-    pending: list[Seen] = field(factory=list)
+    known: frozenset[Observation] = frozenset()
+    own: deque[Observation] = field(factory=lambda: deque(maxlen=4 * SAMPLE))
+    pending: list[Observation] = field(factory=list)
     stride: int = 1
     passed: int = 0
     second: int = 0
@@ -100,7 +100,7 @@ class _Topic:
         self.learned += 1
         return self.learned > A_SECOND
 
-    def keep(self, seen: Seen) -> None:
+    def keep(self, seen: Observation) -> None:
         """Note a time for the store."""
         self.passed += 1
         if self.passed % self.stride == 0:
@@ -109,7 +109,7 @@ class _Topic:
                 self.pending = self.pending[1::2]
                 self.stride *= 2
 
-    def sample(self) -> list[Seen]:
+    def sample(self) -> list[Observation]:
         """Return what is to be written now, and begin anew."""
         taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
         self.pending, self.stride, self.passed = [], 1, 0
@@ -170,12 +170,12 @@ class ForecastHistory:
         with self._lock:
             if topic.busy(at):
                 return
-            seen = Seen(event.size, event.seconds, at, not late)
+            seen = Observation(event.size, event.seconds, at, not late)
             moved = topic.forecaster.observe(seen)
             topic.keep(seen)
         self._told(topic, moved)
 
-    def _told(self, topic: _Topic, moved: Moved | None) -> None:
+    def _told(self, topic: _Topic, moved: ForecastChange | None) -> None:
         if moved is None or topic.route is None:
             return
         self._tell(
@@ -306,7 +306,7 @@ class ForecastHistory:
     def _load(self, store: Store, topic: _Topic, *, first: bool) -> None:
         """Learn from the rows of a topic that are new here."""
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
-        told: list[Moved | None] = []
+        told: list[ForecastChange | None] = []
         with self._lock:
             mine = {*topic.own, *topic.pending}
             new = [seen for seen in rows if seen not in topic.known and seen not in mine]
@@ -385,8 +385,8 @@ class _View:
         return self.topic.forecaster.observations
 
 
-def _rows(store: Store, name: str, *, ended: bool) -> Iterable[Seen]:
+def _rows(store: Store, name: str, *, ended: bool) -> Iterable[Observation]:
     """Return the rows of a name that make sense."""
     for size, seconds, at in store.turnarounds(name, limit=LOADED):
         if 0 <= seconds < math.inf and math.isfinite(at):
-            yield Seen(size, seconds, at, ended)
+            yield Observation(size, seconds, at, ended)

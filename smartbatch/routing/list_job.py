@@ -7,8 +7,7 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from smartbatch.core.preparation.schemas import schema_of
-from smartbatch.core.preparation.structured import Check, Parsed
+from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.acceptance import row_named
 from smartbatch.jobs.job import Job
@@ -213,5 +212,5 @@ def _parsed(request: Request, result: Result) -> object:
     """A store keeps plain data; who asked with a class gets its object."""
     if request.params.schema is None or result.text is None:
         return result.parsed
-    verdict = Check(*schema_of(request.params.schema)).verdict(result.text, result.finish_reason or "stop")
+    verdict = read_answer(request.params, result.text, result.finish_reason or "stop")
     return verdict.value if isinstance(verdict, Parsed) else result.parsed

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
@@ -28,7 +28,7 @@ def steady(seconds: float, spread: float = 1.1) -> Times:
     """Times that are well known: 95 of 100 within ``spread`` times the median."""
     forecaster = Forecaster(Prior.of(seconds, spread * seconds))
     for place in range(100):
-        forecaster.observe(Seen(1, seconds * spread ** math.sin(place), 0.0))
+        forecaster.observe(Observation(1, seconds * spread ** math.sin(place), 0.0))
     return forecaster.at(0.0)
 
 

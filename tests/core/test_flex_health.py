@@ -34,9 +34,9 @@ def test_an_answer_in_between_begins_the_count_anew() -> None:
 def test_refusals_that_come_before_the_answers_to_calls_beside_them_say_little() -> None:
     """They come at once: in a wave of forty calls with a few of them, they come first, and in a row."""
     health = FlexHealth()
-    assert all(health.refused(0.0, WHY, beside=beside) is None for beside in range(39, 29, -1))
+    assert all(health.refused(0.0, WHY, in_flight=beside) is None for beside in range(39, 29, -1))
     health.answered()
-    assert health.refused(0.0, WHY, beside=28) is None
+    assert health.refused(0.0, WHY, in_flight=28) is None
     assert health.is_open(0.0)
 
 
@@ -45,7 +45,7 @@ def test_half_of_a_wave_in_a_row_is_enough() -> None:
     refusals = 0
     while health.is_open(0.0):
         refusals += 1
-        health.refused(0.0, WHY, beside=40)
+        health.refused(0.0, WHY, in_flight=40)
     assert refusals == 20
 
 
@@ -95,6 +95,6 @@ def test_a_trial_that_is_answered_makes_the_next_pause_short_again() -> None:
 
 def test_a_model_without_the_tier_is_found_out_by_one_refusal_and_asked_again_after_an_hour() -> None:
     health = FlexHealth()
-    assert health.refused(0.0, "refused", for_good=True) == "refused; nothing goes there for 3600 s"
+    assert health.refused(0.0, "refused", permanent=True) == "refused; nothing goes there for 3600 s"
     assert not health.is_open(3599.0)
     assert health.is_open(3600.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
 from smartbatch.core.forecast.change_detection import Levels, Moment, score
 from smartbatch.core.forecast.distribution import Curve
-from smartbatch.core.forecast.forecaster import Forecaster, Moved, Seen
+from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 
@@ -26,7 +26,7 @@ def after(*seconds: float, size: int = 1, apart: float = 1.0, prior: Prior = PRI
     """A forecaster that saw these, the last one now."""
     forecaster = Forecaster(prior)
     for place, each in enumerate(seconds):
-        forecaster.observe(Seen(size, each, NOW - (len(seconds) - 1 - place) * apart))
+        forecaster.observe(Observation(size, each, NOW - (len(seconds) - 1 - place) * apart))
     return forecaster
 
 
@@ -65,7 +65,7 @@ class TestBeforeAnythingWasSeen:
         with pytest.raises(ValueError, match="q must be"):
             Forecaster(PRIOR).quantile(1.0, 1, NOW)
         with pytest.raises(ValueError, match="seconds must be"):
-            Forecaster(PRIOR).observe(Seen(1, math.nan, NOW))
+            Forecaster(PRIOR).observe(Observation(1, math.nan, NOW))
         with pytest.raises(ValueError, match="weight must be"):
             Prior.of(2.0, 10.0, weight=0.0)
 
@@ -92,7 +92,7 @@ class TestFewObservations:
                 seconds = 30 * math.exp(rng.gauss(0, 0.7))
                 if count in within:
                     within[count].append(seconds <= forecaster.quantile(0.95, 1, NOW))
-                forecaster.observe(Seen(1, seconds, NOW))
+                forecaster.observe(Observation(1, seconds, NOW))
         assert mean(within[3]) > 0.8
         assert mean(within[12]) > 0.9
         assert mean(within[30]) > 0.92
@@ -127,7 +127,7 @@ class TestSizes:
         forecaster = Forecaster(PRIOR)
         for n in range(150):
             size = rng.choice((1, 10, 100))
-            forecaster.observe(Seen(size, 2 * size**0.8 * math.exp(rng.gauss(0, 0.3)), NOW + n))
+            forecaster.observe(Observation(size, 2 * size**0.8 * math.exp(rng.gauss(0, 0.3)), NOW + n))
         assert forecaster.quantile(0.5, 1, NOW + 150) == pytest.approx(2.0, rel=0.15)
         assert forecaster.quantile(0.5, 100, NOW + 150) == pytest.approx(2 * 100**0.8, rel=0.15)
         assert forecaster.quantile(0.5, 1000, NOW + 150) == pytest.approx(2 * 1000**0.8, rel=0.3)
@@ -135,7 +135,7 @@ class TestSizes:
     def test_larger_things_never_take_less(self) -> None:
         seen = Forecaster(PRIOR)
         for n in range(50):
-            seen.observe(Seen(1 + n, 100.0 / (1 + n), NOW + n))
+            seen.observe(Observation(1 + n, 100.0 / (1 + n), NOW + n))
         assert seen.quantile(0.5, 1, NOW) == pytest.approx(seen.quantile(0.5, 1000, NOW))
 
     def test_one_size_teaches_nothing_of_others_but_what_was_believed(self) -> None:
@@ -190,7 +190,7 @@ class TestHowWellItHolds:
 
 class TestAChange:
     @pytest.fixture
-    def told(self) -> Moved:
+    def told(self) -> ForecastChange:
         """What is told when a call that took 3 seconds takes 9."""
         run = Run(WORLDS["lognormal 0.3"], 4)
         run.learn(200)
@@ -201,14 +201,14 @@ class TestAChange:
                 return moved
         raise AssertionError("not noticed")
 
-    def test_it_says_what_moved_and_why(self, told: Moved) -> None:
+    def test_it_says_what_moved_and_why(self, told: ForecastChange) -> None:
         assert told.sudden
         assert told.before == pytest.approx(3.0, rel=0.2)
         assert told.after == pytest.approx(9.0, rel=0.3)
         assert 3 <= told.seen <= 20
         assert "times as long as those before" in told.why
 
-    def test_what_was_before_counts_no_more(self, told: Moved) -> None:
+    def test_what_was_before_counts_no_more(self, told: ForecastChange) -> None:
         self.run.learn(0)
         now = NOW + 300
         assert self.run.forecaster.quantile(0.5, 1, now) > 6.0
@@ -217,14 +217,14 @@ class TestAChange:
     def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
         forecaster, rng, told = Forecaster(PRIOR), random.Random(3), []
         for n in range(1500):
-            moved = forecaster.observe(Seen(1, 2 * math.exp(rng.gauss(0, 0.5) + n / 1500), NOW + n))
+            moved = forecaster.observe(Observation(1, 2 * math.exp(rng.gauss(0, 0.5) + n / 1500), NOW + n))
             told += [moved] if moved is not None and not moved.sudden else []
         assert 1 <= len(told) <= 8
         assert all(abs(math.log(one.after / one.before)) > math.log(1.25) for one in told)
 
     def test_the_first_observations_are_told_against_what_was_assumed(self) -> None:
         forecaster = Forecaster(PRIOR)
-        told = [forecaster.observe(Seen(1, 30.0 + n, NOW + n)) for n in range(12)]
+        told = [forecaster.observe(Observation(1, 30.0 + n, NOW + n)) for n in range(12)]
         (moved,) = [one for one in told if one is not None]
         assert moved.before == pytest.approx(2.0)
         assert "assumed before anything was seen" in moved.why
@@ -233,14 +233,14 @@ class TestAChange:
         """Each is longer than all before, so each is a surprise, but no change is sudden."""
         forecaster = Forecaster(PRIOR)
         for n in range(1200):
-            forecaster.observe(Seen(1, 1 + n / 1000, NOW + n))
+            forecaster.observe(Observation(1, 1 + n / 1000, NOW + n))
         assert 1.9 < forecaster.quantile(0.5, 1, NOW + 1200) < 2.25
         assert 2.15 < forecaster.quantile(0.95, 1, NOW + 1200) < 2.4
 
     def test_twice_a_little_is_no_change(self) -> None:
         """A call of exactly a second that then takes 1.1 is noticed by nobody."""
         forecaster = Forecaster(Prior.of(1.0, 1.2))
-        told = [forecaster.observe(Seen(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
+        told = [forecaster.observe(Observation(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
         assert told == [None] * 200
 
 
@@ -253,35 +253,35 @@ class TestOneMoment:
         """A forecaster that saw batches of some ten minutes, one an hour."""
         forecaster, rng = Forecaster(self.batches), random.Random(5)
         for n in range(count):
-            forecaster.observe(Seen(100, 600 * math.exp(rng.gauss(0, 0.4)), NOW + 3600 * n))
+            forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.4)), NOW + 3600 * n))
         return forecaster
 
     def test_twelve_of_one_moment_weigh_as_much_as_one(self) -> None:
         one, twelve, apart, now = self.usual(20), self.usual(20), self.usual(20), NOW + 20 * 3600 + 3000
-        one.observe(Seen(100, 3000.0, now))
+        one.observe(Observation(100, 3000.0, now))
         for n in range(12):
-            twelve.observe(Seen(100, 3000.0, now + n))
-            apart.observe(Seen(100, 3000.0, now + 3600 * n))
+            twelve.observe(Observation(100, 3000.0, now + n))
+            apart.observe(Observation(100, 3000.0, now + 3600 * n))
         usual = one.quantile(0.5, 100, now)
         assert twelve.quantile(0.5, 100, now) == pytest.approx(usual, rel=0.1)
         assert apart.quantile(0.5, 100, now + 12 * 3600) > 2 * usual
 
     def test_one_slow_list_is_no_change_however_many_batches_it_has(self) -> None:
         forecaster, now = self.usual(60), NOW + 60 * 3600 + 3000
-        told = [forecaster.observe(Seen(100, 3000.0 + n, now + n)) for n in range(40)]
+        told = [forecaster.observe(Observation(100, 3000.0 + n, now + n)) for n in range(40)]
         assert not any(moved is not None and moved.sudden for moved in told)
-        later = [forecaster.observe(Seen(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
+        later = [forecaster.observe(Observation(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
         assert any(moved is not None and moved.sudden for moved in later)
 
     def test_one_that_ends_later_than_its_twins_counts_as_little_as_they(self) -> None:
         """What was before a change stays forgotten, whatever of it is still to come."""
         forecaster, now = self.usual(60), NOW + 60 * 3600
         for n in range(15):
-            forecaster.observe(Seen(100, 6000.0, now + 7200 * (n + 1)))
+            forecaster.observe(Observation(100, 6000.0, now + 7200 * (n + 1)))
         before = forecaster.quantile(0.5, 100, now + 16 * 7200)
         first = forecaster.seen[0]
         for _ in range(30):
-            forecaster.observe(Seen(100, first.seconds, first.at))
+            forecaster.observe(Observation(100, first.seconds, first.at))
         assert forecaster.quantile(0.5, 100, now + 16 * 7200) == pytest.approx(before, rel=0.05)
 
 
@@ -290,9 +290,12 @@ class TestWhatWasGivenUp:
         """Else nobody would learn that batches became slow: only the fast ones ever end."""
         forecaster, rng = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
         for n in range(30):
-            forecaster.observe(Seen(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
+            forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
         before = forecaster.chance(1800.0, 100, NOW + 18_000)
-        told = [forecaster.observe(Seen(100, 1800.0, NOW + 18_000 + 600 * n, ended=False)) for n in range(15)]
+        told = [
+            forecaster.observe(Observation(100, 1800.0, NOW + 18_000 + 600 * n, ended=False))
+            for n in range(15)
+        ]
         after = forecaster.chance(1800.0, 100, NOW + 27_000)
         assert before > 0.9
         assert after < 0.3
@@ -306,7 +309,7 @@ class TestWhatWasGivenUp:
             for n in range(400):
                 takes, patience = (math.exp(rng.gauss(math.log(middle), 0.8)) for middle in (2700.0, 1900.0))
                 now = NOW + 3600.0 * n
-                forecaster.observe(Seen(100, min(takes, patience), now, ended=takes <= patience))
+                forecaster.observe(Observation(100, min(takes, patience), now, ended=takes <= patience))
             for level, errors in off.items():
                 right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
                 errors.append(math.log(forecaster.quantile(level, 100, now)) - right)
@@ -317,7 +320,7 @@ class TestWhatWasGivenUp:
     def test_one_that_was_given_up_early_says_little(self) -> None:
         seen = after(*[60.0, 70.0, 80.0] * 10)
         before = seen.quantile(0.5, 1, NOW)
-        seen.observe(Seen(1, 1.0, NOW, ended=False))
+        seen.observe(Observation(1, 1.0, NOW, ended=False))
         assert seen.quantile(0.5, 1, NOW) == pytest.approx(before, rel=0.05)
 
 

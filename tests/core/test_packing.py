@@ -15,13 +15,13 @@ from smartbatch.core.batching.packing import (
     OUTPUT_ROOM,
     BatchCompiler,
     Packed,
-    Room,
+    PackRoom,
     packable,
-    share,
+    random_word,
     split,
+    split_usage,
     suspicious,
-    weigh,
-    word,
+    usage_weights,
 )
 from smartbatch.core.batching.packing_health import PackingHealth
 from smartbatch.types import Embedding, Generation, Message, Request, Usage
@@ -31,7 +31,7 @@ PACK = 10
 
 def compiler(seed: int = 1, *, native_schema: bool = False) -> BatchCompiler:
     """A compiler with seeded dice."""
-    return BatchCompiler(partial(word, random.Random(seed)), native_schema=native_schema)
+    return BatchCompiler(partial(random_word, random.Random(seed)), native_schema=native_schema)
 
 
 def pack(*prompts: str, seed: int = 1, **params: object) -> Packed:
@@ -258,32 +258,32 @@ class TestReading:
 class TestRoom:
     def test_a_pack_is_full_when_its_output_would_not_fit(self) -> None:
         """Requests with a cap of 1,000 tokens travel six at a time, as frames and escapes need room too."""
-        room = Room()
+        room = PackRoom()
         assert sum(room.take(10, 1000) for _ in range(50)) == 6
 
     def test_what_does_not_fit_takes_nothing(self) -> None:
         """A smaller one may still find room."""
-        room = Room()
+        room = PackRoom()
         assert not room.take(10**6, 1)
         assert not room.take(1, 10**6)
-        assert room == Room()
+        assert room == PackRoom()
 
 
 class TestSharing:
     def test_shares_are_exact(self) -> None:
         """Ten tokens among three are 4, 3, 3."""
-        parts = share(Usage(10, 7, 5, 2), [1, 1, 1])
+        parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1])
         assert [part.input_tokens for part in parts] == [4, 4, 2]
         assert sum(parts[1:], parts[0]) == Usage(10, 7, 5, 2)
 
     def test_without_weights_it_is_split_evenly(self) -> None:
         """All zero is no reason to divide by zero."""
-        assert [part.input_tokens for part in share(Usage(4, 0), [0, 0])] == [2, 2]
+        assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0])] == [2, 2]
 
     def test_missing_answers_weigh_as_the_mean(self) -> None:
         """What was billed for an answer nobody can read is still somebody's."""
-        assert weigh(["abcdefgh", None, "abcd" * 4]) == [2, 3, 4]
-        assert weigh([None, None]) == [1, 1]
+        assert usage_weights(["abcdefgh", None, "abcd" * 4]) == [2, 3, 4]
+        assert usage_weights([None, None]) == [1, 1]
 
 
 class TestHealth:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.forecast.priors import Prior
-from smartbatch.core.routing.rescue import PendingShard, Speed, assumed, rescue
+from smartbatch.core.routing.rescue import PendingShard, Speed, assumed_speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
@@ -30,44 +30,44 @@ def speed(parallelism: int = 1, cancelling: float = 60.0, turnaround: Times = EN
 def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
     some = Forecaster(Prior.of(1500.0, 5000.0)).at(0.0)
     found = rescue(1000.0, 10.0, 0, [PendingShard(100, sent=True)], speed(turnaround=some))
-    assert found.back == ()
+    assert found.take_back == ()
     assert not found.late
     assert 820 < found.wait < 840  # 1,000 less 100 calls, 60 of cancelling and 10 of margin
 
 
 def test_in_the_last_moment_the_batch_is_taken_back() -> None:
-    assert rescue(170.0, 10.0, 0, [PendingShard(100, sent=True)], speed()).back == (0,)
+    assert rescue(170.0, 10.0, 0, [PendingShard(100, sent=True)], speed()).take_back == (0,)
 
 
 def test_what_was_never_sent_goes_first_for_it_costs_no_cancel() -> None:
     shards = [PendingShard(500, sent=True), PendingShard(100, sent=False)]
-    assert rescue(600.0, 10.0, 0, shards, speed()).back[0] == 1
+    assert rescue(600.0, 10.0, 0, shards, speed()).take_back[0] == 1
 
 
 def test_only_as_many_are_taken_back_as_real_time_can_use() -> None:
     shards = [PendingShard(200, sent=True) for _ in range(5)]
     found = rescue(1080.0, 10.0, 0, shards, speed())
-    assert len(found.back) == 1
+    assert len(found.take_back) == 1
     assert math.isfinite(found.wait)
 
 
 def test_what_has_most_left_goes_before_what_is_nearly_done() -> None:
     shards = [PendingShard(5, sent=True), PendingShard(400, sent=True)]
-    assert rescue(400.0, 10.0, 0, shards, speed()).back[0] == 1
+    assert rescue(400.0, 10.0, 0, shards, speed()).take_back[0] == 1
 
 
 def test_when_it_is_too_late_that_is_said_and_real_time_is_kept_busy() -> None:
     shards = [PendingShard(100, sent=True) for _ in range(3)]
     found = rescue(-5.0, 10.0, 0, shards, speed())
     assert found.late
-    assert len(found.back) == 1  # the others may still end by themselves before real time can use them
-    assert set(rescue(-5.0, 10.0, 0, shards, speed(parallelism=10)).back) == {0, 1, 2}
+    assert len(found.take_back) == 1  # the others may still end by themselves before real time can use them
+    assert set(rescue(-5.0, 10.0, 0, shards, speed(parallelism=10)).take_back) == {0, 1, 2}
 
 
 def test_what_cannot_be_taken_back_is_left_and_counted() -> None:
     shards = [PendingShard(100, sent=True, stuck=True)]
     found = rescue(50.0, 10.0, 0, shards, speed())
-    assert found.back == ()
+    assert found.take_back == ()
     assert found.wait == math.inf
     assert found.late
 
@@ -78,10 +78,10 @@ def test_while_real_time_has_enough_to_do_nothing_more_is_taken_back() -> None:
         *(PendingShard(200, sent=True) for _ in range(4)),
     ]
     found = rescue(1040.0, 10.0, 0, shards, speed())
-    assert found.back == ()
+    assert found.take_back == ()
     assert math.isfinite(found.wait)
     done = rescue(1040.0, 10.0, 30, [PendingShard(200, sent=True) for _ in range(5)], speed())
-    assert len(done.back) == 1  # half a minute of work is less than a cancel takes
+    assert len(done.take_back) == 1  # half a minute of work is less than a cancel takes
 
 
 def test_a_cancel_that_is_under_way_is_soon_done() -> None:
@@ -96,10 +96,10 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
     held = [PendingShard(500, True, size=500, age=90.0)]
     found = rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=soon))
     assert found.late
-    assert found.back == ()
+    assert found.take_back == ()
     assert 0 < found.wait <= 10
     never = Forecaster(Prior.of(10_000.0, 13_000.0)).at(0.0)
-    assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).back == (0,)
+    assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).take_back == (0,)
 
 
 def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() -> None:
@@ -115,7 +115,7 @@ def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() ->
 
 
 def test_something_is_assumed_where_nothing_is_known() -> None:
-    assert 0 < assumed().throughput.finish(4, 0.5) < 20
+    assert 0 < assumed_speed().throughput.finish(4, 0.5) < 20
 
 
 @given(
@@ -128,6 +128,6 @@ def test_there_is_always_progress_and_never_a_busy_wait(
     left: float, backlog: int, shards: list[PendingShard], parallelism: int
 ) -> None:
     found = rescue(left, 10.0, backlog, shards, speed(parallelism))
-    assert found.back or found.wait >= 0.5
-    assert all(not shards[at].stuck for at in found.back)
-    assert len(set(found.back)) == len(found.back)
+    assert found.take_back or found.wait >= 0.5
+    assert all(not shards[at].stuck for at in found.take_back)
+    assert len(set(found.take_back)) == len(found.take_back)

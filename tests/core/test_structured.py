@@ -15,10 +15,10 @@ from attrs import define, field, frozen, validators
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import (
     TEMPERATURES,
-    Check,
-    NoJson,
+    JsonNotFound,
     Parsed,
     Problem,
+    check_answer,
     check_schema,
     recover_json,
     repair_request,
@@ -66,7 +66,7 @@ REVIEW = {
 def verdict(kind: Any, answer: Any, finish_reason: str = "stop") -> Parsed | Problem:
     """The verdict on an answer, given as a text or as JSON."""
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    return Check(*schema_of(kind)).verdict(text, finish_reason)
+    return check_answer(*schema_of(kind), text, finish_reason)
 
 
 class TestRecovering:
@@ -109,12 +109,12 @@ class TestRecovering:
     )
     def test_what_is_missing_cut_or_ambiguous_is_not_made_up(self, text: str) -> None:
         """Nothing is closed that was open, and of two answers none is chosen."""
-        with pytest.raises(NoJson):
+        with pytest.raises(JsonNotFound):
             recover_json(text)
 
     def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
         """Answers stay out of errors."""
-        with pytest.raises(NoJson) as caught:
+        with pytest.raises(JsonNotFound) as caught:
             recover_json("secret word {")
         assert "secret" not in str(caught.value)
 
@@ -229,7 +229,7 @@ class TestVerdicts:
     @pytest.mark.parametrize("text", [None, "", "no", "{", "\ud800"])
     def test_no_text_raises(self, text: str | None) -> None:
         """Whatever the model wrote, the verdict is a verdict."""
-        assert isinstance(Check(*schema_of({"type": "object"})).verdict(text, "stop"), Problem)
+        assert isinstance(check_answer(*schema_of({"type": "object"}), text, "stop"), Problem)
 
     def test_a_schema_that_cannot_be_applied_is_final(self) -> None:
         """A reference into the void is the caller's to mend."""

@@ -12,7 +12,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.routing.throughput import Throughput
 
@@ -111,7 +111,7 @@ def test_forecasts_of_long_lists_narrow_as_calls_are_seen() -> None:
     widths = []
     for count in (0, 1, 5, 20, 100):
         while forecaster.observations < count:
-            forecaster.observe(Seen(1, 1.2 * math.exp(rng.gauss(0, 0.5)), 0.0))
+            forecaster.observe(Observation(1, 1.2 * math.exp(rng.gauss(0, 0.5)), 0.0))
         throughput = Throughput(forecaster.at(0.0), 4)
         widths.append(throughput.finish(50_000, 0.95) / throughput.finish(50_000, 0.5))
     assert widths == sorted(widths, reverse=True)
@@ -127,7 +127,7 @@ def test_long_lists_of_models_hardly_seen_stay_within_their_forecasts(seen: int)
         median = 2.0 * math.exp(rng.gauss(0, 0.8))
         forecaster = Forecaster(Prior.of(2.0, 10.0))
         for _ in range(seen):
-            forecaster.observe(Seen(1, median * math.exp(rng.gauss(0, 0.55)), 0.0))
+            forecaster.observe(Observation(1, median * math.exp(rng.gauss(0, 0.55)), 0.0))
         true = 1000 * median * math.exp(0.55**2 / 2)
         within += true <= Throughput(forecaster.at(0.0), 4).finish(4000, 0.95)
     assert 0.90 <= within / runs <= 0.99

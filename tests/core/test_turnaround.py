@@ -10,24 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.turnaround import LATEST, Observed, Running, remaining
+from smartbatch.core.forecast.turnaround import LATEST, ObservedBatch, RunningBatch, remaining
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 
-def left(elapsed: float, *, of: Sequence[Observed] = (), size: int = 1000, done: int | None = None) -> float:
+def left(
+    elapsed: float, *, of: Sequence[ObservedBatch] = (), size: int = 1000, done: int | None = None
+) -> float:
     """The seconds left of one batch."""
-    found = remaining([Running(size, elapsed, done)], of)
+    found = remaining([RunningBatch(size, elapsed, done)], of)
     assert found is not None
     return found
 
 
-def took(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[Observed]:
-    return [Observed(size, seconds, age)] * times
+def took(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[ObservedBatch]:
+    return [ObservedBatch(size, seconds, age)] * times
 
 
-def given_up(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[Observed]:
-    return [Observed(size, seconds, age, ended=False)] * times
+def given_up(seconds: float, *, times: int = 1, age: float = 0.0, size: int = 1000) -> list[ObservedBatch]:
+    return [ObservedBatch(size, seconds, age, ended=False)] * times
 
 
 class TestBeforeAnythingWasObserved:
@@ -39,8 +41,8 @@ class TestBeforeAnythingWasObserved:
         assert left(0) < left(2 * HOUR) < left(10 * HOUR)
 
     def test_beyond_the_promise_nothing_can_be_said(self) -> None:
-        assert remaining([Running(10, LATEST)]) is None
-        assert remaining([Running(10, 5.0), Running(10, 3 * LATEST, done=9)], took(60)) is None
+        assert remaining([RunningBatch(10, LATEST)]) is None
+        assert remaining([RunningBatch(10, 5.0), RunningBatch(10, 3 * LATEST, done=9)], took(60)) is None
         assert left(LATEST - 1) > 0
 
 
@@ -100,7 +102,7 @@ class TestWhatWasGivenUp:
         """A quarter takes longer than half an hour, and is not waited for."""
         rng = random.Random(5)
         times = [1200 * math.exp(rng.gauss(0, 0.7)) for _ in range(200)]
-        ended = [Observed(1000, seconds) for seconds in times if seconds <= 1800]
+        ended = [ObservedBatch(1000, seconds) for seconds in times if seconds <= 1800]
         late = given_up(1800, times=len(times) - len(ended))
         half = sorted(times)[100]
         assert left(0, of=[*ended, *late]) == pytest.approx(half, rel=0.1)
@@ -134,12 +136,12 @@ class TestProgressTheProviderTells:
 class TestAWholeJob:
     def test_batches_beside_each_other_take_as_long_as_the_last_of_them(self) -> None:
         of = took(600, times=10)
-        found = remaining([Running(1000, 500), Running(1000, 10), Running(1000, 300)], of)
+        found = remaining([RunningBatch(1000, 500), RunningBatch(1000, 10), RunningBatch(1000, 300)], of)
         assert found == left(10, of=of)
 
     def test_batches_still_to_be_sent_come_after_those_that_run(self) -> None:
         of = took(600, times=10)
-        running = [Running(1000, 100), Running(1000, 100)]
+        running = [RunningBatch(1000, 100), RunningBatch(1000, 100)]
         alone = remaining(running, of)
         two, five = (remaining(running, of, unsent=[1000] * count) for count in (2, 5))
         assert alone is not None
@@ -157,18 +159,18 @@ class TestAWholeJob:
 
 observations = st.lists(
     st.builds(
-        Observed, st.integers(0, 10**6), st.floats(-1, 10 * DAY), st.floats(-1, 365 * DAY), st.booleans()
+        ObservedBatch, st.integers(0, 10**6), st.floats(-1, 10 * DAY), st.floats(-1, 365 * DAY), st.booleans()
     ),
     max_size=12,
 )
 batches = st.builds(
-    Running, st.integers(1, 10**6), st.floats(-5, LATEST - 0.001), st.none() | st.integers(0, 10**6)
+    RunningBatch, st.integers(1, 10**6), st.floats(-5, LATEST - 0.001), st.none() | st.integers(0, 10**6)
 )
 
 
 @given(st.lists(batches, min_size=1, max_size=4), observations, st.lists(st.integers(1, 10**5), max_size=3))
 def test_whatever_is_told_the_answer_is_a_sound_time(
-    running: list[Running], observed: list[Observed], unsent: list[int]
+    running: list[RunningBatch], observed: list[ObservedBatch], unsent: list[int]
 ) -> None:
     found = remaining(running, observed, unsent=unsent)
     assert found is not None
@@ -177,8 +179,8 @@ def test_whatever_is_told_the_answer_is_a_sound_time(
 
 @given(st.lists(st.floats(1, 10 * HOUR), min_size=1, max_size=6), st.floats(1, 5), st.floats(0, HOUR))
 def test_where_batches_took_longer_more_is_left(times: list[float], factor: float, elapsed: float) -> None:
-    quick = [Observed(1000, seconds) for seconds in times]
-    slow = [Observed(1000, seconds * factor) for seconds in times]
+    quick = [ObservedBatch(1000, seconds) for seconds in times]
+    slow = [ObservedBatch(1000, seconds * factor) for seconds in times]
     assert left(0, of=quick) <= left(0, of=slow) * 1.000001
     assert left(elapsed, of=[*quick, *slow]) > 0
 
@@ -186,7 +188,7 @@ def test_where_batches_took_longer_more_is_left(times: list[float], factor: floa
 def test_half_of_all_batches_end_before_the_time_said() -> None:
     """Of a provider whose times scatter by a factor of two; also for those that have run for a while."""
     rng = random.Random(3)
-    history = [Observed(1000, 1200 * math.exp(rng.gauss(0, 0.7))) for _ in range(100)]
+    history = [ObservedBatch(1000, 1200 * math.exp(rng.gauss(0, 0.7))) for _ in range(100)]
     for elapsed in (0.0, 300.0, 900.0, 1800.0):
         later = [seconds for _ in range(2000) if (seconds := 1200 * math.exp(rng.gauss(0, 0.7))) > elapsed]
         said = left(elapsed, of=history)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.change_detection import Levels
-from smartbatch.core.forecast.forecaster import Forecaster, Seen
+from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 
 NOW = 1.8e9
@@ -17,7 +17,7 @@ LEVELS = (0.001, 0.01, 0.2, 0.5, 0.8, 0.95, 0.99, 0.9999)
 
 sights = st.lists(
     st.builds(
-        Seen,
+        Observation,
         size=st.integers(0, 100_000),
         seconds=st.floats(0, 1e7),
         at=st.floats(NOW - 1e6, NOW + 1e6),
@@ -35,7 +35,9 @@ priors = st.builds(
 
 @settings(max_examples=60)
 @given(priors, sights, st.integers(1, 50_000))
-def test_forecasts_are_a_distribution_whatever_was_seen(prior: Prior, seen: list[Seen], size: int) -> None:
+def test_forecasts_are_a_distribution_whatever_was_seen(
+    prior: Prior, seen: list[Observation], size: int
+) -> None:
     """Clocks that go back and sizes of 0 included."""
     forecaster = Forecaster(prior, remember=40)
     for one in seen:
@@ -55,7 +57,7 @@ def test_forecasts_are_a_distribution_whatever_was_seen(prior: Prior, seen: list
 
 @settings(max_examples=40)
 @given(priors, sights)
-def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Seen]) -> None:
+def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observation]) -> None:
     """So it needs no other state in the store."""
     first = Forecaster(prior)
     for one in seen:

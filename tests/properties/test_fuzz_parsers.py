@@ -19,8 +19,15 @@ from properties import real_bodies
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
-from smartbatch.core.batching.packing import BatchCompiler, Packed, split, word
-from smartbatch.core.preparation.structured import MAX_DEPTH, Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split
+from smartbatch.core.preparation.structured import (
+    MAX_DEPTH,
+    JsonNotFound,
+    Parsed,
+    Problem,
+    check_answer,
+    recover_json,
+)
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.gemini.errors import read_error as read_gemini_error
 from smartbatch.providers.gemini.provider import GeminiProvider
@@ -70,7 +77,7 @@ TYPES = ("application/json", "text/event-stream; charset=utf-8", "text/html", ""
 # -- what may come back --------------------------------------------------------------------------------
 
 
-def check_answer(answer: object) -> None:
+def assert_is_an_answer(answer: object) -> None:
     assert isinstance(answer, Answer)
     assert flaw(answer) is None
     for text in (answer.text, answer.model, answer.provider_request_id, answer.finish_reason):
@@ -124,7 +131,7 @@ def outcome(call: Callable[[], Any]) -> bool:
         check_error(error)
         return False
     for answer in found if isinstance(found, list) else [found]:
-        check_answer(answer)
+        assert_is_an_answer(answer)
     return True
 
 
@@ -258,7 +265,7 @@ def all_headers(rng: random.Random) -> bool:
 
 
 def packs(rng: random.Random) -> bool:
-    compiler = BatchCompiler(partial(word, rng), native_schema=False)
+    compiler = BatchCompiler(partial(random_word, rng), native_schema=False)
     packed = compiler.compile([Request(f"Question {number}") for number in range(4)])
     replies = ["Lima it is", "forty-two", "no idea", "see above"]  # further apart than a few bytes
     said = zip(packed.ids, packed.checks, replies, strict=True)
@@ -279,7 +286,6 @@ SCHEMA = {
     "properties": {"name": {"type": "string"}, "people": {"type": "integer"}},
     "required": ["name"],
 }
-CHECK = Check(SCHEMA, lambda value: value)
 AROUND = (
     "{}",
     "```json\n{}\n```",
@@ -298,10 +304,10 @@ def written_json(rng: random.Random) -> bool:
     text = rng.choice(AROUND).replace("{}", text)
     if rng.random() < 0.5:
         text = garbled(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
-    assert isinstance(CHECK.verdict(text, "stop"), Parsed | Problem)
+    assert isinstance(check_answer(SCHEMA, lambda value: value, text, "stop"), Parsed | Problem)
     try:
         value = recover_json(text)
-    except NoJson:
+    except JsonNotFound:
         return False
     depth, level = 0, [value]
     while level := [
@@ -368,7 +374,7 @@ def test_long_and_hostile_texts_end(before: str) -> None:
     for piece in PIECES:
         text = before + piece * (100_000 // len(piece))
         for whole in (text, text + "']" if before else text + "}"):
-            assert isinstance(CHECK.verdict(whole, "stop"), Parsed | Problem)
+            assert isinstance(check_answer(SCHEMA, lambda value: value, whole, "stop"), Parsed | Problem)
             assert len(split(packed, whole)) == 2
         data = text.encode()
         assert len(list(events(data[at : at + 999] for at in range(0, len(data), 999)))) >= 0

@@ -12,8 +12,8 @@ from core.pack_models import DAMAGE, honest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.batching.packing import BatchCompiler, Packed, share, split, word
-from smartbatch.core.preparation.structured import Check, NoJson, Parsed, Problem, recover_json
+from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split, split_usage
+from smartbatch.core.preparation.structured import JsonNotFound, Parsed, Problem, check_answer, recover_json
 from smartbatch.types import Request, Usage
 
 MUTATIONS = 100_000
@@ -34,7 +34,7 @@ objects = st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), max
 
 
 def packed_of(prompts: list[str], seed: int) -> Packed:
-    words = partial(word, random.Random(seed))
+    words = partial(random_word, random.Random(seed))
     return BatchCompiler(words, native_schema=False).compile([Request(prompt) for prompt in prompts])
 
 
@@ -75,7 +75,7 @@ def test_shares_add_up_and_are_sound(
 ) -> None:
     """To the token; no share has more cached tokens than input, and none is off by 2 or more."""
     usage = Usage(fresh + cached, spoken + thought, cached, thought)
-    parts = share(usage, weights)
+    parts = split_usage(usage, weights)
     assert sum(parts, Usage()) == usage
     whole = sum(weights) or len(weights)
     for part, weight in zip(parts, weights if any(weights) else [1] * len(weights), strict=True):
@@ -102,7 +102,7 @@ def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> Non
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
     try:
         found = recover_json(cut)
-    except NoJson:
+    except JsonNotFound:
         return
     raise AssertionError(f"{cut!r} was taken for {found!r}")
 
@@ -113,7 +113,7 @@ def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
     """No answer and no schema makes the check raise."""
     schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}
     for answer in (text, json.dumps({"a": schema_like})):
-        assert isinstance(Check(schema, lambda value: value).verdict(answer, "stop"), Parsed | Problem)
+        assert isinstance(check_answer(schema, lambda value: value, answer, "stop"), Parsed | Problem)
 
 
 def mutated(text: str, rng: random.Random) -> str:
@@ -150,6 +150,6 @@ def test_a_hundred_thousand_mutated_replies_raise_nothing_and_mix_nothing_up() -
         else:
             try:
                 recover_json(reply)
-            except NoJson:
+            except JsonNotFound:
                 continue
     assert foreign == 0

@@ -30,15 +30,15 @@ __all__ = [
     "OUTPUT_ROOM",
     "PROMPT_ROOM",
     "BatchCompiler",
+    "PackRoom",
     "Packed",
-    "Room",
-    "pack_key",
+    "batch_key",
     "packable",
-    "share",
+    "random_word",
     "split",
+    "split_usage",
     "suspicious",
-    "weigh",
-    "word",
+    "usage_weights",
 ]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -105,12 +105,12 @@ class Packed:
     checks: tuple[str, ...]
 
 
-def word(rng: RandomSource, letters: int = ID_LETTERS) -> str:
+def random_word(rng: RandomSource, letters: int = ID_LETTERS) -> str:
     """Return a random word of ``letters`` letters."""
     return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(letters))
 
 
-def pack_key(request: Request) -> Hashable | None:
+def batch_key(request: Request) -> Hashable | None:
     """Return what must be equal for requests to share a pack, or ``None`` for one that cannot be packed.
 
     Only plain texts can be packed. What changes the form of the whole output (a schema, a response format,
@@ -127,7 +127,7 @@ def pack_key(request: Request) -> Hashable | None:
 
 def packable(request: Request) -> bool:
     """Whether ``request`` may travel in a pack: its form allows it, and it speaks of no other prompts."""
-    return pack_key(request) is not None and not suspicious(str(request.prompt))
+    return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
 _SUSPICIOUS = re.compile(
@@ -156,7 +156,7 @@ def suspicious(prompt: str) -> bool:
 
 
 @define
-class Room:
+class PackRoom:
     """What a pack still has room for, in estimated tokens."""
 
     prompts: int = PROMPT_ROOM - HEAD_TOKENS
@@ -186,7 +186,7 @@ class BatchCompiler:
     """Makes one request of several.
 
     Args:
-        ids: draws a fresh random word of 8 letters or more; see :func:`word`.
+        ids: draws a fresh random word of 8 letters or more; see :func:`random_word`.
         native_schema: whether the provider takes a JSON schema for the answer.
     """
 
@@ -198,12 +198,12 @@ class BatchCompiler:
         """Return ``requests`` as one.
 
         Room for the output is the sum of the requests' own caps with the frames; requests without one share
-        :data:`OUTPUT_ROOM`, which :class:`Room` has kept their expected answers within.
+        :data:`OUTPUT_ROOM`, which :class:`PackRoom` has kept their expected answers within.
 
         Raises:
-            ValueError: they cannot share a pack; see :func:`pack_key`.
+            ValueError: they cannot share a pack; see :func:`batch_key`.
         """
-        keys = {pack_key(request) for request in requests}
+        keys = {batch_key(request) for request in requests}
         if len(keys) != 1 or None in keys:
             raise ValueError(
                 "requests of one pack must be plain texts with equal parameters and isolation key"
@@ -296,7 +296,9 @@ def _items(text: str) -> Iterator[dict[str, Any]]:
             position = gap.end() if gap else position
 
 
-def share(usage: Usage, weights: Sequence[int], output_weights: Sequence[int] | None = None) -> list[Usage]:
+def split_usage(
+    usage: Usage, weights: Sequence[int], output_weights: Sequence[int] | None = None
+) -> list[Usage]:
     """Split ``usage`` by ``weights``, whole tokens, so that the shares add up to it exactly.
 
     Args:
@@ -331,8 +333,8 @@ def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     return shares
 
 
-def weigh(texts: Sequence[str | None]) -> list[int]:
-    """Return weights for :func:`share` by length; a missing text weighs as much as the mean of the others."""
+def usage_weights(texts: Sequence[str | None]) -> list[int]:
+    """Return weights for :func:`split_usage`: estimated tokens, and for a missing text their mean."""
     known = [estimate(text) for text in texts if text is not None]
     mean = -(-sum(known) // len(known)) if known else 1
     return [mean if text is None else estimate(text) for text in texts]

@@ -33,7 +33,7 @@ from smartbatch.core.forecast.change_detection import Levels, Moment, Watch
 from smartbatch.core.forecast.distribution import Curve
 from smartbatch.core.forecast.priors import Prior
 
-__all__ = ["At", "Forecaster", "Moved", "Prior", "Seen"]
+__all__ = ["ForecastAt", "ForecastChange", "Forecaster", "Observation", "Prior"]
 
 FADES_AFTER = 128
 """Further observations after which one counts half."""
@@ -69,7 +69,7 @@ _HALF = -math.log(2)
 
 
 @frozen
-class Seen:
+class Observation:
     """Something that ended, or was given up.
 
     Args:
@@ -88,7 +88,7 @@ class Seen:
 
 
 @frozen
-class Moved:
+class ForecastChange:
     """A forecast moved.
 
     Attributes:
@@ -112,7 +112,7 @@ class _Kept:
     Of what was given up, ``seconds`` are those it could have taken, and ``least`` those it took.
     """
 
-    seen: Seen
+    seen: Observation
     size: float
     seconds: float
     least: float
@@ -173,17 +173,17 @@ class Forecaster:
         return len(self._kept)
 
     @property
-    def seen(self) -> tuple[Seen, ...]:
+    def seen(self) -> tuple[Observation, ...]:
         """What is kept, oldest first: observed again, in that order, it makes the same forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
-    def at(self, now: float) -> At:
+    def at(self, now: float) -> ForecastAt:
         """Return the forecasts as of ``now``, Unix seconds."""
-        return At(self, now)
+        return ForecastAt(self, now)
 
     # -- learning --------------------------------------------------------------------------------------------
 
-    def observe(self, seen: Seen) -> Moved | None:
+    def observe(self, seen: Observation) -> ForecastChange | None:
         """Learn from something that ended; return how forecasts moved, where that is worth a word.
 
         It is when times change at once, such as to double or half; and when the median has moved by more than
@@ -211,7 +211,7 @@ class Forecaster:
             return self._broke(changed, seen.at)
         return self._drifted(seen.at)
 
-    def _twin(self, seen: Seen) -> _Kept | None:
+    def _twin(self, seen: Observation) -> _Kept | None:
         """Return one that began at about the same moment; ``None`` where there is none."""
         together = self._prior.together * seen.seconds
         if not together:
@@ -231,7 +231,7 @@ class Forecaster:
             self._levels.saw(level, said)
         return self._watch.saw(level, fit.deviation, fit.learned) if first else 0
 
-    def _broke(self, count: int, now: float) -> Moved | None:
+    def _broke(self, count: int, now: float) -> ForecastChange | None:
         """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
         fit = self._fitted(now)
         weighed = list(zip(self._kept, self._weights(now), strict=True))
@@ -256,7 +256,7 @@ class Forecaster:
         factor = _times(math.exp(after.curve.median - before))
         return self._tell(after, before, count, f"the latest {count} took about {factor} those before", True)
 
-    def _drifted(self, now: float) -> Moved | None:
+    def _drifted(self, now: float) -> ForecastChange | None:
         """Tell of a median that moved by and by."""
         if self._fit is not None and self._current(self._fit, now):
             return None
@@ -273,9 +273,9 @@ class Forecaster:
         than = "what was assumed before anything was seen" if first else "those before, by and by"
         return self._tell(fit, before, count, f"the latest {count} took about {factor} {than}", False)
 
-    def _tell(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> Moved:
+    def _tell(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> ForecastChange:
         self._told = (fit.curve.median, fit.growth, fit.center)
-        return Moved(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
+        return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class Forecaster:
 
 
 @frozen
-class At:
+class ForecastAt:
     """The forecasts of a :class:`Forecaster` as of one moment."""
 
     forecaster: Forecaster

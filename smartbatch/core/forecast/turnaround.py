@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-__all__ = ["LATEST", "PROMISE", "Observed", "Running", "remaining"]
+__all__ = ["LATEST", "PROMISE", "ObservedBatch", "RunningBatch", "remaining"]
 
 LATEST = 86_400.0
 """Seconds after which OpenAI and Anthropic let a batch expire; Gemini aims at it and gives up after twice as
@@ -39,7 +39,7 @@ _SHORTEST = 1.0
 
 
 @frozen
-class Observed:
+class ObservedBatch:
     """A batch that ended, or was given up.
 
     Args:
@@ -56,7 +56,7 @@ class Observed:
 
 
 @frozen
-class Running:
+class RunningBatch:
     """A batch under way.
 
     Args:
@@ -71,7 +71,7 @@ class Running:
 
 
 def remaining(
-    running: Sequence[Running], observed: Sequence[Observed] = (), *, unsent: Sequence[int] = ()
+    running: Sequence[RunningBatch], observed: Sequence[ObservedBatch] = (), *, unsent: Sequence[int] = ()
 ) -> float | None:
     """Return the seconds until the last batch has ended, as likely too long as too short.
 
@@ -98,7 +98,7 @@ def remaining(
     return max(_SHORTEST, longest)
 
 
-def _left(batch: Running, times: _Times) -> float | None:
+def _left(batch: RunningBatch, times: _Times) -> float | None:
     """Return the seconds left of one batch: by its age, or by its own pace where that is faster.
 
     A slow pace is no evidence: batches wait in a queue first, and are fast then.
@@ -114,7 +114,7 @@ def _left(batch: Running, times: _Times) -> float | None:
 class _Times:
     """How long batches of ``size`` requests take."""
 
-    def __init__(self, observed: Sequence[Observed], size: int) -> None:
+    def __init__(self, observed: Sequence[ObservedBatch], size: int) -> None:
         known = [
             (math.log(one.seconds), _weight(one, size), one.ended) for one in observed if one.seconds > 0
         ]
@@ -150,7 +150,7 @@ class _Times:
         )
 
 
-def _weight(one: Observed, size: int) -> float:
+def _weight(one: ObservedBatch, size: int) -> float:
     """Return how much an observation counts for a batch of ``size``: half if a day old or twice the size."""
     apart = abs(math.log2(max(1, one.size) / max(1, size)))
     return float(0.5 ** (max(0.0, one.age) / (_FADE * _DAY))) / (1 + apart)

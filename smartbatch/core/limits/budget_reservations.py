@@ -1,12 +1,12 @@
 """What a client's budget holds back for its jobs, from their submission to their end.
 
-A job keeps to a budget of its own, in the store, whoever carries it on. Held back here is what it can still
-spend, so that the job and everything else the client does stay within the client's budget together.
+A job keeps to a budget of its own, which is in the store, whichever process runs the job. What is held back
+here is what the job can still spend, so that the job and everything else the client does stay within the
+client's budget together.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -14,108 +14,113 @@ from attrs import define
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
-__all__ = ["JobReservations"]
+__all__ = ["JobReservations", "NewReservation"]
 
 
 @define
 class _JobReservation:
-    """What is held back for a job, and what it had cost when that was looked at, USD."""
+    """What is held back for a job, and what the job had cost when that was last updated, USD."""
 
     held: SpendReservation
     cost: float
 
 
+@define
+class NewReservation:
+    """Money held back for a job that is being submitted.
+
+    Attributes:
+        usd: the amount.
+        held: the reservation.
+        job_id: the job it was assigned to; ``None`` until then.
+    """
+
+    usd: float
+    held: SpendReservation
+    job_id: str | None = None
+
+
 class JobReservations:
-    """Parts of a budget that belong to jobs.
+    """The reservations of jobs in a budget.
 
     Args:
         budget: the client's.
-        guard: nobody else reserves or settles while it is held.
-
-    Attributes:
-        account: a name no other budget has; jobs keep it, so that it is known who holds money back for them.
+        guard: makes a lock to hold; nothing else reserves or settles meanwhile. No method may be called with
+            it held.
+        account: a name no other budget has. Jobs store it, so that each process knows which client holds
+            money back for them.
     """
 
-    def __init__(self, budget: Budget, guard: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self, budget: Budget, guard: Callable[[], AbstractContextManager[object]], account: str
+    ) -> None:
         self.budget = budget
-        self.account = secrets.token_hex(8)
+        self.account = account
         self._guard = guard
         self._jobs: dict[str, _JobReservation] = {}
 
     @property
     def jobs(self) -> list[str]:
-        """Ids of jobs that something is held back for."""
+        """Ids of jobs that money is held back for."""
         return list(self._jobs)
 
     def has(self, job_id: str) -> bool:
-        """Whether something is held back for a job."""
+        """Whether money is held back for a job."""
         return job_id in self._jobs
 
     @contextmanager
-    def taken(self, wanted: float | None) -> Iterator[Taking]:
-        """Hold back money for a job that is being accepted; it goes back unless the job keeps it.
+    def reserved(self, wanted: float | None) -> Iterator[NewReservation]:
+        """Hold back money while a job is submitted; it is released unless it was assigned to the job.
 
         Args:
-            wanted: USD; ``None`` for all there is. It gets no more than there is.
+            wanted: USD; ``None`` for all that is left. At most what is left is held back.
         """
         with self._guard():
             left = self.budget.left
             assert left is not None, "an account without a limit has nothing to hold back from"
             usd = left if wanted is None else min(wanted, left)
-            taking = Taking(usd, self.budget.reserve(usd, lasting=True))
+            reservation = NewReservation(usd, self.budget.reserve(usd, lasting=True))
         try:
-            yield taking
+            yield reservation
         finally:
-            if taking.job_id is None:
+            if reservation.job_id is None:
                 with self._guard():
-                    self.budget.release(taking.held)
+                    self.budget.release(reservation.held)
 
-    def keep(self, job_id: str, taking: Taking, cost: float) -> None:
-        """Let a job have what was taken for it.
+    def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
+        """Give a job what was held back for it.
 
         Args:
-            cost: what it has cost so far, USD: that is not spent of this budget.
+            job_id: the job.
+            reservation: from :meth:`reserved`, whose block has not ended.
+            cost: USD the job has cost so far; they are not spent of this budget.
         """
-        taking.job_id = job_id
-        self._jobs[job_id] = _JobReservation(taking.held, cost)
+        reservation.job_id = job_id
+        self._jobs[job_id] = _JobReservation(reservation.held, cost)
 
-    def book(self, job_id: str, cost: float, *, ended: bool, pledged: float | None = None) -> None:
-        """Count what a job has cost by now as spent; at its end, give the rest back.
+    def charge(self, job_id: str, cost: float, *, ended: bool, still: float | None = None) -> None:
+        """Count what a job has cost so far as spent; at its end, release the rest.
 
         Args:
-            cost: USD, from its beginning.
-            pledged: USD that it can still cost, where all its requests have their results; the rest is given
-                back then.
+            job_id: the job; one that nothing is held back for is ignored.
+            cost: USD since the job began; the same figure may come twice.
+            ended: whether it can cost nothing more.
+            still: USD that it can still cost, where all its requests have their results; what is held back
+                beyond that is released.
         """
         with self._guard():
             reservation = self._jobs.get(job_id)
             if reservation is None:
                 return
             more = max(0.0, cost - reservation.cost)
+            reservation.cost += more
             if ended:
                 del self._jobs[job_id]
                 self.budget.settle(reservation.held, more)
-            elif pledged is not None:
+            elif still is None:
+                self.budget.spend(reservation.held, more)
+            else:
                 self.budget.settle(reservation.held, more)
                 left = self.budget.left
-                usd = pledged if left is None else min(pledged, left)
+                usd = still if left is None else min(still, left)
                 reservation.held = self.budget.reserve(usd, lasting=True)
-                reservation.cost += more
-            else:
-                self.budget.spend(reservation.held, more)
-                reservation.cost += more
-
-
-@define
-class Taking:
-    """Money on its way to a job.
-
-    Attributes:
-        usd: how much.
-        held: the reservation.
-        job_id: the job that keeps it.
-    """
-
-    usd: float
-    held: SpendReservation
-    job_id: str | None = None

@@ -45,22 +45,22 @@ class FlexHealth:
         if self._on:
             self._row, self._pause, self._trial = 0, self.PAUSE, False
 
-    def refused(self, now: float, why: str, *, beside: int = 0, for_good: bool = False) -> str | None:
+    def refused(self, now: float, why: str, *, in_flight: int = 0, permanent: bool = False) -> str | None:
         """Note that the tier sent a request away; return the reason when this turns it off.
 
         Args:
             now: monotonic seconds.
             why: what it said, in a few words.
             beside: calls to the tier that are under way.
-            for_good: it said that the model, or the account, does not have the tier.
+            permanent: it said that the model, or the account, does not have the tier.
         """
         if not self._on:
             return None  # it was under way when the tier was turned off
         self._row += 1
-        enough = max(1 if self._trial else self.REFUSALS, (beside + 1) // 2)
-        if self._row < enough and not for_good:
+        enough = max(1 if self._trial else self.REFUSALS, (in_flight + 1) // 2)
+        if self._row < enough and not permanent:
             return None
-        pause = self.MAX_PAUSE if for_good else self._pause
+        pause = self.MAX_PAUSE if permanent else self._pause
         self._pause = min(2 * self._pause, self.MAX_PAUSE)
         self._off_until = now + pause
         self._on = False

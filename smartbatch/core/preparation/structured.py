@@ -15,16 +15,17 @@ from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 
+from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.types import Generation, Message, Request
 
 __all__ = [
     "TEMPERATURES",
-    "Check",
-    "NoJson",
+    "JsonNotFound",
     "Parsed",
     "Problem",
+    "check_answer",
     "check_schema",
-    "loosely",
+    "read_answer",
     "recover_json",
     "repair_request",
 ]
@@ -42,7 +43,7 @@ REPAIRABLE = 10_000
 stray quotes and brackets: two seconds at this size, a quarter of an hour for 200,000 letters."""
 
 
-class NoJson(ValueError):
+class JsonNotFound(ValueError):
     """The text holds no JSON value, or not a single one; the message repeats nothing of it."""
 
 
@@ -72,40 +73,50 @@ class Parsed:
     value: Any
 
 
-def loosely(params: Generation, text: str | None) -> Any:
-    """Return the JSON value in an answer that a ``response_format`` of the provider's own was asked for.
+def read_answer(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
+    """Return the object that an answer stands for, or why it stands for none; never raises.
 
-    ``None`` where none was asked for, and where the answer holds none: nobody said what has to be in it.
+    1. A schema was asked for: what :func:`check_answer` says.
+    2. The provider's own ``response_format`` was asked for: the JSON value in the answer. ``None`` where it
+       holds none, since nothing says what has to be in it.
+    3. Neither: ``None``.
+
+    Args:
+        params: what was asked for.
+        text: the answer.
+        finish_reason: see :class:`~smartbatch.types.Answer`.
     """
+    if params.schema is not None:
+        return check_answer(*schema_of(params.schema), text, finish_reason)
     if params.response_format is None:
-        return None
+        return Parsed(None)
     try:
-        return recover_json(text or "")
-    except NoJson:
-        return None
+        return Parsed(recover_json(text or ""))
+    except JsonNotFound:
+        return Parsed(None)
 
 
 def recover_json(text: str) -> Any:
     """Return the JSON value in ``text``, without fences and words around it; small slips are mended.
 
     Raises:
-        NoJson: there is none, there are several, or it does not end.
+        JsonNotFound: there is none, there are several, or it does not end.
     """
     text = text.strip().removeprefix("\ufeff").strip()
     try:
         return _loads(text)
-    except NoJson:
+    except JsonNotFound:
         pass
     fenced = _FENCE.findall(text)
     if len(fenced) == 1:
         text = fenced[0].strip()
         try:
             return _loads(text)
-        except NoJson:
+        except JsonNotFound:
             pass
     found = list(_documents(text))
     if len(found) > 1:
-        raise NoJson("it holds several JSON values; which one is meant is not clear")
+        raise JsonNotFound("it holds several JSON values; which one is meant is not clear")
     if found:
         return found[0]
     return _mended(text)
@@ -127,7 +138,7 @@ def _loads(text: str) -> Any:
     try:
         return _shallow(_decoder.decode(text))
     except (ValueError, RecursionError):
-        raise NoJson("it is not JSON") from None
+        raise JsonNotFound("it is not JSON") from None
 
 
 def _documents(text: str) -> Iterator[Any]:
@@ -156,18 +167,18 @@ def _mended(text: str) -> Any:
     start = _OPENING.search(text)
     end = max(text.rfind("}"), text.rfind("]"))
     if start is None or end < start.start() or len(text) > REPAIRABLE:
-        raise NoJson("it holds no JSON value")
+        raise JsonNotFound("it holds no JSON value")
     body = text[start.start() : end + 1]
     if not _closes(body):
-        raise NoJson("its JSON does not end")
+        raise JsonNotFound("its JSON does not end")
     from json_repair import loads
 
     try:
         value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is made up
     except Exception:  # a repair tool may fail in any way on garbage
-        raise NoJson("it is not JSON") from None
+        raise JsonNotFound("it is not JSON") from None
     if not isinstance(value, dict | list) or not value:
-        raise NoJson("it is not JSON")
+        raise JsonNotFound("it is not JSON")
     return _shallow(value)
 
 
@@ -203,7 +214,7 @@ def _shallow(value: Any) -> Any:
         ]
         if not level:
             return value
-    raise NoJson(f"its JSON is nested deeper than {MAX_DEPTH} levels")
+    raise JsonNotFound(f"its JSON is nested deeper than {MAX_DEPTH} levels")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -252,48 +263,41 @@ def _validator(schema: str) -> Any:
     return validator_for(decoded, default=Draft202012Validator)(decoded, registry=REGISTRY)
 
 
-class Check:
-    """What an answer must be.
+def check_answer(
+    schema: Mapping[str, Any], build: Callable[[Any], Any], text: str | None, finish_reason: str
+) -> Parsed | Problem:
+    """Return the object that an answer to a request with a schema stands for, or why it stands for none.
+
+    The cases, in order: the answer did not end by itself (final); it holds no single JSON value; the schema
+    cannot be applied (final); the value breaks the schema; no object can be made of the value; it fits.
 
     Args:
         schema: the JSON schema that was asked for.
-        build: makes an object of what fits; see :func:`smartbatch.core.preparation.schemas.schema_of`.
+        build: makes an object of a value that fits, see :mod:`smartbatch.core.preparation.schemas`.
+        text: the answer.
+        finish_reason: see :class:`~smartbatch.types.Answer`.
     """
-
-    def __init__(self, schema: Mapping[str, Any], build: Callable[[Any], Any]) -> None:
-        self._schema = schema
-        self._build = build
-
-    def verdict(self, text: str | None, finish_reason: str) -> Parsed | Problem:
-        """Return the object an answer stands for, or why it stands for none; never raises.
-
-        Args:
-            text: the answer.
-            finish_reason: see :class:`~smartbatch.types.Answer`.
-        """
-        if (final := _ENDS.get(finish_reason)) is not None:
-            return Problem(final, final, final=True)
-        try:
-            value = recover_json(text or "")
-        except NoJson as error:
-            return Problem(f"the answer is not what the schema asks for: {error}", f"{error}.")
-        try:
-            flaws = list(islice(_validator(json.dumps(self._schema)).iter_errors(value), MAX_FLAWS))
-        except Exception as error:  # the schema's own: a reference without target, a pattern that is none
-            text = f"the schema could not be applied ({type(error).__name__}); correct it"
-            return Problem(text, text, final=True)
-        if flaws:
-            # The path within the schema is the caller's own; the path within the answer may hold its keys.
-            where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
-            told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
-            return Problem(f"the answer breaks the schema at {where}", f"{told}.")
-        try:
-            return Parsed(self._build(value))
-        except Exception as error:
-            problem = (
-                f"the answer follows the schema, but no object could be made of it: {type(error).__name__}"
-            )
-            return Problem(problem, f"{type(error).__name__}: {error}"[:1000])
+    if (final := _ENDS.get(finish_reason)) is not None:
+        return Problem(final, final, final=True)
+    try:
+        value = recover_json(text or "")
+    except JsonNotFound as error:
+        return Problem(f"the answer is not what the schema asks for: {error}", f"{error}.")
+    try:
+        flaws = list(islice(_validator(json.dumps(schema)).iter_errors(value), MAX_FLAWS))
+    except Exception as error:  # the schema's own: a reference without target, a pattern that is none
+        problem = f"the schema could not be applied ({type(error).__name__}); correct it"
+        return Problem(problem, problem, final=True)
+    if flaws:
+        # The path within the schema is the caller's own; the path within the answer may hold its keys.
+        where = "/".join(str(part) for part in flaws[0].absolute_schema_path)
+        told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
+        return Problem(f"the answer breaks the schema at {where}", f"{told}.")
+    try:
+        return Parsed(build(value))
+    except Exception as error:
+        problem = f"the answer follows the schema, but no object could be made of it: {type(error).__name__}"
+        return Problem(problem, f"{type(error).__name__}: {error}"[:1000])
 
 
 _ENDS = {

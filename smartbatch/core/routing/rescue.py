@@ -20,7 +20,7 @@ from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.routing.risk import LATE_PENALTY, LEVELS, MARGIN, SURE, Start, best, starts, within
 from smartbatch.core.routing.throughput import Throughput, Times
 
-__all__ = ["MARGIN", "PendingShard", "Rescue", "Speed", "assumed", "rescue"]
+__all__ = ["MARGIN", "PendingShard", "Rescue", "Speed", "assumed_speed", "rescue"]
 
 MOMENT = 0.5
 """Seconds that are no reason to wait: as Unix time, shorter ones could round to nothing."""
@@ -49,7 +49,7 @@ class Speed:
     turnaround: Times = field(factory=lambda: Forecaster(Prior(PROMISE)).at(0.0))
 
 
-def assumed(*_: object) -> Speed:
+def assumed_speed(*_: object) -> Speed:
     """Return what is assumed where nothing is known: four calls at a time, of which most take seconds."""
     throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), parallelism=4)
     return Speed(throughput, Forecaster(Prior.of(150.0, 450.0)).at(0.0))
@@ -81,13 +81,13 @@ class Rescue:
     """What to do.
 
     Attributes:
-        back: positions of the shards to take back now.
+        take_back: positions of the shards to take back now.
         wait: seconds until it must be looked at again; infinity when there is nothing left to take back.
         needs: seconds that all that is left needs in real time.
         late: whether the deadline will be missed, as far as can be said.
     """
 
-    back: tuple[int, ...]
+    take_back: tuple[int, ...]
     wait: float
     needs: float
     late: bool

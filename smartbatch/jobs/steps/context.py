@@ -12,7 +12,7 @@ from attrs import field, frozen
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed
+from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import IncidentRow, JobLease, JobRow, JobState, ShardRow, ShardState
@@ -89,7 +89,7 @@ class StepContext:
     limits: StepLimits
     prices: PriceBook = field(repr=False)
     tell: Callable[[Event], None] = field(repr=False)
-    speed: Callable[[JobRow], Speed] = field(default=assumed, repr=False)
+    speed: Callable[[JobRow], Speed] = field(default=assumed_speed, repr=False)
     calibration: Callable[[JobRow], Calibration] = field(default=unlearned, repr=False)
 
     @property

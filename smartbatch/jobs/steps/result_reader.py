@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from smartbatch.core.batching.crosscheck import Crosscheck
-from smartbatch.core.preparation.schemas import schema_of
-from smartbatch.core.preparation.structured import Check, Parsed, Problem, loosely
+from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
@@ -109,10 +108,7 @@ class Reader:
 
 def _parsed(request: Request, answer: Answer) -> tuple[object, Problem | None]:
     """Return the object an answer stands for, recovered from fences and noise, or why there is none."""
-    schema = request.params.schema
-    if schema is None or request.embedding is not None:
-        return loosely(request.params, answer.text), None
-    verdict = Check(*schema_of(schema)).verdict(answer.text, answer.finish_reason)
+    verdict = read_answer(request.params, answer.text, answer.finish_reason)
     return (verdict.value, None) if isinstance(verdict, Parsed) else (None, verdict)
 
 

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed
+from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
@@ -95,7 +95,7 @@ class StepRunner:
         tell: Callable[[Event], None],
         prices: PriceBook,
         limits: StepLimits,
-        speed: Callable[[JobRow], Speed] = assumed,
+        speed: Callable[[JobRow], Speed] = assumed_speed,
         calibration: Callable[[JobRow], Calibration] = unlearned,
     ) -> None:
         self._store = store

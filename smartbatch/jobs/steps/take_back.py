@@ -33,11 +33,11 @@ def in_time(step: StepContext, shards: Sequence[ShardRow]) -> float:
     found = _found(step, deadline, held)
     if found.late:
         _tell_risk(step, held)
-    for at in found.back:
+    for at in found.take_back:
         _take_back(step, held[at], deadline, found)
         if held[at].state not in UNSENT_SHARDS:
             return step.wall
-    return step.wall if found.back else step.wall + found.wait
+    return step.wall if found.take_back else step.wall + found.wait
 
 
 def _found(step: StepContext, deadline: float, held: Sequence[ShardRow]) -> Rescue:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from smartbatch.core.batching.packing import BatchCompiler, share, split, weigh
+from smartbatch.core.batching.packing import BatchCompiler, split, split_usage, usage_weights
 from smartbatch.errors import MissingAnswer, ProviderError
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.call.soundness import flaw, invalid
@@ -41,10 +41,10 @@ def generate_packed(
     texts: list[str | None] = [None] * len(requests)
     if whole.finish_reason not in STOPPED:
         texts = split(packed, whole.text or "")
-    asked = weigh([str(request.prompt) for request in requests])
+    asked = usage_weights([str(request.prompt) for request in requests])
     usages: list[Usage | None] = [None] * len(requests)
     if whole.usage is not None:
-        usages = [*share(whole.usage, asked, weigh(texts))]
+        usages = [*split_usage(whole.usage, asked, usage_weights(texts))]
     parts: list[Answer | ProviderError] = []
     for text, usage, weight in zip(texts, usages, asked, strict=True):
         cost = None if whole.cost is None else whole.cost * weight / (sum(asked) or 1)
