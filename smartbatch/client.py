@@ -356,7 +356,7 @@ class BatchingClient(ListCalls):
         engine = self._running()
         lane = engine.lane_of(provider, model, request.embedding, flex=flex and stream is None)
         if stream is None:
-            lane = lane.home_of(request, self._clock.now())
+            lane = lane.lane_for(request, self._clock.now())
         # who pays for speed must not wait for an answer of the slower tier
         twin = key + b"flex" if key is not None and lane.standard is not None else key
         (given, whole), reserve = admission.demand(lane, request, priced=own_budget is not None)
@@ -457,7 +457,7 @@ class BatchingClient(ListCalls):
         )
 
     def _attach(self, lane: Lane, engine: RealtimeEngine) -> None:
-        engine.queue.lanes.append(lane)
+        engine.queue.add_lane(lane)
         lane.quota.attach(
             engine.queue,
             self.config.max_rpm,

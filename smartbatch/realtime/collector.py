@@ -19,6 +19,7 @@ from smartbatch.events import FlexChanged, PackingChanged
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.ticket import Ticket
@@ -63,25 +64,25 @@ class Collector:
         queue = self._queue
         wake = math.inf
         self._moved = False
-        lanes = queue.lanes
-        if len(lanes) > 1:
-            lanes = [lane for _, _, lane in sorted(_by_head(lanes), key=itemgetter(0, 1))]
-        for lane in lanes:
-            if lane.later or lane.held:
-                wake = min(wake, lane.promote(now))
-            while lane.waiting:
-                ready = lane.ready(now, flushed=queue.flushing)
+        lane_queues = list(queue.lanes.values())
+        if len(lane_queues) > 1:
+            lane_queues = [each for _, _, each in sorted(_by_head(lane_queues), key=itemgetter(0, 1))]
+        for lane_queue in lane_queues:
+            if lane_queue.delayed or lane_queue.paused_retries:
+                wake = min(wake, lane_queue.promote(now))
+            while lane_queue.waiting:
+                ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                flight = self._try_locked(lane, now, effects)
+                flight = self._try_locked(lane_queue, now, effects)
                 if isinstance(flight, InFlightCall):
                     return flight
                 if flight > now:
                     wake = min(wake, flight)
                     break
-            if lane.held:
-                wake = min(wake, lane.retry_budget.look(now))
+            if lane_queue.paused_retries:
+                wake = min(wake, lane_queue.lane.retry_budget.look(now))
         return now if self._moved else wake
 
     def expire_locked(self, now: float, effects: DeferredEffects) -> float:
@@ -101,32 +102,38 @@ class Collector:
             effects.fail(ticket, [waiter], error, now)
         return self._queue.next_deadline_locked()
 
-    def _try_locked(self, lane: Lane, now: float, effects: DeferredEffects) -> InFlightCall | float:
+    def _try_locked(
+        self, lane_queue: LaneQueue, now: float, effects: DeferredEffects
+    ) -> InFlightCall | float:
         """Try to send the head of ``lane``; ``now`` means that something was cleared away: look again."""
-        head = lane.head()
+        lane, head = lane_queue.lane, lane_queue.head()
         if head is None:
             return math.inf
-        if self._clear_away_locked(lane, head, now, effects):
+        if self._clear_away_locked(lane_queue, head, now, effects):
             return now
         if head.charged and lane.retry_budget.look(now) > now:
-            lane.hold(head)  # a first call may go all the same
+            lane_queue.pause_retry(head)  # a first call may go all the same
             return now
         if lane.shares:  # what the head must wait for, its company would: do not gather it for each newcomer
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
                 self._note_changes_locked(lane, now, effects)
                 return self._patience_ends(lane, at)
-        tickets = self._company_locked(lane, head)
+        tickets = self._company_locked(lane_queue, head)
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
-        if lane.health is not None and len(tickets) > 1 and (reason := lane.health.resume(now)) is not None:
+        if (
+            lane.packing_health is not None
+            and len(tickets) > 1
+            and (reason := lane.packing_health.resume(now)) is not None
+        ):
             effects.events.append(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
         if lane.standard is not None and (reason := lane.quota.flex.resume(now)) is not None:
             effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
         self._note_changes_locked(lane, now, effects)
         if not isinstance(permit, Permit):
             for ticket in tickets:
-                lane.unpop(ticket)
+                lane_queue.unpop(ticket)
             return self._patience_ends(lane, permit)
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
@@ -139,25 +146,26 @@ class Collector:
         lane.started(len(batch))
         return InFlightCall(batch, permit, now)
 
-    def _company_locked(self, lane: Lane, head: Ticket) -> list[Ticket]:
+    def _company_locked(self, lane_queue: LaneQueue, head: Ticket) -> list[Ticket]:
         """Take out the head and, where calls are shared, who travels with it and can be paid for."""
-        lane.pop()
+        lane = lane_queue.lane
+        lane_queue.pop()
         tickets = [head]
         tokens, cost = head.input_estimate, head.reserve
         passed: list[Ticket] = []
         room = PackRoom()
-        alone = head.alone or lane.travels_alone(self._clock.now())
-        if lane.health is not None and not room.take(*_needs(lane, head)):
+        alone = head.alone or lane.packing_paused(self._clock.now())
+        if lane.packing_health is not None and not room.take(*_needs(lane, head)):
             alone = True
         most = 1 if alone else lane.accumulator.window.max_size
         while len(tickets) < most and len(passed) < PASSED_OVER:
-            ticket = lane.pop()
+            ticket = lane_queue.pop()
             if ticket is None:
                 break
             if not _may_travel_together(head, ticket):
                 passed.append(ticket)
                 continue
-            if lane.health is not None and not room.take(*_needs(lane, ticket)):
+            if lane.packing_health is not None and not room.take(*_needs(lane, ticket)):
                 passed.append(ticket)
                 break
             tokens += ticket.input_estimate
@@ -168,13 +176,16 @@ class Collector:
                 break
             tickets.append(ticket)
         for ticket in passed:
-            lane.unpop(ticket)
+            lane_queue.unpop(ticket)
         return tickets
 
-    def _clear_away_locked(self, lane: Lane, head: Ticket, now: float, effects: DeferredEffects) -> bool:
+    def _clear_away_locked(
+        self, lane_queue: LaneQueue, head: Ticket, now: float, effects: DeferredEffects
+    ) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
+        lane = lane_queue.lane
         if lane.standard is not None and not lane.quota.flex.is_open(now):
-            self._move_locked(lane, lane.standard, head, now)
+            self._move_locked(lane_queue, lane.standard, head, now)
             return True
         short = self._gates.payer(head.own_budget).short(head.reserve)
         if short is not None:
@@ -193,14 +204,14 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, effects)
             return True
-        since = lane.standing.open_since
+        since = lane.provider_health.open_since
         if since is None:
             return False
         if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
             # Vectors of two models cannot be compared, so whoever asked for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
-                self._move_locked(lane, other, head, now)
+                self._move_locked(lane_queue, other, head, now)
                 return True
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
@@ -209,24 +220,24 @@ class Collector:
             return True
         return False
 
-    def _move_locked(self, lane: Lane, other: Lane, head: Ticket, now: float) -> None:
-        """Let the head of ``lane`` wait in ``other``, where it may take more tokens and cost more."""
-        lane.pop()
+    def _move_locked(self, lane_queue: LaneQueue, other: Lane, head: Ticket, now: float) -> None:
+        """Let the head of a lane wait in ``other``, where it may take more tokens and cost more."""
+        lane_queue.pop()
         head.lane = other
         head.batch_key = other.batch_key(head.request)
         priced = self._config.budget is not None or head.own_budget is not None
         head.estimate, head.reserve = other.demand(head.request, head.input_estimate, priced=priced)
-        other.put(head, head.due, now)
+        self._queue.lanes[other].put(head, head.due, now)
         self._moved = True
 
     def _note_changes_locked(self, lane: Lane, now: float, effects: DeferredEffects) -> None:
         """Tell of what the breaker became when it was looked at."""
-        if lane.standing.open_since is not None:
+        if lane.provider_health.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, now, effects)
 
     def _patience_ends(self, lane: Lane, at: float) -> float:
-        since = lane.standing.open_since
+        since = lane.provider_health.open_since
         return at if since is None else min(at, since + self._config.outage_patience + 0.001)
 
 
@@ -264,7 +275,7 @@ def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
 
 def _frame_cost(lane: Lane, size: int) -> float:
     """Return the USD that packing ``size`` requests adds to what they cost by themselves."""
-    if lane.health is None or lane.rates is None or size < 2:
+    if lane.packing_health is None or lane.rates is None or size < 2:
         return 0.0
     return lane.rates.cost(Usage(HEAD_TOKENS + size * ITEM_TOKENS, size * ITEM_OUTPUT))
 
@@ -274,11 +285,11 @@ def _may_travel_together(head: Ticket, other: Ticket) -> bool:
     return together and other.batch_key == head.batch_key
 
 
-def _by_head(lanes: list[Lane]) -> list[tuple[float, int, Lane]]:
+def _by_head(lane_queues: list[LaneQueue]) -> list[tuple[float, int, LaneQueue]]:
     heads = []
-    for position, lane in enumerate(lanes):
-        head = lane.head()
-        heads.append((math.inf if head is None else head.key, position, lane))
+    for position, lane_queue in enumerate(lane_queues):
+        head = lane_queue.head()
+        heads.append((math.inf if head is None else head.key, position, lane_queue))
     return heads
 
 

@@ -303,7 +303,7 @@ def _route(flight: InFlightCall, outcomes: list[Outcome]) -> Route | None:
     if any(ticket.request.call is not None for ticket in flight.batch.items):
         return None
     size, lane = len(flight.batch), flight.permit.lane
-    return Route.PACKED if size > 1 and lane.health is not None else route_of(lane, outcomes[0], size)
+    return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)
 
 
 def _mistaken(flight: InFlightCall, mistake: BaseException) -> list[ProviderError]:

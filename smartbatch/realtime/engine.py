@@ -179,8 +179,8 @@ class RealtimeEngine:
         """Send what waits in windows at once."""
         with self.queue.monitor:
             now = self._clock.now()
-            for lane in self.queue.lanes:
-                lane.flush(now)
+            for lane_queue in self.queue.lanes.values():
+                lane_queue.flush(now)
             self.dispatcher.wake_locked()
 
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:

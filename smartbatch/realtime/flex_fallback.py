@@ -65,6 +65,6 @@ def judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: Def
         if turn is None:
             return
         declined = turn is Turn.DECLINED
-        reason = health.refused(now, turn.value, in_flight=lane.flying, permanent=declined)
+        reason = health.refused(now, turn.value, in_flight=lane.in_flight, permanent=declined)
     if reason is not None:
         effects.events.append(FlexChanged(at=now, model=lane.label, enabled=False, reason=reason))

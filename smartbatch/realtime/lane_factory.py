@@ -25,7 +25,7 @@ from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.call.layers import Middleware, build_call
-from smartbatch.realtime.lane import Lane, Standing
+from smartbatch.realtime.lane import Lane, ProviderHealth
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
@@ -37,7 +37,7 @@ class _Health:
     """What all lanes of one provider and model share."""
 
     breaker: CircuitBreaker
-    standing: Standing
+    provider_health: ProviderHealth
     retry_budget: RetryBudget
     rates: RateCard | None
 
@@ -156,7 +156,7 @@ class LaneFactory:
                 )
             ),
             breaker=health.breaker,
-            standing=health.standing,
+            provider_health=health.provider_health,
             retry_budget=health.retry_budget,
             quota=shared_quota(provider.scope, model),
             rates=health.rates,
@@ -172,7 +172,7 @@ class LaneFactory:
             ),
             max_tokens=max_tokens,
             batch_key=batch_key if packed else attrgetter("isolation_key"),
-            health=PackingHealth() if packed else None,
+            packing_health=PackingHealth() if packed else None,
             tier=tier,
         )
 
@@ -185,7 +185,7 @@ class LaneFactory:
                 max_pause=config.breaker_max_pause,
                 probes=config.breaker_probes,
             ),
-            Standing(),
+            ProviderHealth(),
             RetryBudget(),
             self._rates(provider, model),
         )

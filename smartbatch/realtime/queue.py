@@ -12,6 +12,7 @@ from attrs import define
 from smartbatch._clock import Clock, Monitor
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority
 
@@ -79,7 +80,7 @@ class RequestQueue:
         self.urgent_room: Monitor = clock.monitor(self.monitor.lock)
         self.idle: Monitor = clock.monitor(self.monitor.lock)
         self.counts = RequestCounts()
-        self.lanes: list[Lane] = []
+        self.lanes: dict[Lane, LaneQueue] = {}
         self.live: dict[Ticket, None] = {}
         self.settling: dict[object, None] = {}
         self.abandoned: deque[ResultFuture] = deque()
@@ -88,6 +89,13 @@ class RequestQueue:
         self._identical: dict[bytes, Ticket] = {}
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
         self._blocked = 0
+
+    def add_lane(self, lane: Lane) -> None:
+        """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock.
+
+        Whoever reads :attr:`lanes` meanwhile goes on with the lanes there were.
+        """
+        self.lanes = {**self.lanes, lane: LaneQueue(lane)}
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
         """Take ``ticket`` in, or let its claim join an identical one; True when it joined.
@@ -115,13 +123,13 @@ class RequestQueue:
         waiter.ticket = ticket
         self.counts.submitted += 1
         self.counts.waiting += 1
-        ticket.lane.put(ticket, ticket.due, now)
+        self.lanes[ticket.lane].put(ticket, ticket.due, now)
         return False
 
     def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
         """Let a ticket that was in flight wait once more, from ``due`` on. It needs no room: it had some."""
         self.counts.back(len(ticket.waiters))
-        ticket.lane.put(ticket, due, now)
+        self.lanes[ticket.lane].put(ticket, due, now)
 
     def start_locked(self, ticket: Ticket, now: float) -> bool:
         """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
@@ -143,7 +151,7 @@ class RequestQueue:
         if ticket.state is TicketState.IN_FLIGHT:
             self.counts.in_flight -= len(waiters)
         else:
-            ticket.lane.remove(ticket)
+            self.lanes[ticket.lane].remove(ticket)
             self.counts.waiting -= len(waiters)
             self._freed_locked(len(waiters))
             waiters = [waiter for waiter in waiters if waiter.running or waiter.begin()]
@@ -168,7 +176,7 @@ class RequestQueue:
             self._drop_waiter_locked(ticket, waiter)
             if not ticket.waiters:
                 self._forget_locked(ticket)  # first: if Ctrl-C comes now, a worker will pass the ticket over
-                ticket.lane.remove(ticket)
+                self.lanes[ticket.lane].remove(ticket)
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
@@ -192,7 +200,7 @@ class RequestQueue:
                 late.append((ticket, waiter))
             if not ticket.waiters:
                 if waiting:
-                    ticket.lane.remove(ticket)
+                    self.lanes[ticket.lane].remove(ticket)
                 self._forget_locked(ticket)
         return late
 
@@ -297,9 +305,9 @@ class RequestQueue:
         key, must_start = min(leader.key, twin.key), min(leader.must_start, twin.must_start)
         urgent = leader.urgent or twin.urgent
         if (key, must_start, urgent) != (leader.key, leader.must_start, leader.urgent):
-            leader.lane.remove(leader)
+            self.lanes[leader.lane].remove(leader)
             leader.key, leader.must_start, leader.urgent = key, must_start, urgent
-            leader.lane.put(leader, leader.due, now)
+            self.lanes[leader.lane].put(leader, leader.due, now)
 
     def _watch_deadline_locked(self, ticket: Ticket, waiter: Waiter) -> None:
         if waiter.deadline is None:

@@ -124,11 +124,11 @@ class ResponseRouter:
         batch = flight.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
         lane = flight.permit.lane
-        lane.landed(len(batch), now - flight.started, now)
+        lane.finished(len(batch), now - flight.started, now)
         self._end_permit(flight, outcomes, now, effects)
         poisoned = _poison(outcomes)
-        if lane.health is not None and len(batch) > 1:
-            self._judge_packing(lane, lane.health, outcomes, poisoned is not None, now, effects)
+        if lane.packing_health is not None and len(batch) > 1:
+            self._judge_packing(lane, lane.packing_health, outcomes, poisoned is not None, now, effects)
         if poisoned is not None:
             self._bisect(batch, poisoned, now, effects)
         for ticket, reading in zip(batch.items, readings, strict=True):
@@ -219,7 +219,7 @@ class ResponseRouter:
         """End a flight that never took off."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
         effects.freed.append(flight.permit.lane.quota)
-        flight.permit.lane.landed(len(flight.batch), 0.0, now)
+        flight.permit.lane.finished(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self.fail_locked(ticket, error, now, effects)
@@ -228,7 +228,7 @@ class ResponseRouter:
         """Let a flight that never took off wait again: somebody else will carry it."""
         self._gates.end(flight.permit, Ending.DROPPED, now)
         effects.freed.append(flight.permit.lane.quota)
-        flight.permit.lane.landed(len(flight.batch), 0.0, now)
+        flight.permit.lane.finished(len(flight.batch), 0.0, now)
         flight.batch.move(BatchState.FAILED)
         for ticket in flight.batch.items:
             self._queue.again_locked(ticket, now, now)
@@ -251,27 +251,31 @@ class ResponseRouter:
                 return
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
-            counted = lane.health is None  # what a pack did not say is not the provider's failure
+            counted = lane.packing_health is None  # what a pack did not say is not the provider's failure
             self._reschedule(ticket, error, 0.0, counted, now, effects)
             return
         outage = self._is_outage(lane, error)
         retry = decide(
             self._policy, error.kind, ticket.retry_count, error.retry_after, outage=outage, rng=self._rng
         )
-        standing = lane.standing
-        too_long = outage and standing.open_since is not None and now - standing.open_since > self._patience
+        provider_health = lane.provider_health
+        too_long = (
+            outage
+            and provider_health.open_since is not None
+            and now - provider_health.open_since > self._patience
+        )
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        standing.answered = standing.answered or (stream is not None and stream.begun)
+        provider_health.answered = provider_health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, error, now, effects)
-            if error.kind is ErrorKind.NETWORK_ERROR and not standing.answered:
+            if error.kind is ErrorKind.NETWORK_ERROR and not provider_health.answered:
                 # It never answered anybody: that is an address, not an outage. Do not make the others wait.
                 self._stop(lane, error, now, effects)
             return
         if len(ticket.waiters) and error.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
-        if standing.answered and lane.breaker.state is not BreakerState.CLOSED:
+        if provider_health.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
@@ -308,7 +312,7 @@ class ResponseRouter:
         if lane.breaker.state is BreakerState.CLOSED:
             return False
         if error.kind is ErrorKind.NETWORK_ERROR:
-            return lane.standing.answered and not error.maybe_billed
+            return lane.provider_health.answered and not error.maybe_billed
         return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
 
     def _end_permit(
@@ -319,7 +323,7 @@ class ResponseRouter:
         if worst is not None and turned_away(lane, worst) is not None:
             ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
         if not isinstance(worst, ProviderError) or worst.status is not None:
-            lane.standing.answered = True
+            lane.provider_health.answered = True
         usage = sum_usage(outcomes)
         costs = [cost_of(lane, outcome) for outcome in outcomes]
         changes = self._gates.end(
@@ -365,9 +369,9 @@ class ResponseRouter:
             return
         assert isinstance(change, Transition)
         if change.after is BreakerState.CLOSED:
-            lane.standing.open_since = None
-        elif lane.standing.open_since is None:
-            lane.standing.open_since = now
+            lane.provider_health.open_since = None
+        elif lane.provider_health.open_since is None:
+            lane.provider_health.open_since = now
         effects.events.append(
             BreakerChanged(
                 at=now,

@@ -6,14 +6,12 @@ import enum
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.realtime.submission import Submission
 from smartbatch.types import Priority, Result, Usage
-
-if TYPE_CHECKING:
-    from smartbatch.realtime.submission import Submission
 
 __all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
 

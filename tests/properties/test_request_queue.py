@@ -38,9 +38,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.clock, capacity=CAPACITY, urgent_reserve=0.25, block=False, patience=None
         )
         self.provider = MockProvider(max_shared=4)
-        self.lane = LaneFactory(
-            BatchingConfig(), self.clock, Classifiers(()), (), self.queue.lanes.append
-        ).of(self.provider, "m")
+        factory = LaneFactory(BatchingConfig(), self.clock, Classifiers(()), (), self.queue.add_lane)
+        lane = factory.of(self.provider, "m")
+        self.lane_queue = self.queue.lanes[lane]
         self.flying: list[Ticket] = []
         self.waiters: list[Waiter] = []
         self.ends: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class QueueMachine(RuleBasedStateMachine):
         future = ResultFuture(lambda work: work(), self.note_cancel)
         request = Request(f"question {question}", priority=priority, timeout=timeout)
         keys = Keys(fingerprint=b"%d" % question)
-        submission = Submission(request, f"id-{len(self.waiters)}", self.lane, keys)
+        submission = Submission(request, f"id-{len(self.waiters)}", self.lane_queue.lane, keys)
         waiter = Waiter(submission, future, self.now)
         ticket = Ticket(submission, waiter)
         before = self.queue.counts.waiting
@@ -78,10 +78,10 @@ class QueueMachine(RuleBasedStateMachine):
     def start(self, count: int) -> None:
         """A worker takes what is most urgent."""
         with self.queue.monitor:
-            self.lane.promote(self.now)
+            self.lane_queue.promote(self.now)
             keys = []
             for _ in range(count):
-                ticket = self.lane.pop()
+                ticket = self.lane_queue.pop()
                 if ticket is None:
                     break
                 keys.append(ticket.key)
@@ -93,11 +93,11 @@ class QueueMachine(RuleBasedStateMachine):
     def look(self) -> None:
         """A worker takes tickets out and, held by a gate, puts them back where they were."""
         with self.queue.monitor:
-            self.lane.promote(self.now)
-            out = [ticket for ticket in (self.lane.pop(), self.lane.pop()) if ticket is not None]
+            self.lane_queue.promote(self.now)
+            out = [ticket for ticket in (self.lane_queue.pop(), self.lane_queue.pop()) if ticket is not None]
             for ticket in out:
-                self.lane.unpop(ticket)
-            assert not out or self.lane.head() is out[0]
+                self.lane_queue.unpop(ticket)
+            assert not out or self.lane_queue.head() is out[0]
 
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, 99), delay=st.floats(0.0, 5.0))
@@ -118,12 +118,12 @@ class QueueMachine(RuleBasedStateMachine):
                 waiters = self.queue.end_locked(ticket, ok=ok)
             self.settle(waiters)
 
-    @precondition(lambda self: self.lane.waiting)
+    @precondition(lambda self: self.lane_queue.waiting)
     @rule()
     def fail_waiting(self) -> None:
         """The head is failed while it waits: a budget is used up, a key is wrong."""
         with self.queue.monitor:
-            head = self.lane.head()
+            head = self.lane_queue.head()
             waiters = [] if head is None else self.queue.end_locked(head, ok=False)
         self.settle(waiters)
 
@@ -180,12 +180,12 @@ class QueueMachine(RuleBasedStateMachine):
         ready = [
             ticket for ticket in self.queue.live if ticket.state is TicketState.WAITING and not ticket.paused
         ]
-        assert self.lane.waiting == len(ready)
-        head = self.lane.head()
+        assert self.lane_queue.waiting == len(ready)
+        head = self.lane_queue.head()
         assert (head is None) == (not ready)
         if head is not None:
             assert head.key == min(ticket.key for ticket in ready)
-        assert (self.lane.ready(self.now, flushed=False) < math.inf) == bool(ready)
+        assert (self.lane_queue.ready(self.now, flushed=False) < math.inf) == bool(ready)
 
     @invariant()
     def each_claim_ends_once(self) -> None:
@@ -206,7 +206,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert (counts.waiting, counts.in_flight, len(self.queue.live)) == (0, 0, 0)
         assert counts.balanced()
         assert all(waiter.future.done() for waiter in self.waiters)
-        assert self.lane.waiting == 0
+        assert self.lane_queue.waiting == 0
         assert counts.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------

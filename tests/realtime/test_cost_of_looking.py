@@ -9,7 +9,7 @@ from scenes import Embedder, InTime, limited
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
 
 ClientOf = Callable[..., BatchingClient]
@@ -21,16 +21,16 @@ def test_a_pause_of_the_quota_is_seen_before_company_is_gathered(
     """While everybody pauses, each of 300 newcomers has the collector look, and none take out the others."""
     client = client_of(Embedder(clock, lambda *_: limited(500.0)))
     taken = [0]
-    pop = Lane.pop
+    pop = LaneQueue.pop
 
-    def counted(lane: Lane) -> Ticket | None:
+    def counted(lane_queue: LaneQueue) -> Ticket | None:
         taken[0] += 1
-        return pop(lane)
+        return pop(lane_queue)
 
     def come() -> int:
         client.submit_embedding("refused")
         clock.sleep(5.0)
-        monkeypatch.setattr(Lane, "pop", counted)
+        monkeypatch.setattr(LaneQueue, "pop", counted)
         for number in range(300):
             client.submit_embedding(f"t{number}")
             clock.sleep(0.2)  # the window is over, and the collector looks

@@ -13,7 +13,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
 
 ClientOf = Callable[..., BatchingClient]
@@ -51,12 +51,12 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
         provider.wait_for(1)
         waiting = client.submit("waiting")
 
-        def interrupted(lane: Lane, ticket: Ticket) -> None:
+        def interrupted(lane: LaneQueue, ticket: Ticket) -> None:
             monkeypatch.undo()
             lane.remove(ticket)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Lane, "remove", interrupted)
+        monkeypatch.setattr(LaneQueue, "remove", interrupted)
         with pytest.raises(KeyboardInterrupt):
             waiting.cancel()
     Aside(client.stop).result()

@@ -1,0 +1,208 @@
+"""The tickets that wait in one lane: in order of service, between two tries, and kept for the window."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from queue import PriorityQueue
+from typing import TypeAlias
+
+from smartbatch.core.batching.window import Waiting
+from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.ticket import Ticket, TicketState
+
+__all__ = ["LaneQueue"]
+
+_sequence = itertools.count(1)
+_SPARE = 64
+"""Invalid entries a heap may hold in addition to as many as there are requests waiting."""
+
+_Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
+"""Entries by a moment; an entry is valid while its number is that of its ticket."""
+
+
+class LaneQueue:
+    """Waiting tickets of one lane, in order of their latest start. Guarded by the client's monitor.
+
+    So of the ``queue.PriorityQueue`` the heap is used and not the lock, which Ctrl-C could leave locked. A
+    ticket that leaves early leaves its entries in the heaps, to be passed over when they come up.
+
+    Attributes:
+        waiting: tickets that could be served now.
+        delayed: retries whose backoff is not over, by its end.
+        paused_retries: retries that the retry budget holds back, so that first calls go before them.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.waiting = 0
+        self.delayed: _Heap = []
+        self.paused_retries: _Heap = []
+        self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
+        self._by_window_end: _Heap = []
+        self._by_arrival: _Heap = []
+        self._urgent = 0
+        self._newest = -math.inf
+        self._shares = lane.shares
+
+    @property
+    def entries(self) -> int:
+        """Entries in all heaps, invalid ones included: what the lane holds in memory."""
+        heaps = (self._ordered.queue, self._by_window_end, self._by_arrival, self.delayed)
+        return sum(map(len, heaps)) + len(self.paused_retries)
+
+    def put(self, ticket: Ticket, due: float, now: float) -> None:
+        """Let ``ticket`` wait, from the moment ``due`` on."""
+        ticket.state = TicketState.WAITING
+        ticket.due = due
+        entry = next(_sequence)
+        if due > now:
+            heapq.heappush(self.delayed, (due, entry, ticket))
+            ticket.paused = True
+            ticket.entry = entry
+            return
+        self._push(ticket, entry)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a waiting ticket out, wherever it waits."""
+        urgent = self._shares and _skips_window(ticket)
+        if ticket.entry > 0 and not ticket.paused:
+            self.waiting -= 1
+            self._urgent -= urgent
+        ticket.entry = 0
+        self._compact()
+
+    def head(self) -> Ticket | None:
+        """The ticket that is served next, or ``None``."""
+        entries = self._ordered.queue
+        while entries:
+            _, entry, ticket = entries[0]
+            if ticket.entry == entry:
+                return ticket
+            heapq.heappop(entries)
+        return None
+
+    def pop(self) -> Ticket | None:
+        """Take the head out; :meth:`unpop` can put it back at the same place."""
+        ticket = self.head()
+        if ticket is not None:
+            heapq.heappop(self._ordered.queue)
+            self.waiting -= 1
+            if self._shares:
+                self._urgent -= _skips_window(ticket)
+            ticket.entry = -ticket.entry
+        return ticket
+
+    def unpop(self, ticket: Ticket) -> None:
+        """Put back a ticket that was popped a moment ago."""
+        ticket.entry = -ticket.entry
+        self.waiting += 1
+        heapq.heappush(self._ordered.queue, (ticket.key, ticket.entry, ticket))
+        if self._shares:  # its entries in the other heaps are still there
+            self._urgent += _skips_window(ticket)
+
+    def flush(self, now: float) -> None:
+        """End the window of what waits now; what comes later is gathered as always."""
+        if self._shares:
+            for _, entry, ticket in self._ordered.queue:
+                if ticket.entry == entry and ticket.must_start > now:
+                    ticket.must_start = now
+                    heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
+
+    def pause_retry(self, ticket: Ticket) -> None:
+        """Take the head, a retry, out of the way until the retry budget has room for one."""
+        self.pop()
+        ticket.entry = next(_sequence)  # it does not count for the window, where its old entry would be found
+        ticket.paused = True
+        heapq.heappush(self.paused_retries, (ticket.key, ticket.entry, ticket))
+
+    def promote(self, now: float) -> float:
+        """Let retries whose backoff is over wait for service; return when the next one's is."""
+        self._resume_retries(now)
+        while self.delayed:
+            due, entry, ticket = self.delayed[0]
+            if ticket.entry != entry:
+                heapq.heappop(self.delayed)
+            elif due <= now:
+                heapq.heappop(self.delayed)
+                self.put(ticket, due, now)
+            else:
+                return due
+        return math.inf
+
+    def ready(self, now: float, *, flushed: bool) -> float:
+        """Ask the accumulator when what waits here may go.
+
+        Args:
+            now: monotonic seconds.
+            flushed: whether windows do not count, because the client stops.
+        """
+        lane = self.lane
+        if not self._shares or lane.packing_paused(now):
+            return now if self.waiting else math.inf
+        view = Waiting(
+            count=self.waiting,
+            opened=_earliest(self._by_arrival),
+            must_start=_earliest(self._by_window_end),
+            urgent=self._urgent > 0,
+            in_flight=lane.in_flight,
+            flushed=flushed,
+            expected=lane.last_size,
+            newest=max(self._newest, lane.last_finished),
+            last_finished=lane.last_finished,
+            latency=lane.latency,
+        )
+        return lane.accumulator.ready(now, view)
+
+    def _push(self, ticket: Ticket, entry: int) -> None:
+        """Let ``ticket`` be served. It counts last and with no call, so Ctrl-C leaves all or nothing."""
+        self._compact()
+        urgent = False
+        if self._shares:
+            urgent = _skips_window(ticket)
+            heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
+            heapq.heappush(self._by_arrival, (ticket.due, entry, ticket))
+        heapq.heappush(self._ordered.queue, (ticket.key, entry, ticket))
+        if ticket.due > self._newest:
+            self._newest = ticket.due
+        ticket.paused = False
+        ticket.entry = entry
+        self.waiting += 1
+        self._urgent += urgent
+
+    def _resume_retries(self, now: float) -> None:
+        """Let one paused retry wait for service again, or all of them when the breaker is not closed."""
+        outage = self.lane.provider_health.open_since is not None
+        while self.paused_retries and (outage or self.lane.retry_budget.look(now) <= now):
+            _, entry, ticket = heapq.heappop(self.paused_retries)
+            if ticket.entry == entry:
+                self.put(ticket, ticket.due, now)
+                if not outage:
+                    return
+
+    def _compact(self) -> None:
+        """Throw out invalid entries once they are most of a heap: they hold memory."""
+        most = 2 * self.waiting + _SPARE
+        if len(self._ordered.queue) > most:
+            self._ordered.queue = _valid(self._ordered.queue)
+        if len(self._by_arrival) > most or len(self._by_window_end) > most:
+            self._by_arrival, self._by_window_end = _valid(self._by_arrival), _valid(self._by_window_end)
+
+
+def _skips_window(ticket: Ticket) -> bool:
+    return ticket.alone or ticket.urgent or ticket.group is not None
+
+
+def _earliest(heap: _Heap) -> float:
+    """The moment of the first valid entry."""
+    while heap and heap[0][2].entry != heap[0][1]:
+        heapq.heappop(heap)
+    return heap[0][0] if heap else math.inf
+
+
+def _valid(heap: _Heap) -> _Heap:
+    """Return a new heap of the entries that are valid."""
+    valid = [item for item in heap if item[2].entry == item[1]]
+    heapq.heapify(valid)
+    return valid
