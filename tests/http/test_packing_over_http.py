@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from attrs import frozen
-from core.hostile_prompts import HOSTILE
+from core.batching.hostile_prompts import HOSTILE
 
 from smartbatch import BatchingClient, ValidationFailed
 from smartbatch.emulator.composed_answers import answer_for

@@ -7,8 +7,8 @@ import random
 from functools import partial
 from typing import Any
 
-from core.hostile_prompts import HOSTILE
-from core.pack_models import DAMAGE, honest, written
+from core.batching.hostile_prompts import HOSTILE
+from core.batching.pack_models import DAMAGE, honest, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

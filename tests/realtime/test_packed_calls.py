@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.hostile_prompts import HOSTILE
-from core.pack_models import DAMAGE, answer_to, items_of, written
+from core.batching.hostile_prompts import HOSTILE
+from core.batching.pack_models import DAMAGE, answer_to, items_of, written
 from scenes import PATIENCE
 
 from smartbatch._clock import VirtualClock

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 
 from attrs import define, field, frozen
-from limit_server import UPLINK, Latency
+from core.limits.limit_server import UPLINK, Latency
 
 from smartbatch.core.limits.quota import Quota, Reservation
 from smartbatch.types import LimitReport

@@ -10,7 +10,18 @@ import random
 from collections.abc import Callable
 
 import pytest
-from limit_server import Admit, Latency, Run, bucket, constant, fixed_windows, lognormal, noisy, run, spaced
+from core.limits.limit_server import (
+    Admit,
+    Latency,
+    Run,
+    bucket,
+    constant,
+    fixed_windows,
+    lognormal,
+    noisy,
+    run,
+    spaced,
+)
 
 from smartbatch.core.limits.quota import Quota
 

@@ -7,8 +7,8 @@ share of the tighter limit that is used after the first minute, and the share of
 from __future__ import annotations
 
 import pytest
-from limit_server import Latency, constant, lognormal
-from metered_server import Client, Server, capped_high, capped_low, fill, steady
+from core.limits.limit_server import Latency, constant, lognormal
+from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
 
 from smartbatch.core.limits.quota import Quota
 

@@ -8,8 +8,8 @@ import random
 from functools import partial
 
 import pytest
-from core.hostile_prompts import HOSTILE
-from core.pack_models import DAMAGE, Items, answer_to, honest, items_of, written
+from core.batching.hostile_prompts import HOSTILE
+from core.batching.pack_models import DAMAGE, Items, answer_to, honest, items_of, written
 
 from smartbatch.core.batching.packing import (
     OUTPUT_ROOM,
