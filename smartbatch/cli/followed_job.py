@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import evolve
 
@@ -26,18 +26,12 @@ _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch from which something comes although its job is held."""
 
 
-class Bar(Protocol):
-    """Shows how jobs stand together."""
-
-    def show(self, status: JobStatus) -> None: ...
-
-
 class Follower:
     """Follows jobs together, with one bar for all of them.
 
     Args:
         jobs: those the bar tells of.
-        bar: shows them.
+        show: shows how they stand together.
         clock: time.
         stopped: asked now and then; once true, nothing more is waited for.
         ending: called once results are no longer waited for, before what is stored by then is read.
@@ -50,7 +44,7 @@ class Follower:
     def __init__(
         self,
         jobs: Sequence[Job],
-        bar: Bar,
+        show: Callable[[JobStatus], object],
         clock: Clock,
         *,
         stopped: Callable[[], bool] = lambda: False,
@@ -58,7 +52,7 @@ class Follower:
         told: Callable[[JobStatus], object] = lambda _: None,
     ) -> None:
         self._jobs = jobs
-        self._bar = bar
+        self._show = show
         self._clock = clock
         self._stopped = stopped
         self._ending = ending
@@ -147,7 +141,7 @@ class Follower:
                 now = self.statuses[job.id] = job.status()
                 self._told(now)
         if self.statuses:
-            self._bar.show(together(list(self.statuses.values())))
+            self._show(together(list(self.statuses.values())))
 
 
 def is_stuck(status: JobStatus) -> bool:

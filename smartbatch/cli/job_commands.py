@@ -20,7 +20,7 @@ from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.job_progress import JobProgressBar
+from smartbatch.observe.progress import Progress
 from smartbatch.store_jobs import StoreJobs
 
 __all__ = ["run"]
@@ -180,8 +180,8 @@ class _Jobs:
             return True
         quiet = self._args.quiet or self._args.json
         total = sum(job.total for job in going)
-        with JobProgressBar(total, "quiet" if quiet else "auto", sys.stderr, self._clock.now) as bar:
-            follower = Follower(going, bar, self._clock, told=self._news())
+        with Progress(total, "quiet" if quiet else "auto", sys.stderr, self._clock.now) as bar:
+            follower = Follower(going, bar.show, self._clock, told=self._news())
             try:
                 follower.to_the_ends()
             except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from attrs import field, frozen
 
@@ -29,12 +29,10 @@ from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.requests import Questions
 from smartbatch.cli.run_jobs import RunJob, RunName
-from smartbatch.cli.run_progress import RunProgress
 from smartbatch.cli.run_routes import Chosen
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.job_progress import JobProgressBar
 from smartbatch.observe.progress import Mode, Progress
 from smartbatch.types import Kind, Request, Result, evolve
 
@@ -80,10 +78,6 @@ class Manner:
     output: str | None
     fallback: Literal["batch", "individual"] | None = None
     quiet: bool = field(default=False)
-
-
-class _Bar(Protocol):
-    def show(self, status: JobStatus) -> None: ...
 
 
 class _Interrupted(Exception):
@@ -190,7 +184,7 @@ class ByJob:
         with self._progress() as bar:
             follower = self._follower = Follower(
                 [one.job for one in self._live],
-                bar,
+                bar.advance_to if self._in_real_time() else bar.show,
                 self._clock,
                 stopped=self._stopped,
                 ending=lambda: self._client.stop(GRACE),
@@ -200,15 +194,18 @@ class ByJob:
             follower.look()
         self._tell_held()
 
-    def _progress(self) -> RunProgress | JobProgressBar:
+    def _in_real_time(self) -> bool:
+        return all(one.realtime for one in self._live)
+
+    def _progress(self) -> Progress:
         total = sum(one.job.total for one in self._live)
         mode: Mode = "quiet" if self._manner.quiet or not self._live else "auto"
-        if not all(one.realtime for one in self._live):
-            return JobProgressBar(total or len(self._keys), mode, sys.stderr, self._clock.now)
-        stored = sum(one.stored for one in self._live)
-        bar = RunProgress(len(self._keys), total, stored, mode, sys.stderr, self._clock.now)
-        self._client.observe(bar)
-        return bar
+        if not self._in_real_time():
+            return Progress(total, mode, sys.stderr, self._clock.now)
+        before = len(self._keys) - total + sum(one.stored for one in self._live)
+        progress = Progress(len(self._keys), mode, sys.stderr, self._clock.now, initial=before)
+        self._client.observe(progress)
+        return progress
 
     # -- asking ----------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from smartbatch.jobs.job_budget import budget_of
 from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.job_progress import JobProgressBar
+from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -137,7 +137,7 @@ class JobSubmission(ClientJobs):
         began = self._clock.now()
         job = self._submit_by_count(requests, params, key=key, metadata=metadata, fallback=fallback)
         results = ResultList()
-        with JobProgressBar(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
+        with Progress(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
             if progress:
                 job.on_progress(bar.show)
             if on_progress is not None:

@@ -1,4 +1,4 @@
-"""How far a list of requests is, for people: a bar, a line now and then, or nothing."""
+"""How far a list of requests or a job is, for people: a bar, a line now and then, or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smartbatch.events import BreakerChanged, CooldownStarted, Event
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 
-__all__ = ["Mode", "Progress"]
+__all__ = ["JobFigures", "Mode", "Progress", "watched"]
 
 Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
@@ -31,11 +31,43 @@ RATE_WINDOW = 30.0
 """Seconds the rate looks back: long enough to be calm, short enough to notice a pause."""
 
 
-class Progress:
-    """Counts results and shows how far they are; also an observer, for notes about limits and outages.
+class JobFigures(Protocol):
+    """What is shown of a job; see :class:`smartbatch.jobs.status.JobStatus`."""
 
-    It draws when it is told something (:meth:`advance`, :meth:`note`, :meth:`update`, an event), with no
-    thread and no timer. Safe from any thread; while one thread draws, others count and go on.
+    @property
+    def total(self) -> int: ...
+    @property
+    def submitted(self) -> int: ...
+    @property
+    def finished(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def cancelled(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def remaining(self) -> float | None: ...
+    @property
+    def elapsed(self) -> float: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def unpriced(self) -> int: ...
+    @property
+    def note(self) -> str | None: ...
+
+
+class Progress:
+    """Shows how far results are, from one of two sources: the results themselves, or the status of a job.
+
+    :meth:`advance` counts a result; :meth:`advance_to` takes the counts from the jobs that keep a list's
+    results. Both show the rate and the time left at that rate. :meth:`show` shows a job: what was submitted,
+    what the provider has done, and the forecast of the time left. A progress display is also an observer, for
+    notes about limits and outages.
+
+    It draws when one of these methods, :meth:`note` or :meth:`update` is called, with no thread and no timer.
+    Safe from any thread; while one thread draws, others count and go on.
 
     Args:
         total: results expected; ``None`` when unknown.
@@ -62,19 +94,19 @@ class Progress:
         if mode not in _MODES:
             raise ConfigError(f"unknown progress mode {mode!r}; use one of {', '.join(_MODES)}")
         stream = stream or sys.stderr
-        self._count = _Count(total, now(), initial)
+        self._counts = _Counts(total, now(), initial)
         self._now = now
         # re-entrant: an interrupt between taking and releasing must not block close() on the same thread
         self._lock = threading.RLock()
         self._drawing = threading.RLock()
         self._process = os.getpid()
         self._closed = False
-        shown = _choose(mode, stream)
-        self._face: _Face | None = None
-        if shown != "quiet":
-            safe = SafeStream(stream)
-            self._face = _Bar(safe, total, initial) if shown == "bar" else _Lines(safe)
-        self._next = now() + (self._face.every if self._face else 0.0)
+        self._renderer: _Renderer | None = None
+        if mode == "bar" or (mode == "auto" and watched(stream)):
+            self._renderer = _Bar(SafeStream(stream), total, initial)
+        elif mode != "quiet":
+            self._renderer = _Lines(SafeStream(stream))
+        self._next = now() + (self._renderer.every if self._renderer else 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -87,49 +119,69 @@ class Progress:
     def advance(self, result: Result) -> None:
         """Count one result, failed or not."""
         with self._lock:
-            self._count.add(result)
+            self._counts.add(result)
+        self.update()
+
+    def advance_to(self, status: JobFigures) -> None:
+        """Take the counts from the jobs that keep the results of this list, or of a part of it.
+
+        Args:
+            status: of all those jobs together. Results that are in none of them count as done.
+        """
+        with self._lock:
+            self._counts.advance_to(status)
+        self.update()
+
+    def show(self, status: JobFigures) -> None:
+        """Show a job; to be used as ``job.on_progress(progress.show)``.
+
+        100 % is shown when every result is stored, and not before: what the provider says it has done is
+        named next to it.
+        """
+        with self._lock:
+            self._counts.show(status)
         self.update()
 
     def note(self, text: str, until: float | None = None) -> None:
-        """Show ``text`` beside the figures; an empty text takes it away.
+        """Show ``text`` next to the figures; an empty text takes it away.
 
         Args:
             until: monotonic seconds at which the note disappears by itself; the seconds left are shown.
         """
-        self._remark("note", text, until)
+        self._set_note("note", text, until)
 
     def __call__(self, event: Event) -> None:
         """Take notes from a client's events: pauses for limits, and an unavailable provider."""
         if isinstance(event, CooldownStarted):
-            self._remark(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
+            self._set_note(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
         elif isinstance(event, BreakerChanged):
             opened = event.after == "open"
             until = event.at + event.pause if 0 < event.pause < math.inf else None
             text = "provider unavailable" + (", next probe in" if until else "")
-            self._remark(f"breaker {event.model}", text if opened else "", until)
+            self._set_note(f"breaker {event.model}", text if opened else "", until)
 
     def update(self) -> None:
         """Draw, if it is time to."""
-        if self._face is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
+        if self._renderer is None or self._now() < self._next or not self._drawing.acquire(blocking=False):
             return  # nothing is shown, or not yet, or another thread is just drawing
         try:
             now = self._now()
             if now >= self._next and not self._closed and self._process == os.getpid():
-                self._next = now + self._face.every
-                self._face.draw(self._view(now))
+                self._next = now + self._renderer.every
+                self._renderer.draw(self._view(now))
         finally:
             self._drawing.release()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Take a bar off the terminal while the block writes lines of its own there."""
-        if self._face is None:
+        if self._renderer is None:
             yield
             return
         with self._drawing:
-            self._face.hide()
+            self._renderer.hide()
             yield
-            self._face.show()
+            self._renderer.show()
 
     def close(self) -> None:
         """Draw the last state and end. Closing again does nothing."""
@@ -137,25 +189,25 @@ class Progress:
             if self._closed:
                 return
             self._closed = True
-            if self._face is not None and self._process == os.getpid():
+            if self._renderer is not None and self._process == os.getpid():
                 with self._lock:
-                    self._count.notes.clear()
-                self._face.end(self._view(self._now()))
+                    self._counts.notes.clear()
+                self._renderer.end(self._view(self._now()))
 
-    def _remark(self, key: str, text: str, until: float | None) -> None:
+    def _set_note(self, key: str, text: str, until: float | None) -> None:
         with self._lock:
-            self._count.notes.pop(key, None)
+            self._counts.notes.pop(key, None)
             if text:
-                self._count.notes[key] = (escape(text), until)
+                self._counts.notes[key] = (escape(text), until)
         self.update()
 
     def _view(self, now: float) -> tuple[int, str, str]:
         with self._lock:
-            return self._count.done, *self._count.describe(now)
+            return self._counts.done, *self._counts.describe(now)
 
 
-class _Count:
-    """The figures, and their words; not thread-safe."""
+class _Counts:
+    """The figures, and the text that shows them; not thread-safe."""
 
     def __init__(self, total: int | None, now: float, initial: int) -> None:
         self.total = total
@@ -163,6 +215,7 @@ class _Count:
         self.failed = 0
         self.cost = 0.0
         self.priced = self.unpriced = False
+        self.job: JobFigures | None = None
         self.notes: dict[str, tuple[str, float | None]] = {}
         self._began = now
         self._initial = initial
@@ -178,8 +231,29 @@ class _Count:
         elif result.ok:
             self.unpriced = True
 
+    def advance_to(self, status: JobFigures) -> None:
+        elsewhere = 0 if self.total is None else self.total - status.total
+        self.done = elsewhere + status.finished
+        self.failed = status.failed + status.cancelled
+        self.cost = status.cost
+        self.priced = status.finished > status.unpriced
+        self.unpriced = status.unpriced > 0
+
+    def show(self, status: JobFigures) -> None:
+        self.job = status
+        self.total = status.total
+        self.done = status.finished
+        self.notes.clear()
+        if status.note:
+            self.notes["job"] = (escape(status.note)[:100], None)
+
     def describe(self, now: float) -> tuple[str, str]:
-        """Return the share done (`` 42%``, empty when unknown) and the words beside it."""
+        """Return the share done (`` 42%``, empty when unknown) and the text next to it."""
+        parts = self._of_results(now) if self.job is None else _of_job(self.job)
+        note = self._note(now)
+        return self._share(), ", ".join(parts) + (f" ({note})" if note else "")
+
+    def _of_results(self, now: float) -> list[str]:
         rate = self._rate(now)
         parts = [f"{self.done:,}/{self.total:,}" if self.total is not None else f"{self.done:,} done"]
         if self.failed:
@@ -193,8 +267,7 @@ class _Count:
                 parts.append(f"{duration((self.total - self.done) / rate)} left")
         else:
             parts.append(duration(now - self._began))
-        note = self._note(now)
-        return self._share(), ", ".join(parts) + (f" ({note})" if note else "")
+        return parts
 
     def _share(self) -> str:
         if not self.total:
@@ -224,7 +297,26 @@ class _Count:
         return text if until is None else f"{text} {duration(until - now)}"
 
 
-class _Face(Protocol):
+def _of_job(status: JobFigures) -> list[str]:
+    parts = [f"{status.finished:,}/{status.total:,}"]
+    for number, word in (
+        (status.submitted if status.submitted != status.finished else 0, "submitted"),
+        (status.running, "done at the provider"),
+        (status.failed, "failed"),
+        (status.cancelled, "cancelled"),
+    ):
+        if number:
+            parts.append(f"{number:,} {word}")
+    if status.cost:
+        parts.append(("at least " if status.unpriced else "") + f"{status.cost:.4f} USD")
+    if status.finished == status.total:
+        parts.append(duration(status.elapsed))
+    elif status.remaining is not None:
+        parts.append(f"about {duration(status.remaining)} left")
+    return parts
+
+
+class _Renderer(Protocol):
     """One way to show progress."""
 
     every: float
@@ -305,14 +397,8 @@ def _bar_class() -> Any:
     return Bar
 
 
-def _choose(mode: Mode, stream: TextIO) -> str:
-    if mode != "auto":
-        return mode
-    return "bar" if watched(stream) else "lines"
-
-
 def watched(stream: TextIO) -> bool:
-    """Whether somebody looks on: ``stream`` is a terminal, or this is a notebook."""
+    """Whether a person can follow a bar: ``stream`` is a terminal, or this is a notebook."""
     return _is_terminal(stream) or _in_notebook()
 
 

@@ -38,16 +38,6 @@ class Kept:
             raise JobTimeout("later", job_id=self.id)
 
 
-class Shown:
-    """A bar that remembers."""
-
-    def __init__(self) -> None:
-        self.finished: list[int] = []
-
-    def show(self, status: JobStatus) -> None:
-        self.finished.append(status.finished)
-
-
 @pytest.mark.parametrize(("rest", "found"), [(True, 7), (False, 3)])
 def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
     clock: VirtualClock, rest: bool, found: int
@@ -61,7 +51,7 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
         ended.append(len(got))
         job.stored = 7
 
-    follower = Follower([job], Shown(), clock, stopped=lambda: len(got) == 3, ending=ending)  # type: ignore[list-item]
+    follower = Follower([job], lambda _: None, clock, stopped=lambda: len(got) == 3, ending=ending)  # type: ignore[list-item]
     for result in follower.results(job, rest=rest):  # type: ignore[arg-type]
         got.append(result)  # noqa: PERF402 - whether it was stopped depends on it
     assert ended == [3]
@@ -70,8 +60,8 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
 
 def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: VirtualClock) -> None:
     """Without an interruption there is no grace to wait for."""
-    job, bar = Kept(5, 5), Shown()
-    follower = Follower([job], bar, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
+    job = Kept(5, 5)
+    follower = Follower([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
     assert [result.text for result in follower.results(job, rest=True)] == [  # type: ignore[arg-type]
         f"answer {ix}" for ix in range(5)
     ]

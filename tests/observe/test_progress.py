@@ -11,19 +11,20 @@ import types
 from typing import Any
 
 import pytest
+from attrs import frozen
 from happenings import answer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted
-from smartbatch.observe.progress import Progress
+from smartbatch.observe.progress import Progress, watched
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 
 
-class Hands:
-    """A clock that is set by hand."""
+class ManualClock:
+    """A clock that is set by the test."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -40,8 +41,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def hands() -> Hands:
-    return Hands()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def stream() -> io.StringIO:
 FAILED = Result("r2", error=ProviderError("no"))
 
 
-def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, hands: Hands) -> None:
+def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, clock: ManualClock) -> None:
     """A result a second for 25 s: lines at 10 and 20 s, and the last one."""
-    with Progress(25, "lines", stream, hands) as progress:
+    with Progress(25, "lines", stream, clock) as progress:
         for second in range(1, 26):
-            hands.time = float(second)
+            clock.time = float(second)
             progress.advance(answer())
     assert stream.getvalue().splitlines() == [
         "40% 10/25, 1/s, 0.1000 USD, 15 s left",
@@ -65,31 +66,31 @@ def test_lines_come_every_ten_seconds_and_once_at_the_end(stream: io.StringIO, h
     ]
 
 
-def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, hands: Hands) -> None:
+def test_failed_results_are_done_and_said_to_have_failed(stream: io.StringIO, clock: ManualClock) -> None:
     """A result without a known price makes the sum a lower bound."""
-    progress = Progress(4, "lines", stream, hands)
+    progress = Progress(4, "lines", stream, clock)
     progress.advance(answer())
     progress.advance(FAILED)
     progress.advance(answer(cost=None))
-    hands.time = 10.0
+    clock.time = 10.0
     progress.update()
     assert stream.getvalue() == "75% 3/4, 1 failed, 0.3/s, at least 0.0100 USD, 3.3 s left\n"
 
 
-def test_an_unknown_total_shows_counts_only(stream: io.StringIO, hands: Hands) -> None:
+def test_an_unknown_total_shows_counts_only(stream: io.StringIO, clock: ManualClock) -> None:
     """No share and no time left can be told."""
-    with Progress(None, "lines", stream, hands) as progress:
-        hands.time = 2.0
+    with Progress(None, "lines", stream, clock) as progress:
+        clock.time = 2.0
         progress.advance(answer(cost=None))
     assert stream.getvalue() == "1 done, 0.5/s, 2.0 s\n"
 
 
 def test_a_resumed_run_counts_earlier_results_as_done_but_not_as_fast(
-    stream: io.StringIO, hands: Hands
+    stream: io.StringIO, clock: ManualClock
 ) -> None:
     """The rate is that of this run."""
-    progress = Progress(100, "lines", stream, hands, initial=50)
-    hands.time = 10.0
+    progress = Progress(100, "lines", stream, clock, initial=50)
+    clock.time = 10.0
     progress.advance(answer(cost=None))
     assert stream.getvalue() == "51% 51/100, 0.1/s, 8:10 min left\n"
 
@@ -99,16 +100,67 @@ def test_a_hundred_percent_is_never_shown_before_it_is_true(total: int, data: st
     """999,999 of a million is 99 %."""
     done = data.draw(st.one_of(st.integers(0, total), st.just(max(0, total - 1))))
     stream = io.StringIO()
-    with Progress(total, "lines", stream, Hands(), initial=done):
+    with Progress(total, "lines", stream, ManualClock(), initial=done):
         pass
     assert ("100%" in stream.getvalue()) == (done == total)
 
 
-def test_the_bar_shows_the_same_words_and_no_early_hundred(hands: Hands) -> None:
+@frozen
+class Status:
+    """The figures of a job of ten requests."""
+
+    total: int = 10
+    submitted: int = 10
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    running: int = 0
+    remaining: float | None = None
+    elapsed: float = 60.0
+    cost: float = 0.0
+    unpriced: int = 0
+    note: str | None = None
+
+
+def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -> None:
+    """What was submitted, what the provider has done, the time left, its note; at the end its time."""
+    progress = Progress(10, "lines", stream, clock)
+    for second, status in [
+        (10, Status(running=4, remaining=90.0, note="waits\x07")),
+        (20, Status(finished=6, failed=1, cancelled=2, cost=0.5, unpriced=1)),
+        (30, Status(finished=10, cost=0.75)),
+    ]:
+        clock.time = float(second)
+        progress.show(status)
+    assert stream.getvalue().splitlines() == [
+        r"0% 0/10, 10 submitted, 4 done at the provider, about 1:30 min left (waits\x07)",
+        "60% 6/10, 10 submitted, 1 failed, 2 cancelled, at least 0.5000 USD",
+        "100% 10/10, 0.7500 USD, 1:00 min",
+    ]
+
+
+def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
+    stream: io.StringIO, clock: ManualClock
+) -> None:
+    """Of 15 results 5 are in no job, and 2 of the jobs' were there before: neither counts for the rate."""
+    progress = Progress(15, "lines", stream, clock, initial=7)
+    for second, status in [
+        (10, Status(finished=3, failed=1, cost=0.1, remaining=1.0)),
+        (20, Status(finished=10, failed=1, cancelled=1, cost=0.4, unpriced=1)),
+    ]:
+        clock.time = float(second)
+        progress.advance_to(status)
+    assert stream.getvalue().splitlines() == [
+        "53% 8/15, 1 failed, 0.1/s, 0.1000 USD, 1:10 min left",
+        "100% 15/15, 2 failed, 0.4/s, at least 0.4000 USD, 20 s",
+    ]
+
+
+def test_the_bar_shows_the_same_words_and_no_early_hundred(clock: ManualClock) -> None:
     """tqdm would round 999 of 1000 up; we do not."""
     stream = Terminal()
-    progress = Progress(1000, "bar", stream, hands, initial=998)
-    hands.time = 1.0
+    progress = Progress(1000, "bar", stream, clock, initial=998)
+    clock.time = 1.0
     progress.advance(answer())
     assert "999/1,000, 1/s, 0.0100 USD, 1.0 s left" in stream.getvalue()
     assert "100%" not in stream.getvalue()
@@ -118,11 +170,11 @@ def test_the_bar_shows_the_same_words_and_no_early_hundred(hands: Hands) -> None
     assert "100%|" in stream.getvalue().rsplit("\r", 1)[-1]
 
 
-def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(hands: Hands) -> None:
+def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(clock: ManualClock) -> None:
     """The bar is wiped before the line and drawn again after it, so neither runs into the other."""
     stream = Terminal()
-    with Progress(10, "bar", stream, hands) as progress:
-        hands.time = 1.0
+    with Progress(10, "bar", stream, clock) as progress:
+        clock.time = 1.0
         progress.advance(answer())
         with progress.aside():
             stream.write("1  a question → an answer\n")
@@ -134,28 +186,28 @@ def test_a_line_written_aside_stands_alone_and_the_bar_comes_back(hands: Hands) 
     assert "1/10" in after
 
 
-def test_the_bar_starts_no_thread(hands: Hands) -> None:
+def test_the_bar_starts_no_thread(clock: ManualClock) -> None:
     """Drawing happens on the thread that tells it something."""
     before = threading.active_count()
-    with Progress(10, "bar", Terminal(), hands):
+    with Progress(10, "bar", Terminal(), clock):
         assert threading.active_count() == before
 
 
-def test_the_bar_is_not_drawn_more_often_than_one_can_see(hands: Hands) -> None:
+def test_the_bar_is_not_drawn_more_often_than_one_can_see(clock: ManualClock) -> None:
     """A thousand results at one moment are one drawing."""
     stream = Terminal()
-    progress = Progress(1000, "bar", stream, hands)
+    progress = Progress(1000, "bar", stream, clock)
     drawn = stream.getvalue().count("\r")
-    hands.time = 0.2
+    clock.time = 0.2
     for _ in range(1000):
         progress.advance(answer())
     assert stream.getvalue().count("\r") == drawn + 1
 
 
-def test_quiet_writes_nothing(stream: io.StringIO, hands: Hands) -> None:
+def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
     """Not even at the end."""
-    with Progress(1, "quiet", stream, hands) as progress:
-        hands.time = 60.0
+    with Progress(1, "quiet", stream, clock) as progress:
+        clock.time = 60.0
         progress.advance(answer())
         progress.note("hello")
     assert stream.getvalue() == ""
@@ -165,37 +217,33 @@ def test_quiet_writes_nothing(stream: io.StringIO, hands: Hands) -> None:
     ("terminal", "term", "bar"), [(True, "xterm", True), (True, "dumb", False), (False, "xterm", False)]
 )
 def test_auto_draws_a_bar_on_a_terminal_only(
-    terminal: bool, term: str, bar: bool, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    terminal: bool, term: str, bar: bool, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipe, a file or a terminal that cannot move its cursor gets lines."""
     monkeypatch.setenv("TERM", term)
     stream = Terminal() if terminal else io.StringIO()
-    with Progress(3, "auto", stream, hands):
+    with Progress(3, "auto", stream, clock):
         pass
     assert ("\r" in stream.getvalue()) == bar
 
 
-def test_auto_draws_a_bar_in_a_notebook(
-    stream: io.StringIO, hands: Hands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_draws_a_bar_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook's standard error is no terminal, but it can show a widget."""
     shell = types.SimpleNamespace(config={"IPKernelApp": {}})
     notebook = types.ModuleType("IPython")
     notebook.get_ipython = lambda: shell  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    progress = Progress(3, "auto", stream, hands)
-    assert type(progress._face).__name__ == "_Bar"
-    progress.close()
+    assert watched(io.StringIO())
 
 
-def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, hands: Hands) -> None:
+def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, clock: ManualClock) -> None:
     """The seconds left are shown, and the note goes by itself."""
-    progress = Progress(10, "lines", stream, hands)
-    hands.time = 10.0
+    progress = Progress(10, "lines", stream, clock)
+    clock.time = 10.0
     progress(CooldownStarted(at=10.0, scope="key", model="m", seconds=12.0, consecutive=1))
-    hands.time = 20.0
+    clock.time = 20.0
     progress.advance(answer(cost=None))
-    hands.time = 30.0
+    clock.time = 30.0
     progress.update()
     assert stream.getvalue().splitlines() == [
         "0% 0/10 (waiting: rate limit 12 s)",
@@ -204,32 +252,34 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, hand
     ]
 
 
-def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, hands: Hands) -> None:
+def test_an_unavailable_provider_is_noted_until_it_is_back(stream: io.StringIO, clock: ManualClock) -> None:
     """Open: when the next probe goes. Closed: nothing."""
-    progress = Progress(10, "lines", stream, hands)
-    hands.time = 10.0
+    progress = Progress(10, "lines", stream, clock)
+    clock.time = 10.0
     progress(BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="5 failures", pause=5.0))
-    hands.time = 20.0
+    clock.time = 20.0
     progress(BreakerChanged(at=20.0, model="m", before="half_open", after="closed", reason="probe"))
     first, second = stream.getvalue().splitlines()
     assert first.endswith("(provider unavailable, next probe in 4.0 s)")
     assert "unavailable" not in second
 
 
-def test_an_outage_without_a_known_end_is_noted_without_a_time(stream: io.StringIO, hands: Hands) -> None:
+def test_an_outage_without_a_known_end_is_noted_without_a_time(
+    stream: io.StringIO, clock: ManualClock
+) -> None:
     """An endless pause is not counted down."""
-    progress = Progress(10, "lines", stream, hands)
-    hands.time = 10.0
+    progress = Progress(10, "lines", stream, clock)
+    clock.time = 10.0
     progress(
         BreakerChanged(at=9.0, model="m", before="closed", after="open", reason="stopped", pause=float("inf"))
     )
     assert stream.getvalue() == "0% 0/10 (provider unavailable)\n"
 
 
-def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, hands: Hands) -> None:
+def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, clock: ManualClock) -> None:
     """A terminal obeys escape sequences; nobody else shall write them."""
-    progress = Progress(10, "lines", stream, hands)
-    hands.time = 10.0
+    progress = Progress(10, "lines", stream, clock)
+    clock.time = 10.0
     progress.note("model \x1b]0;owned\x07\n100% \u202e")
     assert r"(model \x1b]0;owned\x07\n100% \u202e)" in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
@@ -244,31 +294,33 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(stream: io.StringIO) -> 
 
 @pytest.mark.parametrize("mode", ["bar", "lines"])
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
-def test_a_broken_stream_ends_the_drawing_not_the_run(mode: Any, error: Exception, hands: Hands) -> None:
+def test_a_broken_stream_ends_the_drawing_not_the_run(
+    mode: Any, error: Exception, clock: ManualClock
+) -> None:
     """The reader of a pipe may leave at any time."""
 
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise error
 
-    with Progress(2, mode, Broken(), hands) as progress:
-        hands.time = 20.0
+    with Progress(2, mode, Broken(), clock) as progress:
+        clock.time = 20.0
         progress.advance(answer())
 
 
 @pytest.mark.parametrize("mode", ["bar", "lines"])
-def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, hands: Hands) -> None:
+def test_closing_twice_draws_once(mode: Any, stream: io.StringIO, clock: ManualClock) -> None:
     """And nothing is drawn afterwards."""
-    progress = Progress(2, mode, stream, hands)
+    progress = Progress(2, mode, stream, clock)
     progress.close()
     before = stream.getvalue()
     progress.close()
-    hands.time = 60.0
+    clock.time = 60.0
     progress.advance(answer())
     assert stream.getvalue() == before
 
 
-def test_who_counts_does_not_wait_for_who_draws(hands: Hands) -> None:
+def test_who_counts_does_not_wait_for_who_draws(clock: ManualClock) -> None:
     """A terminal that stands still (Ctrl-S) holds one thread, not all that report."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -279,12 +331,12 @@ def test_who_counts_does_not_wait_for_who_draws(hands: Hands) -> None:
             return super().write(text)
 
     stream = Stuck()
-    progress = Progress(3, "lines", stream, hands)
-    hands.time = 10.0
+    progress = Progress(3, "lines", stream, clock)
+    clock.time = 10.0
     drawing = threading.Thread(target=progress.advance, args=(answer(),))
     drawing.start()
     entered.wait()
-    hands.time = 20.0
+    clock.time = 20.0
     progress.advance(answer())
     progress(CooldownStarted(at=20.0, scope="key", model="m", seconds=1.0, consecutive=1))
     leave.set()
@@ -293,9 +345,9 @@ def test_who_counts_does_not_wait_for_who_draws(hands: Hands) -> None:
     assert [line.split(",")[0] for line in stream.getvalue().splitlines()] == ["33% 1/3", "66% 2/3"]
 
 
-def test_results_of_many_threads_are_all_counted(stream: io.StringIO, hands: Hands) -> None:
+def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: ManualClock) -> None:
     """20 threads of 500 results."""
-    progress = Progress(10_000, "lines", stream, hands)
+    progress = Progress(10_000, "lines", stream, clock)
 
     def run() -> None:
         for _ in range(500):
@@ -311,13 +363,13 @@ def test_results_of_many_threads_are_all_counted(stream: io.StringIO, hands: Han
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_draws_nothing(hands: Hands) -> None:
+def test_a_forked_child_draws_nothing(clock: ManualClock) -> None:
     """The bar belongs to the parent."""
     stream = Terminal()
-    progress = Progress(2, "lines", stream, hands)
+    progress = Progress(2, "lines", stream, clock)
     child = os.fork()
     if child == 0:
-        hands.time = 60.0
+        clock.time = 60.0
         progress.advance(answer())
         progress.close()
         os._exit(1 if stream.getvalue() else 0)
