@@ -193,6 +193,24 @@ def test_a_waiter_that_nobody_registered_does_not_hold_time_up(clock: VirtualClo
     assert clock.now() == 7.0
 
 
+def test_time_moves_exactly_as_far_as_a_registered_thread_sleeps(clock: VirtualClock) -> None:
+    """Another thread waits for an earlier and many later moments; the sleeper finds the one it asked for."""
+    woken: list[float] = []
+
+    def every_ten_seconds() -> None:
+        for _ in range(10):
+            clock.sleep(10)
+            woken.append(clock.now())
+
+    def sleeper() -> None:
+        clock.sleep(23)
+        assert clock.now() == 23.0
+        assert woken == [10.0, 20.0]
+
+    run(clock, every_ten_seconds, sleeper)
+    assert clock.now() == 100.0
+
+
 def test_wall_time_moves_with_virtual_time() -> None:
     """Both clocks of a virtual clock tell the same seconds."""
     clock = VirtualClock(start=5.0, wall=1_000.0)

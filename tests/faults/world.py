@@ -46,7 +46,6 @@ __all__ = [
     "Seen",
     "World",
     "in_batch",
-    "taking_part",
     "texts",
     "world",
 ]
@@ -116,7 +115,9 @@ class TimedService(Service):
 class World:
     """One provider, one store, and the processes on it.
 
-    Time stands still except in :meth:`wait`, :meth:`results` and :meth:`pass_time`.
+    The thread that makes a world is registered with its clock, as those of a client are: time stands while
+    the test works, and moves only while it waits on the clock, as jobs and lists do. What waits for anything
+    else, such as ``Future.result``, needs :meth:`flowing`.
 
     Attributes:
         emu: the emulator; its ledger is the judge.
@@ -128,7 +129,7 @@ class World:
         self.model = MODELS[provider]
         self.store = str(folder / "jobs.db")
         self.clock = VirtualClock()
-        self.clock.spawned()  # held from now on
+        self._take_part()
         self.emu = Emulator(seed=7, hang_seconds=0.05, **settings)
         self.service = TimedService(self.emu.settings, self.emu.ledger, self.clock)
         self.emu._service = self.service
@@ -158,34 +159,35 @@ class World:
     def stop(self, client: BatchingClient) -> None:
         """End a client; what it has not finished stays in the store."""
         self._clients.remove(client)
-        with self.flowing():
-            client.stop()
+        client.stop()
 
     def close(self) -> None:
-        with self.flowing():
-            for client in self._clients:
-                client.stop(timeout=0)
+        self.clock.ended()
+        for client in self._clients:
+            client.stop(timeout=0)
         self.emu.stop()
 
     # -- time ------------------------------------------------------------------------------------------------
 
+    def _take_part(self) -> None:
+        self.clock.spawned()
+        self.clock.began()
+
     @contextmanager
     def flowing(self) -> Iterator[None]:
-        """Let time run, as fast as everybody can wait."""
-        self.clock.unspawned()
+        """Let time run without regard to the test's own thread: how far it gets meanwhile is not defined."""
+        self.clock.ended()
         try:
             yield
         finally:
-            self.clock.spawned()
+            self._take_part()
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass."""
-        with self.flowing():
-            self.clock.sleep(seconds)
+        """Let exactly ``seconds`` pass."""
+        self.clock.sleep(seconds)
 
     def wait(self, job: Job, timeout: float = PATIENCE) -> JobStatus:
-        with self.flowing():
-            return job.wait(timeout)
+        return job.wait(timeout)
 
     def results(self, job: Job) -> list[Result]:
         """Wait for the end of a job and return its results."""
@@ -333,17 +335,6 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         made.close()
         for module, name, seconds in usual:
             setattr(module, name, seconds)
-
-
-@contextmanager
-def taking_part(w: World) -> Iterator[None]:
-    """Let the test's own thread hold time while it works, and let time run while it waits for the client."""
-    w.clock.began()
-    try:
-        yield
-    finally:
-        w.clock.ended()
-        w.clock.spawned()
 
 
 def texts(count: int, mark: str = "question") -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.types import Generation, Request, Result, Route
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, taking_part, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
 def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Result], SmartbatchError]:
     """Return what is yielded, and what is raised then."""
     seen: list[Result] = []
-    with taking_part(w), pytest.raises(SmartbatchError) as raised:
+    with pytest.raises(SmartbatchError) as raised:
         seen.extend(results)
     return seen, raised.value
 
@@ -65,10 +65,9 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
     requests = [Request(text, Generation(schema=KINDS[n % 3])) for n, text in enumerate(texts(18))]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(cache=str(tmp_path / "answers.db"))
-        with taking_part(w):
-            found = client.generate(requests, strategy=way)
-            again = client.generate(requests, strategy="individual")
-            alone = w.process().generate(requests, strategy="individual")
+        found = client.generate(requests, strategy=way)
+        again = client.generate(requests, strategy="individual")
+        alone = w.process().generate(requests, strategy="individual")
         assert [type(result.parsed) for result in found] == [KINDS[n % 3] for n in range(18)]
         assert Route.BATCH in {result.route for result in found}
         assert [result.parsed for result in found] == [result.parsed for result in alone]
@@ -79,9 +78,8 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type, tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
-        with taking_part(w):
-            of_list = w.process().generate(texts(12), strategy="batch", schema=kind)
-            of_client = w.process(schema=kind).generate(texts(12), strategy="batch")
+        of_list = w.process().generate(texts(12), strategy="batch", schema=kind)
+        of_client = w.process(schema=kind).generate(texts(12), strategy="batch")
         assert {type(result.parsed) for result in of_list} == {kind}
         assert [result.parsed for result in of_list] == [result.parsed for result in of_client]
 
@@ -94,8 +92,7 @@ def test_an_answer_of_a_batch_that_does_not_fit_its_class_is_asked_again_alone(t
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process()
         w.edit_answers(spoil)
-        with taking_part(w):
-            results = client.generate(texts(12), strategy="batch", schema=Dataclass)
+        results = client.generate(texts(12), strategy="batch", schema=Dataclass)
         assert {type(result.parsed) for result in results} == {Dataclass}
         assert [n for n, result in enumerate(results) if result.route is not Route.BATCH] == [4]
         assert len(w.requests("ask")) == 1
@@ -139,9 +136,8 @@ def test_as_completed_yields_what_a_hybrid_asks_at_once_before_its_batch_ends(
         client = w.process()
         requests = [Request(text, context=n) for n, text in enumerate(texts(30))]
         began = w.clock.now()
-        with taking_part(w):
-            stream = client.as_completed(requests, strategy="hybrid")
-            came = [(result.context, result.route, w.clock.now() - began) for result in stream]
+        stream = client.as_completed(requests, strategy="hybrid")
+        came = [(result.context, result.route, w.clock.now() - began) for result in stream]
         assert sorted(position for position, _, _ in came) == list(range(30))
         early = [position for position, _, after in came if after < MINUTE]
         assert sorted(early) == [position for position, route, _ in sorted(came) if route is not Route.BATCH]
@@ -153,8 +149,7 @@ def test_as_completed_yields_what_a_hybrid_asks_at_once_before_its_batch_ends(
 def test_vectors_come_by_batch_as_in_real_time(provider: str, tmp_path: Path) -> None:
     model = {"openai": "text-embedding-3-small", "gemini": "gemini-embedding-001"}[provider]
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
-        with taking_part(w):
-            found = w.process(model=model).embed(texts(12), strategy="batch")
-            alone = w.process(model=model).embed(texts(12), strategy="individual")
+        found = w.process(model=model).embed(texts(12), strategy="batch")
+        alone = w.process(model=model).embed(texts(12), strategy="individual")
         assert {result.route for result in found} == {Route.BATCH}
         assert [result.embedding for result in found] == [result.embedding for result in alone]

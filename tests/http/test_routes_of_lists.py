@@ -14,14 +14,13 @@ from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, taking_part, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
 
 each_provider = pytest.mark.parametrize("provider", PROVIDERS)
 
 
 def asked(w: World, client: BatchingClient, prompts: list[str], **constraints: object) -> ResultList:
-    with taking_part(w):
-        return client.generate(prompts, **constraints)  # type: ignore[arg-type]
+    return client.generate(prompts, **constraints)  # type: ignore[arg-type]
 
 
 def routes(results: ResultList) -> Counter[Route | None]:
@@ -194,8 +193,7 @@ def test_a_loop_that_is_left_early_cancels_its_batch(tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process()
         results = client.map(texts(20), strategy="hybrid")
-        with taking_part(w):
-            next(results)
+        next(results)
         results.close()  # type: ignore[attr-defined]
         (job,) = client.jobs()
         status = w.wait(job)
@@ -225,8 +223,7 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
         assert plan.route is Route.BATCH
         assert plan.cost_low is not None
         assert plan.cost_high is not None
-        with taking_part(w):
-            results = plan.run()
+        results = plan.run()
         assert routes(results) == {Route.BATCH: 30}
         assert results.cost is not None
         assert plan.cost_low <= results.cost <= plan.cost_high

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smartbatch import BatchingClient, ConfigError, Price
 from smartbatch.core.routing.offers import BatchOffer
 from smartbatch.routing.budget_rounds import rounds_of
-from tests.faults.world import MINUTE, World, taking_part, texts, world
+from tests.faults.world import MINUTE, World, texts, world
 
 PRICE = Price(input=1000.0, output=1000.0)
 """A tenth of a cent a token, so that little is lost to rounding."""
@@ -26,8 +26,7 @@ def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
     """A client that knows how long answers are: far shorter than its ``max_tokens``."""
     with world("openai", folder, rare=60, batch_turnaround=10 * MINUTE) as w:
         client = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40)
-        with taking_part(w):
-            client.generate(texts(30, "to learn from"), strategy="individual")
+        client.generate(texts(30, "to learn from"), strategy="individual")
         yield w, client
 
 
@@ -39,8 +38,7 @@ def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
         prompts = texts(60)
         one = client.plan(prompts, strategy="batch")
         plan = client.plan(prompts, strategy="batch", budget=budget)
-        with taking_part(w):
-            results = client.generate(prompts, strategy="batch", budget=budget)
+        results = client.generate(prompts, strategy="batch", budget=budget)
         assert results.texts == w.right(prompts)
         assert results.cost is not None
         assert results.cost <= budget
