@@ -82,16 +82,16 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
 ) -> None:
     """A process that takes the job over clears them under the eyes of one that was frozen."""
     with world(provider, tmp_path) as w:
-        usual, cleared = collect.take_in, []
+        usual, cleared = collect.store_results, []
 
-        def take_in(work: StepContext, shard: ShardRow, paths: list[Path]) -> Any:
+        def store_results(work: StepContext, shard: ShardRow, paths: list[Path]) -> Any:
             if not cleared:
                 cleared.extend(paths)
                 for path in paths:
                     path.unlink()
             return usual(work, shard, paths)
 
-        monkeypatch.setattr(collect, "take_in", take_in)
+        monkeypatch.setattr(collect, "store_results", store_results)
         prompts = texts(4)
         job = w.process().submit_batch(prompts)
         with warnings.catch_warnings(record=True) as warned:

@@ -14,9 +14,8 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import JobTimeout
-from smartbatch.jobs import spool_files
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps import collect, context
 from smartbatch.jobs.steps.context import StepContext
 
 ClientOf = Callable[..., BatchingClient]
@@ -27,14 +26,14 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a process that had the job before and tidies late; it is no trouble worth a word."""
-    take_in, left = collect.take_in, [1]
+    store_results, left = collect.store_results, [1]
 
-    def robbed(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.Taken:
+    def robbed(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:
         if left.pop() if left else 0:
             collect.clear(work, shard)
-        return take_in(work, shard, paths)
+        return store_results(work, shard, paths)
 
-    monkeypatch.setattr(collect, "take_in", robbed)
+    monkeypatch.setattr(collect, "store_results", robbed)
     remote = Remote(clock)
     client = client_of(remote, store=str(tmp_path / "jobs.db"))
     job = client.submit_batch(["a", "b"])
@@ -79,7 +78,7 @@ def test_a_full_disk_is_told_and_waited_out(
             return opened("/dev/full", "wb", buffering=0)
         return opened(path, mode, *rest, **options)
 
-    monkeypatch.setattr(spool_files, "open", no_room, raising=False)
+    monkeypatch.setattr(context, "open", no_room, raising=False)
     remote = Remote(clock)
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     with pytest.raises(JobTimeout, match=r"cannot be written \(No space left on device\).* make room"):
@@ -100,5 +99,5 @@ def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None
         partial.unlink()
 
     with pytest.raises(FileNotFoundError):
-        spool_files.write_whole(path, partial, pieces())
+        context.write_whole(path, partial, pieces())
     assert not path.exists()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.jobs.raw_lines import MAX_LINE, RawLine, raw_lines
+from smartbatch.jobs.steps.result_lines import MAX_LINE, RawLine, raw_lines
 
 
 def data_of(*pieces: bytes, max_line: int = MAX_LINE) -> list[bytes | None]:

@@ -6,45 +6,41 @@ a half one is never looked at. Reading is by id, never by position, and reading 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO
 
-from attrs import define, field, frozen
+from attrs import define
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.raw_lines import raw_lines
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState
-from smartbatch.jobs.spool_files import write_whole
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.steps.result_reader import Reader
-from smartbatch.jobs.store.base import ItemAt, Measure
-from smartbatch.jobs.wire_ids import parse_wire_id
-from smartbatch.providers.batch_api import Line, RemoteBatch, RemoteState
-from smartbatch.types import Kind, Usage
+from smartbatch.jobs.steps.result_lines import (
+    OddLines,
+    ResultLine,
+    ResultReader,
+    nonces_of,
+    pages_of,
+    read_lines,
+)
+from smartbatch.jobs.store.base import ItemAt
+from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = [
-    "Taken",
+    "ResultTotals",
     "clear",
+    "cost_of",
+    "ended_by_itself",
     "fetch",
-    "incomplete",
     "ingest",
     "no_longer_kept",
     "nonces_in",
-    "price",
     "salvage",
-    "take_in",
+    "store_results",
 ]
 
-PAGE = 1000
-"""Lines a transaction."""
-PAGE_BYTES = 8 << 20
-"""Bytes of lines and of the requests they answer that are held at a time, at most."""
 PEEK = 1 << 20
 """Bytes read at most of each place of a candidate's results to see whose they are."""
 
@@ -59,8 +55,7 @@ def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
             return _gone(step, shard)
         if batch is None or not batch.state.ended:
             return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
-        for number, output in enumerate(batch.outputs):
-            _download(step, shard, batch, number, output)
+        _download_all(step, shard, batch)
     except StoreError:
         raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
@@ -105,7 +100,7 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     paths = [_path(step, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
     if shard.remote.get("fetched") and all(path.exists() for path in paths):
         try:
-            again = take_in(step, shard, paths).doubled
+            again = store_results(step, shard, paths).doubled
         except FileNotFoundError:  # whoever took the job over has read and deleted them
             step.later(shard, 0.0)
             return False
@@ -115,24 +110,24 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     return False
 
 
-def take_in(step: StepContext, shard: ShardRow, paths: list[Path]) -> Taken:
-    """Read result files of a shard into the store; what is there already stays as it is.
+def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> ResultTotals:
+    """Read result files of a shard into the store; results that are stored already stay as they are.
 
-    The first pass learns how the provider counts the tokens of these prompts; the second reads, and an answer
-    whose tokens fit another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`). What is
-    odd about
-    the lines is told between the two: whoever sees the last result sees it, too.
+    The files are read twice. The first pass learns how the provider counts the tokens of these prompts, and
+    what is odd about the lines; that is told before the second pass, so that whoever sees the last result
+    sees it, too. The second pass stores results, a page in each transaction; an answer whose tokens belong to
+    another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`).
     """
     check = Crosscheck()
-    tally = _Tally()
+    odd = OddLines()
     measures = step.store.measures(shard.id)
-    for read in _lines(step, shard, paths, tally):
-        if read.position not in measures:
-            tally.foreign += 1
-        elif read.line.answer is not None and read.line.answer.usage is not None:
-            check.observe(measures[read.position].tokens, read.line.answer.usage.input_tokens)
-    reader = Reader(step, check)
-    _tell_oddities(step, shard, tally, reader)
+    for line in read_lines(step, shard, paths, odd):
+        if line.position not in measures:
+            odd.foreign += 1
+        elif line.line.answer is not None and line.line.answer.usage is not None:
+            check.observe(measures[line.position].tokens, line.line.answer.usage.input_tokens)
+    reader = ResultReader(step, check)
+    _tell_odd_lines(step, shard, odd, reader)
     if check.unrelated:
         step.incident(
             "token_mismatch",
@@ -140,82 +135,72 @@ def take_in(step: StepContext, shard: ShardRow, paths: list[Path]) -> Taken:
             "other requests. Compare some before you use them",
             shard,
         )
-    sums = Taken()
+    totals = ResultTotals()
     before = step.store.job(step.job.id) or step.job
-    for page in _pages(_lines(step, shard, paths, _Tally()), measures):
-        items = step.store.items_at(shard.id, [read.position for read in page])
-        results = [
-            reader.result(items[read.position], read.line, read.digest)
-            for read in page
-            if read.position in items
-        ]
-        taken = step.store.ingest(step.lease, shard, results, at=step.wall)
-        sums.doubled += len(taken.doubled)
-        sums.add(results, taken.final)
-        _learn(step, page, items, frozenset(taken.final))
+    for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
+        items = step.store.items_at(shard.id, [line.position for line in page])
+        results = _results(reader, items, page)
+        stored = step.store.ingest(step.lease, shard, results, at=step.wall)
+        totals.doubled += len(stored.doubled)
+        totals.add(results, stored.final)
+        _calibrate(step, page, items, frozenset(stored.final))
         before = report(step.store, before, step.tell, step.clock)
     mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
     _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
-    return sums
+    return totals
 
 
-def _learn(step: StepContext, page: list[_Read], items: Mapping[int, ItemAt], final: Collection[int]) -> None:
-    """Let answers that were stored now teach what requests of the model take, as those in real time do."""
+def _results(
+    reader: ResultReader, items: Mapping[int, ItemAt], page: Iterable[ResultLine]
+) -> list[NewResult]:
+    return [
+        reader.result(items[line.position], line.line, line.digest) for line in page if line.position in items
+    ]
+
+
+def _calibrate(
+    step: StepContext, page: list[ResultLine], items: Mapping[int, ItemAt], final: Collection[int]
+) -> None:
+    """Learn from answers that were stored now how many tokens requests of the model take."""
     known = step.calibration(step.job)
-    for read in page:
-        item, answer = items.get(read.position), read.line.answer
+    for line in page:
+        item, answer = items.get(line.position), line.line.answer
         if item is not None and item.ix in final and answer is not None and answer.usage is not None:
             known.observe(item.tokens, answer.usage)
 
 
-def salvage(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Taken:
-    """Fetch and read the results of a orphan: answers that were paid for are used where they still can be."""
-    for number, output in enumerate(batch.outputs):
-        _download(step, shard, batch, number, output)
-    return take_in(step, shard, [_path(step, shard, number) for number in range(len(batch.outputs))])
+def salvage(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
+    """Fetch and store the results of an orphan, which are paid for, where they can still be used."""
+    return store_results(step, shard, _download_all(step, shard, batch))
 
 
-def price(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Taken:
+def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
-    for number, output in enumerate(batch.outputs):
-        _download(step, shard, batch, number, output)
-    paths = [_path(step, shard, number) for number in range(len(batch.outputs))]
-    reader = Reader(step, Crosscheck())
-    sums = Taken()
-    for page in _pages(_lines(step, shard, paths, _Tally()), step.store.measures(shard.id)):
-        items = step.store.items_at(shard.id, [read.position for read in page])
-        sums.add(
-            [
-                reader.result(items[read.position], read.line, read.digest)
-                for read in page
-                if read.position in items
-            ],
-            (),
-        )
+    paths = _download_all(step, shard, batch)
+    reader = ResultReader(step, Crosscheck())
+    totals = ResultTotals()
+    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.measures(shard.id)):
+        items = step.store.items_at(shard.id, [line.position for line in page])
+        totals.add(_results(reader, items, page), ())
     clear(step, shard)
-    return sums
+    return totals
 
 
 def nonces_in(step: StepContext, batch: RemoteBatch) -> set[str | None]:
-    """Return whose ids the first megabyte of a batch's results carries: nonces, ``None`` for ids of others.
+    """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
 
-    Not the first line alone: a line may be garbled, or stray in from elsewhere. An empty set proves nothing.
+    Not of the first line alone: a line may be garbled, or foreign. An empty set proves nothing.
     """
-    kind = Kind(step.job.kind)
     found: set[str | None] = set()
     for output in batch.outputs:
         with closing(_received(step, batch, output)) as pieces:
-            for raw in raw_lines(_first(pieces, PEEK)):
-                if raw.data is not None:
-                    with contextlib.suppress(ValueError):
-                        named = parse_wire_id(step.api.read_line(raw.data, kind).wire_id)
-                        found.add(None if named is None else named[0])
+            found |= nonces_of(step, _first(pieces, PEEK))
     return found
 
 
 @define
-class Taken:
-    """What result files held.
+class ResultTotals:
+    """Counts and costs of the results in a batch's files.
 
     Attributes:
         billed: requests that were run.
@@ -232,7 +217,7 @@ class Taken:
     wasted: float | None = 0.0
 
     def add(self, results: list[NewResult], final: tuple[int, ...]) -> None:
-        """Count a page of them."""
+        """Add a page of results, of which those in ``final`` were stored now."""
         for result in results:
             if result.outcome == "unrun" or not (result.input_tokens or result.outcome == "succeeded"):
                 continue
@@ -245,86 +230,16 @@ class Taken:
             self.wasted += 0.0 if result.ix in final else result.cost
 
 
-@define
-class _Tally:
-    """What was odd in the files of a shard."""
-
-    malformed: int = 0
-    foreign: int = 0
-    doubled: int = 0
-    repeats: list[Usage] = field(factory=list)
-    seen: dict[int, bytes] = field(factory=dict)
-
-
-@frozen
-class _Read:
-    """A line of a shard's results.
-
-    Attributes:
-        position: of its request in the shard.
-        line: what it says.
-        digest: of its bytes.
-        size: how many these are.
-    """
-
-    position: int
-    line: Line = field(repr=False)
-    digest: bytes
-    size: int
-
-
-def _pages(lines: Iterator[_Read], measures: Mapping[int, Measure]) -> Iterator[list[_Read]]:
-    """Yield up to a thousand lines at a time; fewer where they, or the requests they answer, are large."""
-    page: list[_Read] = []
-    size = 0
-    for read in lines:
-        more = read.size + (measures[read.position].bytes if read.position in measures else 0)
-        if page and (len(page) >= PAGE or size + more > PAGE_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(read)
-        size += more
-    if page:
-        yield page
-
-
-def _lines(step: StepContext, shard: ShardRow, paths: list[Path], tally: _Tally) -> Iterator[_Read]:
-    """Yield the lines of a shard's files, the first of each request."""
-    kind = Kind(step.job.kind)
-    for path in paths:
-        with open(path, "rb") as file:
-            for raw in raw_lines(_chunks(file)):
-                try:
-                    if raw.data is None:
-                        raise ValueError("too long a line")
-                    line = step.api.read_line(raw.data, kind)
-                except ValueError:
-                    tally.malformed += 1
-                    continue
-                named = parse_wire_id(line.wire_id)
-                if named is None or named[0] != shard.nonce or named[1] >= shard.size:
-                    tally.foreign += 1
-                    continue
-                digest = hashlib.blake2b(raw.data, digest_size=16).digest()
-                if (known := tally.seen.get(named[1])) is not None:
-                    if known != digest:
-                        tally.doubled += 1
-                        if line.answer is not None and line.answer.usage is not None:
-                            tally.repeats.append(line.answer.usage)
-                    continue  # the first wins
-                tally.seen[named[1]] = digest
-                yield _Read(named[1], line, digest, len(raw.data))
-
-
-def _tell_oddities(step: StepContext, shard: ShardRow, tally: _Tally, reader: Reader) -> None:
-    _tell(step, shard, "malformed_line", tally.malformed, "lines of the results could not be read")
-    strange = "lines of the results carry ids that were never sent; not delivered"
-    _tell(step, shard, "foreign_line", tally.foreign, strange)
-    costs = [reader.cost(usage) for usage in tally.repeats]
+def _tell_odd_lines(step: StepContext, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:
+    """Write an incident for each kind of odd line."""
+    _tell(step, shard, "malformed_line", odd.malformed, "lines of the results could not be read")
+    foreign = "lines of the results carry ids that were never sent; not delivered"
+    _tell(step, shard, "foreign_line", odd.foreign, foreign)
+    costs = [reader.cost(usage) for usage in odd.repeats]
     known = [cost for cost in costs if cost is not None]
     money = sum(known) if known and len(known) == len(costs) else None
     twice = "requests were answered twice, differently; the first answer counts"
-    _tell(step, shard, "doubled_line", tally.doubled, twice, money)
+    _tell(step, shard, "doubled_line", odd.doubled, twice, money)
 
 
 def _tell(
@@ -334,20 +249,17 @@ def _tell(
         step.incident(kind, f"{count:,} {text}", shard, money)
 
 
-def _download(step: StepContext, shard: ShardRow, batch: RemoteBatch, number: int, output: str) -> None:
-    path = _path(step, shard, number)
-    with closing(_received(step, batch, output)) as pieces:
-        write_whole(path, step.partial(path), pieces)
+def _download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
+    paths = [_path(step, shard, number) for number in range(len(batch.outputs))]
+    for path, output in zip(paths, batch.outputs, strict=True):
+        with closing(_received(step, batch, output)) as pieces:
+            step.write_file(path, pieces)
+    return paths
 
 
 def _received(step: StepContext, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:
-    """The pieces of a download, with a close: leaving early ends the download."""
+    """Yield the pieces of a download; closing the generator ends the download."""
     yield from step.api.download(batch, output, step.limits.transfer_timeout)
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(1 << 16):
-        yield piece
 
 
 def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
@@ -368,6 +280,6 @@ def clear(step: StepContext, shard: ShardRow) -> None:
         path.unlink(missing_ok=True)
 
 
-def incomplete(shard: ShardRow) -> bool:
-    """Whether items without a line may have been run, and billed: only where the batch ended by itself."""
+def ended_by_itself(shard: ShardRow) -> bool:
+    """Whether the batch was completed, and neither cancelled nor expired: then every item was run."""
     return shard.remote.get("state") == RemoteState.COMPLETED.value

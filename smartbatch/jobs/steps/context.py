@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,14 +15,14 @@ from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import IncidentRow, JobLease, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store.base import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
-__all__ = ["StepContext", "StepLimits", "held_note", "report", "unlearned"]
+__all__ = ["StepContext", "StepLimits", "held_note", "report", "unlearned", "write_whole"]
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -180,12 +182,61 @@ class StepContext:
         """Return the path of a local file of a shard; its content can always be made again."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
 
-    def partial(self, path: Path) -> Path:
-        """Return where a local file is written until it is whole.
+    def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:
+        """Write a local file; see :func:`write_whole`.
 
-        Each owner has its own: one that was frozen, and wakes, must not write into its successor's.
+        Each owner of a job writes into a file of its own until that is whole: a process that was suspended,
+        and goes on, must not write into its successor's.
         """
-        return path.with_name(f"{path.name}.{self.lease.epoch}.part")
+        write_whole(path, path.with_name(f"{path.name}.{self.lease.epoch}.part"), pieces)
+
+
+def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
+    """Write ``pieces`` into ``partial``, and rename it to ``path`` when all of it is on the disk.
+
+    Where the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
+
+    Raises:
+        StoreError: the disk is full, or the folder cannot be written.
+        FileNotFoundError: ``partial`` was deleted by a process that took the job over and has finished it.
+        Exception: whatever ``pieces`` raise.
+    """
+    with _disk_errors(path):
+        file = open(partial, "wb")  # noqa: SIM115
+    try:
+        for piece in pieces:
+            with _disk_errors(path):
+                file.write(piece)
+        with _disk_errors(path):
+            file.flush()
+            os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
+            file.close()
+            partial.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.close()  # writes what is buffered, which may fail again
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise what a system call fails with as a StoreError; a file that is gone stays FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"the folder {path.parent} cannot be written ({error.strerror}): files on their way to and "
+            "from the provider lie there; make room for it, and the job goes on by itself"
+        ) from None
 
 
 def held_note(error: SmartbatchError) -> str:

@@ -15,9 +15,8 @@ from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs import enqueued_quota
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import ItemState, ShardRow, ShardState
-from smartbatch.jobs.spool_files import write_whole
-from smartbatch.jobs.steps import orphan_watch
 from smartbatch.jobs.steps.context import MINUTE, StepContext, report
+from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.steps.redaction import redacted
 from smartbatch.jobs.steps.shard import most_key
 from smartbatch.jobs.wire_ids import file_name, wire_id
@@ -102,7 +101,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
         page = step.api.page(None, step.limits.call_timeout)
     except Exception as error:
         return _list_failed(step, shard, redacted(step, shard, step.api.classify(error)))
-    orphan_watch.notice(step, page.batches)
+    find_orphans(step, page.batches)
     began = step.clock.now()
     now = step.wall
     intended = step.store.intend(
@@ -268,7 +267,7 @@ def _spool(step: StepContext, shard: ShardRow) -> Path:
     path = step.spooled(shard, "in")
     if path.exists():
         return path
-    write_whole(path, step.partial(path), _lines(step, shard))
+    step.write_file(path, _lines(step, shard))
     return path
 
 

@@ -14,8 +14,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.steps.listing import newer_than_intent
-from smartbatch.jobs.steps.orphan_watch import labelled
+from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
@@ -42,10 +41,10 @@ def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> dict[str, o
     try:
         others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
         if step.api.abilities.labels:
-            twins = [other for other in others if labelled(other, shard)]
+            twins = [other for other in others if has_label(other, shard)]
             stop(step, shard, twins)
         else:
-            twins = _alike(step, shard, others)
+            twins = unclaimed(step, shard, others)
     except (LeaseLost, StoreError):
         raise
     except Exception:
@@ -90,18 +89,9 @@ def examine(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others}, most=shard.most + twice)
 
 
-def _alike(step: StepContext, shard: ShardRow, others: list[RemoteBatch]) -> list[RemoteBatch]:
-    claimed = step.store.claimed_batches(shard.scope, [other.id for other in others])
-    return [
-        other
-        for other in others
-        if other.id not in claimed and other.id not in shard.foreign and other.total in (None, shard.size)
-    ]
-
-
 def _price(step: StepContext, shard: ShardRow, twin: RemoteBatch) -> float:
     """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
-    money = collect.price(step, shard, twin)
+    money = collect.cost_of(step, shard, twin)
     if money.billed:
         known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
         step.incident(

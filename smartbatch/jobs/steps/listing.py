@@ -1,13 +1,19 @@
-"""Following the provider's list of batches down to where a shard's create began."""
+"""The provider's list of batches: what was created since a shard's intent, and which of it are orphans.
+
+An orphan is a batch of a shard that was given up (``DEAD``) and that exists all the same. Every list that is
+read for any reason is searched for orphans: by the label where batches have labels, by the size of a dead
+shard where they have none. The step of the dead shard handles what was found.
+"""
 
 from __future__ import annotations
 
-from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps import orphan_watch
+from collections.abc import Iterable
+
+from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["newer_than_intent"]
+__all__ = ["find_orphans", "has_label", "is_watched", "newer_than_intent", "unclaimed"]
 
 SLACK = 600.0
 """Seconds before the intent, by the provider's own clock, at which the search may stop when the watermark
@@ -17,7 +23,7 @@ has vanished from the list: a batch cannot have been created before its intent."
 def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
     """Return every batch of the account that was created after the shard's watermark, newest first.
 
-    The list is followed page by page: absence counts only when all of it was seen.
+    The list is read page by page: absence counts only when all of it was seen.
 
     Raises:
         Exception: whatever the provider's adapter raised; then nothing may be concluded.
@@ -26,7 +32,7 @@ def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
     after: str | None = None
     while True:
         page = step.api.page(after, step.limits.call_timeout)
-        orphan_watch.notice(step, page.batches)
+        find_orphans(step, page.batches)
         for batch in page.batches:
             if batch.id == shard.watermark or _long_before(batch, shard):
                 return found
@@ -34,6 +40,64 @@ def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
         after = page.next
         if after is None:
             return found
+
+
+def find_orphans(step: StepContext, batches: Iterable[RemoteBatch]) -> None:
+    """Search ``batches`` for those of the job's dead shards, and note what is found on each shard.
+
+    A shard that has a candidate already, or is no longer watched, is left out.
+    """
+    dead = [
+        shard
+        for shard in step.store.shards_in_scope(step.job.scope, states=[ShardState.DEAD])
+        if shard.candidate is None and shard.job_id == step.job.id and is_watched(step, shard)
+    ]
+    if not dead:
+        return
+    batches = list(batches)
+    claimed: set[str] | None = None
+    for shard in dead:
+        if step.api.abilities.labels:
+            found = next((batch for batch in batches if has_label(batch, shard)), None)
+        else:
+            if claimed is None:
+                claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
+            found = next((batch for batch in batches if _could_be_orphan(batch, shard, claimed)), None)
+        if found is not None:
+            step.later(shard, 0.0, candidate=found.id)
+
+
+def is_watched(step: StepContext, shard: ShardRow) -> bool:
+    """Whether a batch of a dead shard may still appear: its create may have been sent, not long ago."""
+    if shard.uncertain_since is None or shard.died_at is None:
+        return False
+    return step.wall - shard.died_at < step.limits.orphan_watch
+
+
+def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
+    """Whether a batch has the shard's label, or, where a server keeps no labels, its input file."""
+    if batch.mark is not None:
+        return batch.mark == shard.nonce
+    return shard.file_id is not None and batch.file_id == shard.file_id
+
+
+def unclaimed(step: StepContext, shard: ShardRow, batches: Iterable[RemoteBatch]) -> list[RemoteBatch]:
+    """Return the batches without a label that could be the shard's: of its size, and no other shard's."""
+    batches = list(batches)
+    claimed = step.store.claimed_batches(shard.scope, [batch.id for batch in batches])
+    return [batch for batch in batches if _could_be(batch, shard, claimed)]
+
+
+def _could_be(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:
+    return batch.id not in claimed and batch.id not in shard.foreign and batch.total in (None, shard.size)
+
+
+def _could_be_orphan(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:
+    return (
+        _could_be(batch, shard, claimed)
+        and batch.id != shard.watermark
+        and (batch.created_at is None or batch.created_at >= (shard.server_time or 0.0) - 1.0)
+    )
 
 
 def _long_before(batch: RemoteBatch, shard: ShardRow) -> bool:

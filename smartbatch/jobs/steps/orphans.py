@@ -1,4 +1,8 @@
-"""What becomes of a shard that is ``DEAD``: a orphan of it is watched for, and its remote file is tidied."""
+"""A shard that is ``DEAD``: its orphan is watched for and handled, and its remote file is deleted.
+
+A proven orphan is cancelled while it runs. Its answers, which are paid for, are used for items that are still
+open, and an incident says what it cost.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,26 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.steps.listing import newer_than_intent
-from smartbatch.jobs.steps.orphan_watch import watched
+from smartbatch.jobs.steps.listing import is_watched, newer_than_intent
 from smartbatch.jobs.steps.recover import READINGS, tell_unreadable
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["chase"]
+__all__ = ["watch_dead_shard"]
 
 
-def chase(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``DEAD``, not tidied: deal with a orphan that was noticed, or look for one, until 26 hours are over."""
+def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``DEAD``, not cleaned up. The cases, in order:
+
+    1. A list showed a batch that is, or could be, an orphan: handle it.
+    2. An orphan may still appear: read the list, which notes orphans on their shards, this one included.
+    3. None can appear any more: delete the input file, unless the fence did, and the local files; the shard
+       is cleaned up.
+    """
     try:
         if shard.candidate is not None:
-            return _face(step, shard, shard.candidate)
-        if watched(step, shard):
-            newer_than_intent(step, shard)  # notes a orphan on its shard, this one included
+            return _handle_orphan(step, shard, shard.candidate)
+        if is_watched(step, shard):
+            newer_than_intent(step, shard)
             fresh = step.store.shard(shard.id) or shard
             if fresh.candidate is not None:
                 return fresh
@@ -35,41 +44,55 @@ def chase(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.later(shard, 0.0, tidied=True)
 
 
-def _face(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
-    """Stop a proven orphan if it runs, use what it has finished, and say what it cost."""
+def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
+    """Deal with a batch that is, or could be, the shard's. The cases, in order:
+
+    1. It is not there: read again a few times; then somebody deleted it, and it is remembered as foreign.
+    2. It runs, and its label proves it: cancel it once, and wait for its end.
+    3. It runs, and has no label: it may be foreign, so it is left alone until its results tell.
+    4. It has ended without a label, and no result can be read: read again a few times, then an incident.
+    5. Its results carry other ids: it is foreign.
+    6. It is the shard's: salvage it.
+    """
     batch = step.api.get(batch_id, step.limits.call_timeout)
-    labelled = step.api.abilities.labels
-    if batch is None and shard.tries + 1 < READINGS:
-        return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
-    if batch is None:  # somebody deleted it; only strangers' are, before they were looked into
-        return step.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch_id))
+    if batch is None:
+        if shard.tries + 1 < READINGS:
+            return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
+        return _discard(step, shard, batch_id)
+    labels = step.api.abilities.labels
     if not batch.state.ended:
-        if labelled and not shard.cancelled:  # without a label it may be a stranger's: it is left alone
+        if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.later(shard, step.limits.poll_interval, cancelled=True)
         return step.later(shard, step.limits.poll_interval)
-    if not labelled:
+    if not labels:
         nonces = collect.nonces_in(step, batch)
         if not nonces and shard.tries + 1 < READINGS:
             return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
         if not nonces:
             tell_unreadable(step, shard, batch)
         if shard.nonce not in nonces:
-            return step.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch.id))
-    return _lay(step, shard, batch)
+            return _discard(step, shard, batch.id)
+    return _salvage_orphan(step, shard, batch)
 
 
-def _lay(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    money = collect.salvage(step, shard, batch)
-    if money.billed:
-        known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
+def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
+    """Remember that a batch is not the shard's, and go on watching."""
+    return step.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch_id))
+
+
+def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
+    """Use the orphan's answers for items that are still open, and say what it cost."""
+    totals = collect.salvage(step, shard, batch)
+    if totals.billed:
+        known = "an unknown amount" if totals.usd is None else f"{totals.usd:.4f} USD"
         step.incident(
             "double_submission",
-            f"batch {batch.id} was given up and came all the same: {money.billed:,} requests were run by it, "
-            f"for {known}; {money.used:,} of its answers were still of use",
+            f"batch {batch.id} was given up, but exists: {totals.billed:,} requests were run by it, for "
+            f"{known}; {totals.used:,} of its answers were still of use",
             shard,
-            money.usd,
+            totals.usd,
         )
     collect.clear(step, shard)
-    most = shard.most if money.wasted is None else money.wasted  # the answers that are of use are booked
+    most = shard.most if totals.wasted is None else totals.wasted  # the useful answers are charged already
     return step.later(shard, 0.0, tidied=True, batch_id=batch.id, most=most)

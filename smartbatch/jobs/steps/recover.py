@@ -18,8 +18,7 @@ from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.create import adopt
-from smartbatch.jobs.steps.listing import newer_than_intent
-from smartbatch.jobs.steps.orphan_watch import labelled
+from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
@@ -62,7 +61,7 @@ def look(step: StepContext, shard: ShardRow) -> ShardRow:
         return step.stumbled(shard, step.api.classify(error))
     if not step.api.abilities.labels:
         return _look_unlabelled(step, shard, newer)
-    mine = [batch for batch in newer if labelled(batch, shard)]
+    mine = [batch for batch in newer if has_label(batch, shard)]
     if mine:
         return _take_oldest(step, shard, mine)
     if _waited(step, shard) < _until(step, shard):
@@ -76,7 +75,7 @@ def fenced(step: StepContext, shard: ShardRow) -> ShardRow:
     settled = (shard.uncertain_since or since) + step.policy("settle", step.limits.settle)
     rest = max(since + step.limits.visibility, settled) - step.wall
     try:
-        mine = [batch for batch in newer_than_intent(step, shard) if labelled(batch, shard)]
+        mine = [batch for batch in newer_than_intent(step, shard) if has_label(batch, shard)]
     except Exception as error:
         return step.stumbled(shard, step.api.classify(error))
     if mine:
@@ -135,9 +134,7 @@ def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> N
 
 def _look_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
     """Without labels, a new batch of the same size that no shard claims may be it."""
-    claimed = step.store.claimed_batches(shard.scope, [batch.id for batch in newer])
-    unknown = [batch for batch in newer if batch.id not in claimed and batch.id not in shard.foreign]
-    candidates = [batch for batch in unknown if batch.total in (None, shard.size)]
+    candidates = unclaimed(step, shard, newer)
     if candidates:
         oldest = candidates[-1]
         if len(candidates) == 1 and step.policy("exclusive", False):

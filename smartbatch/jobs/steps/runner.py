@@ -49,7 +49,7 @@ _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.FENCED: recover.fenced,
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
-    _S.DEAD: orphans.chase,
+    _S.DEAD: orphans.watch_dead_shard,
     _S.SETTLED: cleanup.tidy,
 }
 

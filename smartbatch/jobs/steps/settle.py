@@ -81,7 +81,7 @@ def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
     """
     if shard.remote.get("gone"):
         return False
-    if collect.incomplete(shard):
+    if collect.ended_by_itself(shard):
         return True
     if any(item.verdict == "unrun" for item in rest):
         return True
@@ -95,7 +95,7 @@ class _Sorting:
 
     def __init__(self, step: StepContext, shard: ShardRow) -> None:
         self._work = step
-        self._complete = collect.incomplete(shard)
+        self._complete = collect.ended_by_itself(shard)
         self._word = str(shard.remote.get("word") or "ended")
         self._cancelled = encode_error(
             RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)

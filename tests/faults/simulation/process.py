@@ -145,7 +145,7 @@ class Process:
             self.leases = []
             self.due = math.inf
             return
-        if step_result.direct and self._ask_some(lease):
+        if step_result.realtime and self._ask_some(lease):
             self.due = self._clock.now()
             return
         now = self._clock.now()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps import result_lines
 from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.violation import Violation
 from tests.faults.simulation.world import Outcome, World
@@ -50,9 +50,9 @@ def _folder() -> Iterator[Path]:
 @contextmanager
 def _small_pages() -> Iterator[None]:
     """Take results in by twos, so that there are boundaries between transactions in small jobs too."""
-    before = collect.PAGE
-    collect.PAGE = 2
+    before = result_lines.PAGE
+    result_lines.PAGE = 2
     try:
         yield
     finally:
-        collect.PAGE = before
+        result_lines.PAGE = before

@@ -1,0 +1,328 @@
+"""The lines of a batch's results: cut, parsed, matched to their requests, and judged.
+
+Downloads are cut at the newline and nowhere else, in flat memory: a text holds U+2028, U+0085 or a lone
+carriage return without ending its line. Lines are matched by id, never by position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from attrs import define, field, frozen
+
+from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
+from smartbatch.core.preparation.tokens import estimate
+from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
+from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
+from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.store.base import ItemAt, Measure
+from smartbatch.jobs.wire_ids import parse_wire_id
+from smartbatch.prices import RateCard
+from smartbatch.providers.batch_api import Line, LineOutcome
+from smartbatch.providers.foreign_text import without_echo
+from smartbatch.types import Answer, Embedding, Kind, Request, Result, Route, Usage
+
+__all__ = [
+    "MAX_LINE",
+    "OddLines",
+    "RawLine",
+    "ResultLine",
+    "ResultReader",
+    "nonces_of",
+    "pages_of",
+    "raw_lines",
+    "read_lines",
+]
+
+PAGE = 1000
+"""Lines a transaction."""
+PAGE_BYTES = 8 << 20
+"""Most bytes of lines and of the requests they answer that are in memory at a time."""
+MAX_LINE = 64 * 2**20
+"""Longest line, bytes: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and
+small enough to hold in memory."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@frozen
+class RawLine:
+    """A line as it came, without its end.
+
+    Attributes:
+        number: from 1; blank lines count.
+        data: its bytes; ``None`` when it was too long.
+        size: bytes it had, without the newline.
+        ended: False for a last line without a newline, which may have been cut.
+    """
+
+    number: int
+    data: bytes | None = field(repr=False)
+    size: int
+    ended: bool = True
+
+
+def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[RawLine]:
+    """Yield the lines in ``pieces``, blank ones left out; a carriage return before a newline belongs to it.
+
+    Args:
+        pieces: of any size, cut anywhere; closing them is left to who opened them.
+        max_line: most bytes of a line, its newline not counted.
+    """
+    number, size = 1, 0
+    begun = bytearray()  # of the line that has not ended
+    for piece in pieces:
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            size = _add(begun, piece[start:end], size, max_line)
+            if (line := _line(begun, number, size, max_line)) is not None:
+                yield line
+            begun.clear()
+            number, size, start = number + 1, 0, end + 1
+        size = _add(begun, piece[start:], size, max_line)
+    if size and (line := _line(begun, number, size, max_line, ended=False)) is not None:
+        yield line
+
+
+def _add(begun: bytearray, part: bytes, size: int, max_line: int) -> int:
+    """Keep ``part`` while the line may still be short enough; return its size so far."""
+    size += len(part)
+    if size <= max_line:
+        begun += part
+    return size
+
+
+def _line(begun: bytearray, number: int, size: int, max_line: int, *, ended: bool = True) -> RawLine | None:
+    if size > max_line:
+        return RawLine(number, None, size, ended)
+    data = bytes(begun)
+    if number == 1:
+        data = data.removeprefix(_BOM)
+    if ended:
+        data = data.removesuffix(b"\r")
+    return None if not data or data.isspace() else RawLine(number, data, size, ended)
+
+
+# -- lines of a shard ----------------------------------------------------------------------------------------
+
+
+@define
+class OddLines:
+    """What was odd in the result files of a shard.
+
+    Attributes:
+        malformed: lines that could not be read.
+        foreign: lines with ids that were never sent.
+        doubled: further, different lines of a request.
+        repeats: the usage of these.
+        seen: the digest of the first line of each request, by position.
+    """
+
+    malformed: int = 0
+    foreign: int = 0
+    doubled: int = 0
+    repeats: list[Usage] = field(factory=list)
+    seen: dict[int, bytes] = field(factory=dict)
+
+
+@frozen
+class ResultLine:
+    """A line that answers a request of a shard.
+
+    Attributes:
+        position: of the request in the shard.
+        line: its content.
+        digest: of its bytes.
+        size: bytes.
+    """
+
+    position: int
+    line: Line = field(repr=False)
+    digest: bytes
+    size: int
+
+
+def read_lines(
+    step: StepContext, shard: ShardRow, paths: Iterable[Path], odd: OddLines
+) -> Iterator[ResultLine]:
+    """Yield the first line of each request in a shard's files, and count odd lines in ``odd``.
+
+    The cases of a line, in order: too long or unreadable; an id that is not the shard's; the same request a
+    second time, where the first line counts; the answer of a request.
+    """
+    kind = Kind(step.job.kind)
+    for path in paths:
+        with open(path, "rb") as file:
+            for raw in raw_lines(_chunks(file)):
+                try:
+                    if raw.data is None:
+                        raise ValueError("too long a line")
+                    line = step.api.read_line(raw.data, kind)
+                except ValueError:
+                    odd.malformed += 1
+                    continue
+                parsed = parse_wire_id(line.wire_id)
+                if parsed is None or parsed[0] != shard.nonce or parsed[1] >= shard.size:
+                    odd.foreign += 1
+                    continue
+                position = parsed[1]
+                digest = hashlib.blake2b(raw.data, digest_size=16).digest()
+                if (first := odd.seen.get(position)) is not None:
+                    if first != digest:
+                        odd.doubled += 1
+                        if line.answer is not None and line.answer.usage is not None:
+                            odd.repeats.append(line.answer.usage)
+                    continue
+                odd.seen[position] = digest
+                yield ResultLine(position, line, digest, len(raw.data))
+
+
+def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, Measure]) -> Iterator[list[ResultLine]]:
+    """Yield up to :data:`PAGE` lines at a time; fewer where they, or the requests they answer, are large."""
+    page: list[ResultLine] = []
+    size = 0
+    for line in lines:
+        more = line.size + (measures[line.position].bytes if line.position in measures else 0)
+        if page and (len(page) >= PAGE or size + more > PAGE_BYTES):
+            yield page
+            page, size = [], 0
+        page.append(line)
+        size += more
+    if page:
+        yield page
+
+
+def nonces_of(step: StepContext, pieces: Iterable[bytes]) -> set[str | None]:
+    """Return the nonces in the ids of the lines in ``pieces``; ``None`` stands for ids of another form."""
+    kind = Kind(step.job.kind)
+    found: set[str | None] = set()
+    for raw in raw_lines(pieces):
+        if raw.data is not None:
+            with contextlib.suppress(ValueError):  # a garbled line says nothing
+                parsed = parse_wire_id(step.api.read_line(raw.data, kind).wire_id)
+                found.add(None if parsed is None else parsed[0])
+    return found
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(1 << 16):
+        yield piece
+
+
+# -- what a line means for its item --------------------------------------------------------------------------
+
+
+class ResultReader:
+    """Turns the lines of a batch into results of its job's items.
+
+    Attributes:
+        suspicious: answers whose billed tokens belong to another prompt, so far.
+    """
+
+    def __init__(self, step: StepContext, check: Crosscheck) -> None:
+        self._step = step
+        self._check = check
+        self._shared: Shared = decode_params(step.job.params)
+        provider = step.job.model.partition(":")[0]
+        wall = step.wall
+        self._batch = step.prices.rates(provider, step.model, wall, processing="batch")
+        self._realtime = step.prices.rates(provider, step.model, wall)
+        self.suspicious = 0
+
+    def result(self, item: ItemAt, line: Line, digest: bytes) -> NewResult:
+        """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
+
+        1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
+        2. The billed tokens belong to another prompt: the answer may be another request's; sent again.
+        3. The answer does not have the structure that was asked for: sent again, or failed where another
+           answer would be cut as well.
+        4. The vector has another length than asked for: sent again.
+        5. Otherwise the item succeeded.
+        """
+        if line.outcome is LineOutcome.OK and line.answer is not None:
+            return self._answered(item, line.answer, digest)
+        error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
+        error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
+        usage = error.usage if isinstance(error.usage, Usage) else Usage()
+        outcome = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
+        return self._new_result(item.ix, outcome[line.outcome], encode_error(error), digest, usage)
+
+    def cost(self, usage: Usage) -> float | None:
+        """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
+        return _cost(self._batch, usage)
+
+    def _answered(self, item: ItemAt, answer: Answer, digest: bytes) -> NewResult:
+        request = decode_request(item.payload, self._shared, id=item.user_id)
+        usage = answer.usage or self._estimated(item, answer)
+        if not usage.estimated and self._check.suspicious(item.tokens, usage.input_tokens):
+            self.suspicious += 1
+            error = ProviderError(
+                "the answer was billed for a prompt of another length; it may belong to another request",
+                kind=ErrorKind.INVALID_RESPONSE,
+            )
+            return self._new_result(item.ix, "again", encode_error(error), digest, usage)
+        parsed, problem = _parsed(request, answer)
+        if problem is not None:
+            error_body = encode_error(
+                ValidationFailed(problem.message, finish_reason=answer.finish_reason, usage=usage)
+            )
+            outcome = "failed" if problem.final else "again"
+            return self._new_result(item.ix, outcome, error_body, digest, usage)
+        if (dimensions := _dimensions(request.embedding)) and len(answer.embedding or ()) != dimensions:
+            error = ProviderError(
+                f"the vector has {len(answer.embedding or ())} numbers instead of {dimensions}",
+                kind=ErrorKind.INVALID_RESPONSE,
+            )
+            return self._new_result(item.ix, "again", encode_error(error), digest, usage)
+        result = Result(
+            "",
+            text=answer.text,
+            parsed=parsed,
+            embedding=answer.embedding,
+            usage=usage,
+            cost=_cost(self._batch, usage) if answer.cost is None else answer.cost,
+            attempts=1,
+            route=Route.BATCH,
+            finish_reason=answer.finish_reason,
+            model=self._step.job.model,
+            provider_request_id=answer.provider_request_id,
+            dropped=answer.dropped or self._step.api.dropped(request, model=self._step.model),
+        )
+        return self._new_result(item.ix, "succeeded", encode_result(result), digest, usage, answer.cost)
+
+    def _new_result(
+        self, ix: int, outcome: str, body: bytes, digest: bytes, usage: Usage, cost: float | None = None
+    ) -> NewResult:
+        return NewResult(
+            ix,
+            outcome,
+            body,
+            digest,
+            usage.input_tokens,
+            usage.output_tokens,
+            _cost(self._batch, usage) if cost is None else cost,
+            _cost(self._realtime, usage),
+        )
+
+    def _estimated(self, item: ItemAt, answer: Answer) -> Usage:
+        return Usage(item.tokens, estimate(answer.text or ""), estimated=True)
+
+
+def _parsed(request: Request, answer: Answer) -> tuple[object, Problem | None]:
+    """Return the object an answer stands for, recovered from fences and noise, or why there is none."""
+    verdict = read_answer(request.params, answer.text, answer.finish_reason)
+    return (verdict.value, None) if isinstance(verdict, Parsed) else (None, verdict)
+
+
+def _dimensions(embedding: Embedding | None) -> int | None:
+    return None if embedding is None else embedding.dimensions
+
+
+def _cost(rates: RateCard | None, usage: Usage) -> float | None:
+    return None if rates is None else rates.cost(usage)
