@@ -51,7 +51,7 @@ class Plan:
         cycles: workers killed.
         jobs: least number of jobs; those that begin after the last kill run undisturbed.
         seed: of everything but the moments threads run.
-        settle, visibility: seconds, see :class:`~tests.durability.orders.Orders`.
+        settle, visibility: seconds, see :class:`~tests.faults.durability.orders.Orders`.
         freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
         workers: processes on the store at a time; all but the first carry on only.
         lease: of a job; ``None`` leaves the supervisor's own.

@@ -35,7 +35,7 @@ class Orders:
         jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
         until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
         lease: of a job, where it is not the supervisor's own 15; renewals and looks follow in proportion.
-        mutant: a safety rule to break, see :mod:`tests.durability.mutants`.
+        mutant: a safety rule to break, see :mod:`tests.faults.durability.mutants`.
         seed: the emulator's, on which its answers depend.
     """
 

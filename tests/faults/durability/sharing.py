@@ -61,7 +61,7 @@ class Shared:
         processes, jobs, size: how many; ``size`` requests a job.
         freeze: how long one process is stopped; up to twice that until others have taken a job of it.
         lease: of a job; ``None`` leaves the supervisor's own.
-        settle, visibility, poll, mutant, seed: see :class:`~tests.durability.orders.Orders`.
+        settle, visibility, poll, mutant, seed: see :class:`~tests.faults.durability.orders.Orders`.
         patience: for everything to end.
     """
 

@@ -1,7 +1,7 @@
 """Bugs on purpose: one line of the real code is changed, as a mistake would, and the checks must see it.
 
-As a plug-in of pytest (``-p tests.simulation.planting``) it plants the bug that the environment variable
-``PLANTED`` names, in the tests' process and in the interpreters that their scripts run in.
+As a plug-in of pytest (``-p tests.faults.simulation.planting``) it plants the bug that the environment
+variable ``PLANTED`` names, in the tests' process and in the interpreters that their scripts run in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attrs import frozen
 from smartbatch import _fork
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.steps import collect, create, listing, recover, shard
+from smartbatch.jobs.steps import collect, create, listing, recover, result_lines, shard
 from smartbatch.jobs.store.result_table import Results
 from smartbatch.providers.http.transport import Transport
 from smartbatch.realtime.ticket import ResultFuture
@@ -164,7 +164,7 @@ BUGS = (
         "results are taken by their position",
         (
             (
-                collect._lines,
+                result_lines.read_lines,
                 (("parse_wire_id(line.wire_id)", "(shard.nonce, raw.number - 1)"),),
             ),
         ),
@@ -174,12 +174,13 @@ BUGS = (
         "the file of errors is not read",
         (
             (
-                collect.fetch,
+                collect._download_all,
                 (
-                    ("enumerate(batch.outputs)", "enumerate(batch.outputs[:1])"),
-                    ("list(batch.outputs)", "list(batch.outputs[:1])"),
+                    ("range(len(batch.outputs))", "range(len(batch.outputs[:1]))"),
+                    ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
                 ),
             ),
+            (collect.fetch, (("list(batch.outputs)", "list(batch.outputs[:1])"),)),
         ),
     ),
     Bug(
@@ -191,7 +192,7 @@ BUGS = (
                 (
                     (
                         "return Ingested(",
-                        "__import__('tests.simulation.futures').simulation.futures.tell_all()\n"
+                        "__import__('tests.faults.simulation.futures').faults.simulation.futures.tell_all()\n"
                         "            return Ingested(",
                     ),
                 ),
@@ -298,5 +299,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         root = str(session.config.rootpath)
         vars(scripts)["PRELUDE"] += (
             f"sys.path[:0] = [{root!r}]\nos.environ[{VARIABLE!r}] = {os.environ[VARIABLE]!r}\n"
-            "import tests.simulation.planting\ntests.simulation.planting.plant()\n"
+            "import tests.faults.simulation.planting\ntests.faults.simulation.planting.plant()\n"
         )
