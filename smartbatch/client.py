@@ -563,7 +563,7 @@ class BatchingClient(ListCalls):
             except BaseException as error:  # an exit asked for on a worker would only end the worker
                 if not isinstance(error, Exception) and on_main_thread():
                     raise  # a signal's: the user wants to stop, and the observer just happened to run
-                logs.warn("observer_raised", event=event.name, error=type(error).__name__)
+                logs.warn("observer_raised", observed=event.name, error=type(error).__name__)
 
     def _callback_raised(self, error: BaseException) -> None:
         logs.warn("callback_raised", error=type(error).__name__)

@@ -1,6 +1,6 @@
-"""Events as log lines, through structlog; silent until somebody asks for them.
+"""Events as log lines, through structlog; off by default.
 
-Nothing is logged unless the user hands over a logger, or calls :func:`enable`. Lines carry the fields of
+Nothing is logged unless the user passes a logger, or calls :func:`enable`. Lines carry the fields of
 :mod:`smartbatch.events` and nothing else: ids, counts, seconds, tokens, USD. Texts pass
 :func:`~smartbatch.errors.scrub`, so one event is one line, and what looks like a key does not appear.
 """
@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from smartbatch.errors import ConfigError, scrub
 from smartbatch.events import (
@@ -35,10 +35,22 @@ from smartbatch.events import (
     ThresholdMoved,
 )
 
-__all__ = ["LogObserver", "disable", "enable", "get_logger", "warn"]
+__all__ = ["EventLogger", "LogObserver", "disable", "enable", "get_logger", "warn"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_enabled: Any = None
+
+
+class EventLogger(Protocol):
+    """What lines go to, such as a structlog logger: methods that take an event's name and its fields."""
+
+    def debug(self, event: str, /, **fields: Any) -> Any: ...
+
+    def info(self, event: str, /, **fields: Any) -> Any: ...
+
+    def warning(self, event: str, /, **fields: Any) -> Any: ...
+
+
+_enabled: EventLogger | None = None
 
 
 def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
@@ -49,8 +61,8 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
 
     Args:
         level: the least level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
-            Failures are warnings; limits, breaker changes and the ways of jobs are infos; all else is for
-            debugging.
+            Failures are warnings; limits, breaker changes and the states of jobs are infos; all else is
+            debug.
         stream: where lines go; standard error when ``None``.
 
     Raises:
@@ -83,11 +95,12 @@ def disable() -> None:
     _enabled = None
 
 
-def get_logger(logger: Any = None) -> Any:
-    """Return what lines go to: ``logger``, a standard library logger made fit for fields, or the enabled log.
+def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogger | None:
+    """Return what lines go to; ``None`` when logging is off.
 
-    Returns:
-        an object with ``debug``, ``info``, ``warning`` that take an event and fields; ``None`` when silent.
+    Args:
+        logger: used as it is, but a standard library logger gets a front that takes fields; ``None`` stands
+            for the log that :func:`enable` switched on.
     """
     if logger is None:
         return _enabled
@@ -95,43 +108,47 @@ def get_logger(logger: Any = None) -> Any:
         return logger
     import structlog
 
-    return structlog.wrap_logger(
+    fitted: EventLogger = structlog.wrap_logger(
         logger,
         processors=[structlog.stdlib.filter_by_level, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.stdlib.BoundLogger,
     ).bind()
+    return fitted
 
 
-def warn(what: str, **fields: str) -> None:
-    """Log what went wrong beside the requests, where logging is on.
+def warn(name: str, /, **fields: str) -> None:
+    """Log an error that no request and no job reports, where logging is on.
 
     Args:
-        what: the name of the entry.
+        name: of the entry.
         fields: class names and ids; the text of a user's error may hold an answer.
     """
     log = get_logger()
     if log is not None:
-        log.warning(what, **fields)
+        log.warning(name, **fields)
 
 
 class _AtLevel:
     """A logger that shows nothing below a level, whatever the application's own configuration shows."""
 
-    def __init__(self, logger: Any, level: int) -> None:
+    def __init__(self, logger: EventLogger, level: int) -> None:
         self._logger = logger
         self._level = level
 
     def is_enabled_for(self, level: int) -> bool:
         return level >= self._level
 
-    def __getattr__(self, name: str) -> Any:
-        if _LEVELS.get(name, self._level) < self._level:
-            return _nothing
-        return getattr(self._logger, name)
+    def debug(self, event: str, /, **fields: Any) -> None:
+        if self.is_enabled_for(logging.DEBUG):
+            self._logger.debug(event, **fields)
 
+    def info(self, event: str, /, **fields: Any) -> None:
+        if self.is_enabled_for(logging.INFO):
+            self._logger.info(event, **fields)
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Log nothing."""
+    def warning(self, event: str, /, **fields: Any) -> None:
+        if self.is_enabled_for(logging.WARNING):
+            self._logger.warning(event, **fields)
 
 
 class LogObserver:
@@ -142,7 +159,7 @@ class LogObserver:
             that take an event and keyword fields. ``None``: what :func:`enable` switched on, else nothing.
     """
 
-    def __init__(self, logger: Any = None) -> None:
+    def __init__(self, logger: EventLogger | logging.Logger | None = None) -> None:
         self._logger = get_logger(logger) if logger is not None else None
 
     def __call__(self, event: Event) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from attrs import define, field, fields
+from attrs import define, evolve, field, fields
 
 from smartbatch import errors
 from smartbatch._clock import RealClock
@@ -32,9 +32,8 @@ from smartbatch.events import (
     ShardChanged,
     snake_case,
 )
-from smartbatch.observe.decisions import DecisionTally
 from smartbatch.observe.histogram import Histogram
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
@@ -43,7 +42,7 @@ _RATE_LIMIT = errors.ErrorKind.RATE_LIMIT.value
 
 
 def _failure_names() -> dict[str, str]:
-    """Every text an event may carry as its error, to the one name it is counted under."""
+    """Map every text an event may carry as its error to the one name it is counted under."""
     names = {kind.value: kind.value for kind in errors.ErrorKind}
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
@@ -80,8 +79,8 @@ _COUNTS = (*_FIGURES, *_TOKENS)
 
 
 @define
-class _Tally:
-    """Everything counted since the last reset."""
+class _Totals:
+    """Everything counted since the last reset; not thread-safe."""
 
     submitted: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
     ended: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
@@ -93,7 +92,7 @@ class _Tally:
     queue_time: Histogram = field(factory=Histogram)
     batch_time: Histogram = field(factory=Histogram)
     response_time: Histogram = field(factory=Histogram)
-    decisions: DecisionTally = field(factory=DecisionTally)
+    decisions: DecisionFigures = field(factory=DecisionFigures)
     estimated: bool = False
     """True when tokens of at least one call are an estimate."""
     cooldown_seconds: float = 0.0
@@ -107,15 +106,15 @@ class _Tally:
     capacity: float = 0.0
     """Worker seconds of the running periods that are over."""
 
-    def copy(self) -> _Tally:
-        copied = _Tally.__new__(_Tally)
-        for name in _TALLY_FIELDS:
+    def copy(self) -> _Totals:
+        copied = _Totals.__new__(_Totals)
+        for name in _TOTALS_FIELDS:
             value = getattr(self, name)
-            setattr(copied, name, value if isinstance(value, float | bool) else value.copy())
+            setattr(copied, name, value.copy() if isinstance(value, dict | Histogram) else value)
         return copied
 
 
-_TALLY_FIELDS = tuple(a.name for a in fields(_Tally))
+_TOTALS_FIELDS = tuple(a.name for a in fields(_Totals))
 
 
 class BatchMetrics:
@@ -153,15 +152,15 @@ class BatchMetrics:
             ShardChanged: self._shard_changed,
             JobIncident: self._job_incident,
             JobFinished: self._job_finished,
-            JobRescued: lambda event: self._tally.decisions.rescued(event),
-            RouteChosen: lambda event: self._tally.decisions.took(event),
-            RouteScored: lambda event: self._tally.decisions.scored(event),
+            JobRescued: self._job_rescued,
+            RouteChosen: self._route_chosen,
+            RouteScored: self._route_scored,
         }
         self._clear()
         on_fork(self)
 
     def _clear(self) -> None:
-        self._tally = _Tally()
+        self._totals = _Totals()
         self._open_calls = 0
         self._open_requests = 0
         self._workers = 0
@@ -185,53 +184,53 @@ class BatchMetrics:
         """Return all figures of this moment."""
         with self._lock:
             now = max(self._now(), self._since)
-            tally = self._tally.copy()
+            totals = self._totals.copy()
             open_calls, open_requests = self._open_calls, self._open_requests
             workers = self._workers
             period = now - self._since if self._state != "stopped" else 0.0
-        tally.busy += open_calls * now
-        tally.running += period
-        tally.capacity += period * workers
-        return _figures(tally, open_requests, workers, self._max_batch_size)
+        totals.busy += open_calls * now
+        totals.running += period
+        totals.capacity += period * workers
+        return _figures(totals, open_requests, workers, self._max_batch_size)
 
     def reset(self) -> None:
         """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
         with self._lock:
             now = self._now()
-            before, self._tally = self._tally, _Tally()
+            before, self._totals = self._totals, _Totals()
             for priority, count in before.submitted.items():
-                self._tally.submitted[priority] = max(0, count - before.ended[priority])
-            self._tally.busy = -self._open_calls * now
+                self._totals.submitted[priority] = max(0, count - before.ended[priority])
+            self._totals.busy = -self._open_calls * now
             self._since = now
 
     def _request_submitted(self, event: RequestSubmitted) -> None:
-        tally = self._tally
-        tally.submitted[event.priority] += 1
+        totals = self._totals
+        totals.submitted[event.priority] += 1
         if event.joined:
-            tally.counts["deduplicated"] += 1
+            totals.counts["deduplicated"] += 1
 
     def _request_finished(self, event: RequestFinished) -> None:
-        tally = self._tally
-        counts = tally.counts
-        tally.ended[event.priority] += 1
+        totals = self._totals
+        counts = totals.counts
+        totals.ended[event.priority] += 1
         if event.cancelled:
             counts["cancelled"] += 1
         else:
-            tally.response_time.record(event.seconds)
+            totals.response_time.record(event.seconds)
             if event.ok:
                 counts["succeeded"] += 1
             else:
                 counts["failed"] += 1
-                _add(tally.request_failures, _NAMES.get(event.error or "unknown", "other"))
+                _add(totals.request_failures, _NAMES.get(event.error or "unknown", "other"))
         if event.route is Route.LOCAL:
             counts["local"] += 1
         elif event.attempts and not event.deduplicated:
-            tally.queue_time.record(event.queued)
+            totals.queue_time.record(event.queued)
             if event.cost is None and (event.ok or event.usage.total_tokens):
                 counts["unpriced"] += 1
 
     def _call_started(self, event: CallStarted) -> None:
-        size, counts = event.size, self._tally.counts
+        size, counts = event.size, self._totals.counts
         counts["batches"] += 1
         counts["sent"] += size
         if size > 1:
@@ -241,21 +240,21 @@ class BatchMetrics:
             counts["largest_batch"] = size
         self._open_calls += 1
         self._open_requests += size
-        self._tally.busy -= event.at
+        self._totals.busy -= event.at
 
     def _call_finished(self, event: CallFinished) -> None:
-        tally, usage = self._tally, event.usage
-        counts = tally.counts
+        totals, usage = self._totals, event.usage
+        counts = totals.counts
         if self._open_calls:
             self._open_calls -= 1
-            tally.busy += event.at
+            totals.busy += event.at
         else:  # its start was not seen: the listener joined later
-            tally.busy += event.seconds
+            totals.busy += event.seconds
         self._open_requests = max(0, self._open_requests - event.size)
-        tally.batch_time.record(event.seconds)
+        totals.batch_time.record(event.seconds)
         if event.error is not None:
             kind = _NAMES.get(event.error, "other")
-            _add(tally.call_failures, kind)
+            _add(totals.call_failures, kind)
             if kind == _RATE_LIMIT:
                 counts["rate_limits"] += 1
         counts["input_tokens"] += usage.input_tokens
@@ -263,29 +262,29 @@ class BatchMetrics:
         counts["cached_tokens"] += usage.cached_tokens
         counts["reasoning_tokens"] += usage.reasoning_tokens
         if usage.estimated:
-            tally.estimated = True
+            totals.estimated = True
         if event.cost is not None:
-            tally.cost += event.cost
+            totals.cost += event.cost
 
     def _retry_scheduled(self, event: RetryScheduled) -> None:
-        counts = self._tally.counts
+        counts = self._totals.counts
         counts["retries_counted" if event.counted else "retries_uncounted"] += 1
         if event.maybe_billed:
             counts["possible_double_bills"] += 1
 
     def _cooldown_started(self, event: CooldownStarted) -> None:
-        self._tally.counts["cooldowns"] += 1
+        self._totals.counts["cooldowns"] += 1
         scope, end = (event.scope, event.model), event.at + event.seconds
         begin = max(event.at, self._pauses.get(scope, event.at))
-        self._tally.cooldown_seconds += max(0.0, end - begin)
+        self._totals.cooldown_seconds += max(0.0, end - begin)
         if scope in self._pauses or len(self._pauses) < _SCOPES:
             self._pauses[scope] = max(begin, end)
 
     def _breaker_changed(self, event: BreakerChanged) -> None:
-        _add(self._tally.breaker_changes, event.after if event.after in _STATES else "other")
+        _add(self._totals.breaker_changes, event.after if event.after in _STATES else "other")
 
     def _parameter_dropped(self, _: ParameterDropped) -> None:
-        self._tally.counts["parameters_dropped"] += 1
+        self._totals.counts["parameters_dropped"] += 1
 
     def _client_started(self, event: ClientStarted) -> None:
         if self._state == "running":
@@ -293,49 +292,86 @@ class BatchMetrics:
         self._state, self._since, self._workers = "running", event.at, event.workers
 
     def _client_stopped(self, event: ClientStopped) -> None:
-        self._tally.counts["failed_at_stop"] += event.failed
+        self._totals.counts["failed_at_stop"] += event.failed
         if self._state == "running":
             self._end_period(event.at)
         self._state, self._since = "stopped", event.at
 
     def _job_accepted(self, _: JobAccepted) -> None:
-        self._tally.counts["jobs_accepted"] += 1
+        self._totals.counts["jobs_accepted"] += 1
 
     def _shard_changed(self, event: ShardChanged) -> None:
         if event.before != event.after:
-            _add(self._tally.shard_changes, event.after if event.after in _SHARDS else "other")
+            _add(self._totals.shard_changes, event.after if event.after in _SHARDS else "other")
 
     def _job_incident(self, _: JobIncident) -> None:
-        self._tally.counts["job_incidents"] += 1
+        self._totals.counts["job_incidents"] += 1
 
     def _job_finished(self, event: JobFinished) -> None:
-        self._tally.counts["jobs_finished"] += 1
-        self._tally.jobs_cost += event.cost
-        self._tally.jobs_saved += max(0.0, event.realtime_cost - event.cost)
+        self._totals.counts["jobs_finished"] += 1
+        self._totals.jobs_cost += event.cost
+        self._totals.jobs_saved += max(0.0, event.realtime_cost - event.cost)
+
+    def _job_rescued(self, _: JobRescued) -> None:
+        before = self._totals.decisions
+        self._totals.decisions = evolve(before, rescued=before.rescued + 1)
+
+    def _route_chosen(self, event: RouteChosen) -> None:
+        before = self._totals.decisions
+        chosen = before.chosen.copy()
+        _add(chosen, event.route.value)
+        self._totals.decisions = evolve(before, chosen=chosen)
+
+    def _route_scored(self, event: RouteScored) -> None:
+        self._totals.decisions = _with_score(self._totals.decisions, event)
 
     def _end_period(self, at: float) -> None:
         period = max(0.0, at - self._since)
-        self._tally.running += period
-        self._tally.capacity += period * self._workers
+        self._totals.running += period
+        self._totals.capacity += period * self._workers
 
 
 def _add(table: dict[str, int], key: str) -> None:
     table[key] = table.get(key, 0) + 1
 
 
-def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: int) -> MetricsSnapshot:
-    counts = tally.counts
+def _with_score(before: DecisionFigures, event: RouteScored) -> DecisionFigures:
+    """Return the figures with what a decision brought; a difference that is not known counts as 0."""
+    saved_usd = extra_usd = saved_seconds = 0.0
+    if event.cost is not None:
+        if event.individual_cost is not None:
+            saved_usd = event.individual_cost - event.cost
+        if event.batch_cost is not None:
+            extra_usd = event.cost - event.batch_cost
+    if event.batch_seconds is not None:
+        saved_seconds = event.batch_seconds - event.seconds
+    return evolve(
+        before,
+        scored=before.scored + 1,
+        saved_usd=before.saved_usd + saved_usd,
+        extra_usd=before.extra_usd + extra_usd,
+        saved_seconds=before.saved_seconds + saved_seconds,
+        lost_seconds=before.lost_seconds + event.seconds - event.individual_seconds,
+        within_p50=before.within_p50 + (event.seconds <= event.forecast_p50),
+        within_p95=before.within_p95 + (event.seconds <= event.forecast_p95),
+        deadlines_met=before.deadlines_met + (event.met is True),
+        deadlines_missed=before.deadlines_missed + (event.met is False),
+    )
+
+
+def _figures(totals: _Totals, open_requests: int, workers: int, max_batch_size: int) -> MetricsSnapshot:
+    counts = totals.counts
     # two threads may report an end before its submission: who ended was submitted
-    by_priority = {p.name.lower(): max(n, tally.ended[p]) for p, n in tally.submitted.items()}
+    by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
     submitted = sum(by_priority.values())
     pending = submitted - counts["succeeded"] - counts["failed"] - counts["cancelled"]
     in_flight = min(open_requests, pending)
     mean = counts["sent"] / counts["batches"] if counts["batches"] else 0.0
     share = counts["batched"] / counts["sent"] if counts["sent"] else 0.0
-    busy = max(0.0, tally.busy)
+    busy = max(0.0, totals.busy)
     given, made, cached, reasoning = (counts[name] for name in _TOKENS)
     return MetricsSnapshot(
-        elapsed=tally.running,
+        elapsed=totals.running,
         workers=workers,
         submitted=submitted,
         waiting=pending - in_flight,
@@ -343,21 +379,21 @@ def _figures(tally: _Tally, open_requests: int, workers: int, max_batch_size: in
         by_priority=by_priority,
         mean_batch_size=mean,
         max_batch_size=max_batch_size,
-        queue_time=tally.queue_time.stats(),
-        batch_time=tally.batch_time.stats(),
-        response_time=tally.response_time.stats(),
+        queue_time=totals.queue_time.stats(),
+        batch_time=totals.batch_time.stats(),
+        response_time=totals.response_time.stats(),
         busy_seconds=busy,
         efficiency=min(1.0, mean / max_batch_size) * share,
-        utilisation=min(1.0, busy / tally.capacity) if tally.capacity > 0 else 0.0,
-        call_failures=tally.call_failures,
-        request_failures=tally.request_failures,
-        breaker_changes=tally.breaker_changes,
-        shard_changes=tally.shard_changes,
-        decisions=tally.decisions.figure(),
-        jobs_cost=tally.jobs_cost,
-        jobs_saved=tally.jobs_saved,
-        cooldown_seconds=tally.cooldown_seconds,
-        usage=Usage(given, made, cached, reasoning, tally.estimated),
-        cost=tally.cost,
+        utilisation=min(1.0, busy / totals.capacity) if totals.capacity > 0 else 0.0,
+        call_failures=totals.call_failures,
+        request_failures=totals.request_failures,
+        breaker_changes=totals.breaker_changes,
+        shard_changes=totals.shard_changes,
+        decisions=evolve(totals.decisions, chosen=totals.decisions.chosen.copy()),
+        jobs_cost=totals.jobs_cost,
+        jobs_saved=totals.jobs_saved,
+        cooldown_seconds=totals.cooldown_seconds,
+        usage=Usage(given, made, cached, reasoning, totals.estimated),
+        cost=totals.cost,
         **{name: counts[name] for name in _FIGURES},
     )

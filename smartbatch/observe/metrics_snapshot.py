@@ -7,12 +7,42 @@ from typing import Any
 
 from attrs import asdict, field, frozen
 
-from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
+__all__ = ["DecisionFigures", "MetricsSnapshot"]
+
 _NO_TIMES = TimeStats()
 _NO_TOKENS = Usage()
+
+
+@frozen
+class DecisionFigures:
+    """The choices of routes of a session.
+
+    Attributes:
+        chosen: lists and jobs by their route.
+        scored: lists whose end was seen, which the figures below are about.
+        saved_usd: what they cost less than always-individual would have, by the forecast; below 0 for more.
+        extra_usd: what they cost more than always-batch, likewise.
+        saved_seconds: what they took less than always-batch, by the forecast; below 0 for more.
+        lost_seconds: what they took more than always-individual, likewise.
+        within_p50, within_p95: lists that ended within what was forecast for half, and for 95 of 100.
+        deadlines_met, deadlines_missed: lists with a deadline.
+        rescued: batches that were taken back for a deadline.
+    """
+
+    chosen: dict[str, int] = field(factory=dict)
+    scored: int = 0
+    saved_usd: float = 0.0
+    extra_usd: float = 0.0
+    saved_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    within_p50: int = 0
+    within_p95: int = 0
+    deadlines_met: int = 0
+    deadlines_missed: int = 0
+    rescued: int = 0
 
 
 @frozen

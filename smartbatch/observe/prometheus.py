@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import ConfigError
-from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

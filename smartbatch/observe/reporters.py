@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
-from smartbatch.observe.decisions import DecisionFigures
 from smartbatch.observe.histogram import TimeStats
-from smartbatch.observe.logs import clean, get_logger
+from smartbatch.observe.logs import EventLogger, clean, get_logger
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.observe.text import SafeStream, duration, escape
 
 __all__ = ["ConsoleReporter", "LogReporter", "status_summary"]
@@ -44,7 +44,7 @@ class LogReporter:
             :func:`~smartbatch.observe.logs.enable`, nothing is logged.
     """
 
-    def __init__(self, metrics: BatchMetrics, logger: Any = None) -> None:
+    def __init__(self, metrics: BatchMetrics, logger: EventLogger | logging.Logger | None = None) -> None:
         self._metrics = metrics
         self._logger = get_logger(logger) if logger is not None else None
 
@@ -56,7 +56,7 @@ class LogReporter:
 
 
 def status_summary(snapshot: MetricsSnapshot) -> str:
-    """Return the figures as a few lines for people; what did not happen is left out."""
+    """Return the figures as a few lines for people; what is 0 is left out."""
     rows = list(_rows(snapshot))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {escape(words)}" for name, words in rows)
@@ -81,7 +81,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     yield from _times(s)
     if s.workers:
         yield "workers", f"{s.workers}, {s.utilisation:.0%} busy over {duration(s.elapsed)}"
-    yield from _troubles(s)
+    yield from _failures(s)
     if s.usage.total_tokens:
         about = "about " if s.usage.estimated else ""
         cached = f" ({s.usage.cached_tokens:,} cached)" if s.usage.cached_tokens else ""
@@ -94,7 +94,6 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
 
 
 def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
-    """Yield what the choices of routes brought: a name and words."""
     if d.chosen:
         yield "routes", _table(d.chosen)
     if d.scored:
@@ -139,7 +138,7 @@ def _times(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
             yield f"{name} time", words
 
 
-def _troubles(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+def _failures(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     if s.call_failures:
         yield "failed calls", _table(s.call_failures)
     if s.request_failures:

@@ -1,4 +1,4 @@
-"""Small things about text on a screen: escapes, durations, streams that may break."""
+"""Text on a screen: escapes, durations, and streams that may break."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 class SafeStream:
-    """A stream whose end of life is not ours: once writing fails, nothing more is written.
+    """A stream that others may close: once writing fails, nothing more is written.
 
     Characters the stream's encoding lacks are written as escapes.
     """
@@ -45,7 +45,7 @@ class SafeStream:
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             try:
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            except (OSError, ValueError):  # the reader is gone, or the stream is closed
+            except (OSError, ValueError):  # the reader ended, or the stream is closed
                 self._broken = True
         return len(text)
 

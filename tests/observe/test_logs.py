@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
-from happenings import called, ended, retry, started, submitted
+from sample_events import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
 from smartbatch import BatchingClient
@@ -178,6 +178,21 @@ def test_prompts_and_answers_never_appear_with_everything_shown() -> None:
     assert len(lines(stream)) > 60
     assert "canary" not in stream.getvalue()
     assert all(result.text and result.text not in stream.getvalue() for result in results)
+
+
+def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
+    """Each of its errors is one line with the event it was told; the requests are answered all the same."""
+    stream = io.StringIO()
+    logs.enable("warning", stream)
+
+    def broken(event: Event) -> None:
+        raise ValueError("canary")
+
+    with BatchingClient("sim:small", clock=VirtualClock(), observers=[broken]) as client:
+        assert client.submit("hello").result().ok
+    entries = [entry for entry in lines(stream) if entry["event"] == "observer_raised"]
+    assert {"request_submitted", "call_finished"} <= {entry["observed"] for entry in entries}
+    assert {entry["error"] for entry in entries} == {"ValueError"}
 
 
 def test_events_have_no_place_for_prompts_or_answers() -> None:

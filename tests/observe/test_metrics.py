@@ -7,9 +7,9 @@ import os
 import threading
 
 import pytest
-from happenings import called, ended, retry, started, submitted
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_events import called, ended, retry, started, submitted
 
 from smartbatch.errors import ErrorKind
 from smartbatch.events import (
@@ -25,7 +25,7 @@ from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
 
 
-class Hands:
+class ManualClock:
     """A clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Hands:
 
 
 @pytest.fixture
-def hands() -> Hands:
-    return Hands()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def metrics(hands: Hands) -> BatchMetrics:
-    return BatchMetrics(max_batch_size=10, now=hands)
+def metrics(clock: ManualClock) -> BatchMetrics:
+    return BatchMetrics(max_batch_size=10, now=clock)
 
 
 def feed(metrics: BatchMetrics, *events: Event) -> MetricsSnapshot:
@@ -67,7 +67,7 @@ def test_a_request_moves_from_waiting_to_in_flight_to_succeeded(metrics: BatchMe
     assert (s.waiting, s.in_flight, s.succeeded, s.total) == (0, 0, 1, 1)
 
 
-happenings = st.lists(
+events = st.lists(
     st.one_of(
         st.builds(submitted, priority=st.sampled_from(Priority), joined=st.booleans()),
         st.builds(started, size=st.integers(1, 20)),
@@ -79,10 +79,10 @@ happenings = st.lists(
 )
 
 
-@given(happenings)
+@given(events)
 def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -> None:
     """Whatever order threads report in, and wherever a reset falls, no figure is negative or missing."""
-    metrics = BatchMetrics(now=Hands())
+    metrics = BatchMetrics(now=ManualClock())
     for event in happened:
         if isinstance(event, str):
             metrics.reset()
@@ -115,22 +115,22 @@ def test_a_client_that_never_shares_calls_has_no_efficiency(metrics: BatchMetric
     assert feed(metrics, started(), called()).efficiency == 0.0
 
 
-def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, hands: Hands) -> None:
+def test_utilisation_is_busy_worker_time_over_worker_time(metrics: BatchMetrics, clock: ManualClock) -> None:
     """Two of four workers busy for half of the time: a quarter; calls under way count up to now."""
     feed(metrics, ClientStarted(at=0.0, workers=4), started(at=0.0), started(at=5.0), called(at=5.0))
-    hands.time = 10.0
+    clock.time = 10.0
     s = metrics.snapshot()
     assert (s.busy_seconds, s.elapsed) == (10.0, 10.0)
     assert s.utilisation == pytest.approx(0.25)
 
 
-def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, hands: Hands) -> None:
+def test_time_stands_still_while_the_client_is_stopped(metrics: BatchMetrics, clock: ManualClock) -> None:
     """Stopped and started again, only the running periods count."""
     feed(metrics, ClientStarted(at=0.0, workers=2), ClientStopped(at=10.0, failed=0))
-    hands.time = 500.0
+    clock.time = 500.0
     assert metrics.snapshot().elapsed == 10.0
     feed(metrics, ClientStarted(at=500.0, workers=2))
-    hands.time = 505.0
+    clock.time = 505.0
     assert metrics.snapshot().elapsed == 15.0
 
 
@@ -234,12 +234,12 @@ def test_other_events_are_counted(metrics: BatchMetrics) -> None:
     assert (s.parameters_dropped, s.deduplicated, s.failed_at_stop) == (1, 1, 3)
 
 
-def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, hands: Hands) -> None:
+def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock) -> None:
     """Figures go to zero, requests under way stay, and a call's time counts from the reset."""
     feed(metrics, ClientStarted(at=0.0, workers=1), submitted(), submitted(), ended(), started(at=0.0))
-    hands.time = 6.0
+    clock.time = 6.0
     metrics.reset()
-    hands.time = 8.0
+    clock.time = 8.0
     s = metrics.snapshot()
     assert (s.submitted, s.in_flight, s.total, s.batches) == (1, 1, 0, 0)
     assert (s.elapsed, s.busy_seconds, s.utilisation) == (2.0, 2.0, 1.0)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from happenings import answer
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_events import answer
 
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted

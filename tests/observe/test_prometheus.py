@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from happenings import called, ended, started, submitted
 from prometheus_client import REGISTRY, CollectorRegistry
+from sample_events import called, ended, started, submitted
 
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted

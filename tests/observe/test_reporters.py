@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import structlog
-from happenings import called, ended, retry, started, submitted
+from sample_events import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
 from smartbatch.events import BreakerChanged, ClientStarted, CooldownStarted
