@@ -12,20 +12,20 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
-__all__ = ["account", "cost_of", "route_of", "sum_usage"]
+__all__ = ["account", "route_of", "sum_cost", "sum_usage"]
 
 
 def account(ticket: Ticket, outcome: Outcome) -> None:
-    """Add what the call used to the ticket's bill, failed attempts included."""
+    """Add what the call used and cost to the ticket's totals, failed attempts included."""
     usage = outcome.usage if outcome is not None else None
     if usage is not None:
         ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
-    cost = cost_of(ticket.lane, outcome)
+    cost = _cost_of(ticket.lane, outcome)
     ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
 
 
-def cost_of(lane: Lane, outcome: Outcome) -> float | None:
-    """Return the USD a call cost; ``None`` when the price, or what an answer used, is unknown."""
+def _cost_of(lane: Lane, outcome: Outcome) -> float | None:
+    """Return the USD one outcome cost; ``None`` when the price, or what an answer used, is unknown."""
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
         return outcome.cost
     if outcome is None or not lane.provider.capabilities.priced:
@@ -50,6 +50,12 @@ def sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
         if outcome is not None and outcome.usage is not None:
             total = outcome.usage if total is None else total + outcome.usage
     return total
+
+
+def sum_cost(lane: Lane, outcomes: Sequence[Outcome]) -> float | None:
+    """Return the USD a call cost; ``None`` when one part of it is unknown."""
+    costs = [_cost_of(lane, outcome) for outcome in outcomes]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:

@@ -68,13 +68,13 @@ class Validation:
 
 def resize(ticket: Ticket, request: Request) -> None:
     """Let ``ticket`` carry ``request`` from now on: a longer one, so it needs more of tokens and money."""
-    before = ticket.input_estimate
+    before = ticket.input_tokens
     ticket.request = request
-    ticket.input_estimate = estimate_request(request)
+    ticket.input_tokens = estimate_request(request)
     calibration = ticket.lane.calibration
-    ticket.estimate += calibration.input(ticket.input_estimate) - calibration.input(before)
+    ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
     # What is reserved is at most so much larger as the input is: the output's part stays the same.
-    ticket.reserve *= max(1.0, ticket.input_estimate / max(1, before))
+    ticket.reserve *= max(1.0, ticket.input_tokens / max(1, before))
 
 
 def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:

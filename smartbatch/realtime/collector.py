@@ -1,14 +1,13 @@
-"""The collector: what may go now, and when to look again.
+"""The collector: which batch may go now, and when to look again.
 
-Its decisions are made in :meth:`Collector.take_locked`, which workers ask for their next batch; its own
-thread only wakes for what no worker will notice: a first request, a window or pause that ends, a time-out.
+Its decisions are made in :meth:`Collector.take_locked`, which workers call for their next batch; its own
+thread only wakes for what no worker will notice: a first request, a window or backoff that ends, a time-out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import itemgetter
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
@@ -28,7 +27,7 @@ from smartbatch.types import Usage
 __all__ = ["Collector"]
 
 PASSED_OVER = 200
-"""Requests of other isolation keys passed over in search of company; beyond, a call goes less full."""
+"""Requests with another batch key that are passed over while a batch is filled; then it goes less full."""
 
 
 class Collector:
@@ -57,16 +56,29 @@ class Collector:
         self._router = router
         self._new_id = new_id
         self._fallback = fallback
-        self._moved = False  # to a lane that may have had its turn in this look
+        self._moved = False  # whether a request was moved to a lane that may have been looked at before
 
     def take_locked(self, now: float, effects: DeferredEffects) -> InFlightCall | float:
-        """Return the next flight with its permit taken, or when to ask again."""
+        """Return the next call with its permit taken, or when to ask again, monotonic seconds.
+
+        The lanes are looked at in the order of their heads. For each lane, in order:
+
+        1. Retries whose backoff is over wait for service again.
+        2. Nothing waits: the next lane.
+        3. The window is not over: look again when it is; the next lane.
+        4. The head can be sent, or what it shares a call with: that call is the answer.
+        5. A gate is closed: look again when it may open; the next lane.
+        6. The head was failed or moved: look at the next head of the lane.
+        7. Retries that the retry budget holds back: look again when it has room.
+
+        A request may have moved to a lane that had its turn before: then look again at once.
+        """
         queue = self._queue
         wake = math.inf
         self._moved = False
         lane_queues = list(queue.lanes.values())
         if len(lane_queues) > 1:
-            lane_queues = [each for _, _, each in sorted(_by_head(lane_queues), key=itemgetter(0, 1))]
+            lane_queues.sort(key=_latest_start_of_head)
         for lane_queue in lane_queues:
             if lane_queue.delayed or lane_queue.paused_retries:
                 wake = min(wake, lane_queue.promote(now))
@@ -75,22 +87,22 @@ class Collector:
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                flight = self._try_locked(lane_queue, now, effects)
-                if isinstance(flight, InFlightCall):
-                    return flight
-                if flight > now:
-                    wake = min(wake, flight)
+                found = self._try_locked(lane_queue, now, effects)
+                if isinstance(found, InFlightCall):
+                    return found
+                if found > now:
+                    wake = min(wake, found)
                     break
             if lane_queue.paused_retries:
                 wake = min(wake, lane_queue.lane.retry_budget.look(now))
         return now if self._moved else wake
 
     def expire_locked(self, now: float, effects: DeferredEffects) -> float:
-        """Fail what has run out of its own time; return when the next one does.
+        """Fail the requests whose own time-out is over; return when the next one's is.
 
-        What was cancelled without the monitor is struck as well.
+        What was cancelled without the monitor is taken out as well.
         """
-        for ticket, waiter in self._queue.strike_abandoned_locked():
+        for ticket, waiter in self._queue.remove_abandoned_locked():
             effects.cancelled(ticket, waiter, now)
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
@@ -105,36 +117,40 @@ class Collector:
     def _try_locked(
         self, lane_queue: LaneQueue, now: float, effects: DeferredEffects
     ) -> InFlightCall | float:
-        """Try to send the head of ``lane``; ``now`` means that something was cleared away: look again."""
+        """Try to send the head of a lane; a time means that nothing is sent before it.
+
+        The cases, in order; ``now`` means that something was taken out of the way: look again.
+
+        1. The head cannot be sent in this lane at all: it was failed or moved.
+        2. The head is a retry and the retry budget is used up: it is paused, so that a first call may go.
+        3. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
+           have to wait, too, and is not gathered again for each newcomer.
+        4. A gate is closed for the whole batch: everything is put back.
+        5. Everybody in the batch cancelled meanwhile: the permit is given back.
+        6. The batch goes.
+        """
         lane, head = lane_queue.lane, lane_queue.head()
         if head is None:
             return math.inf
         if self._clear_away_locked(lane_queue, head, now, effects):
             return now
         if head.charged and lane.retry_budget.look(now) > now:
-            lane_queue.pause_retry(head)  # a first call may go all the same
+            lane_queue.pause_retry(head)
             return now
-        if lane.shares:  # what the head must wait for, its company would: do not gather it for each newcomer
+        if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
                 self._note_changes_locked(lane, now, effects)
-                return self._patience_ends(lane, at)
-        tickets = self._company_locked(lane_queue, head)
+                return self._end_of_patience(lane, at)
+        tickets = self._fill_locked(lane_queue, head)
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
-        if (
-            lane.packing_health is not None
-            and len(tickets) > 1
-            and (reason := lane.packing_health.resume(now)) is not None
-        ):
-            effects.events.append(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
-        if lane.standard is not None and (reason := lane.quota.flex.resume(now)) is not None:
-            effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
+        self._note_resumed(lane, len(tickets), now, effects)
         self._note_changes_locked(lane, now, effects)
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
-            return self._patience_ends(lane, permit)
+            return self._end_of_patience(lane, permit)
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
@@ -146,12 +162,27 @@ class Collector:
         lane.started(len(batch))
         return InFlightCall(batch, permit, now)
 
-    def _company_locked(self, lane_queue: LaneQueue, head: Ticket) -> list[Ticket]:
-        """Take out the head and, where calls are shared, who travels with it and can be paid for."""
+    def _note_resumed(self, lane: Lane, size: int, now: float, effects: DeferredEffects) -> None:
+        """Tell that packing, or the slower tier, is used again after a pause."""
+        if lane.packing_health is not None and size > 1:
+            reason = lane.packing_health.resume(now)
+            if reason is not None:
+                effects.events.append(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
+        if lane.standard is not None:
+            reason = lane.quota.flex.resume(now)
+            if reason is not None:
+                effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
+
+    def _fill_locked(self, lane_queue: LaneQueue, head: Ticket) -> list[Ticket]:
+        """Take out the head and the requests that share its call, in the order of service.
+
+        One with another batch key or budget, or with a call of its own, is passed over and stays. The call is
+        full when the next request would be too many, too many tokens, or more than can be paid.
+        """
         lane = lane_queue.lane
         lane_queue.pop()
         tickets = [head]
-        tokens, cost = head.input_estimate, head.reserve
+        tokens, cost = head.input_tokens, head.reserve
         passed: list[Ticket] = []
         room = PackRoom()
         alone = head.alone or lane.packing_paused(self._clock.now())
@@ -162,13 +193,13 @@ class Collector:
             ticket = lane_queue.pop()
             if ticket is None:
                 break
-            if not _may_travel_together(head, ticket):
+            if not _may_share_call(head, ticket):
                 passed.append(ticket)
                 continue
             if lane.packing_health is not None and not room.take(*_needs(lane, ticket)):
                 passed.append(ticket)
                 break
-            tokens += ticket.input_estimate
+            tokens += ticket.input_tokens
             cost += ticket.reserve
             whole = cost + _frame_cost(lane, len(tickets) + 1)
             if tokens > lane.max_tokens or not self._gates.payer(head.own_budget).fits(whole):
@@ -182,7 +213,17 @@ class Collector:
     def _clear_away_locked(
         self, lane_queue: LaneQueue, head: Ticket, now: float, effects: DeferredEffects
     ) -> bool:
-        """Fail or move the head when it cannot be sent in this lane at all; True when it is gone."""
+        """Fail or move the head when it cannot be sent in this lane at all; True when it is gone.
+
+        The cases, in order:
+
+        1. The slower tier is left alone for now: on to the standard lane.
+        2. The most it can cost is more than what is left to spend: fail.
+        3. The provider refused the key or the account, so waiting does not help: fail.
+        4. The breaker is closed: it stays.
+        5. The breaker is open and there is a fallback model: on to its lane.
+        6. The outage lasts longer than requests wait for its end, or they are not to wait: fail.
+        """
         lane = lane_queue.lane
         if lane.standard is not None and not lane.quota.flex.is_open(now):
             self._move_locked(lane_queue, lane.standard, head, now)
@@ -226,7 +267,7 @@ class Collector:
         head.lane = other
         head.batch_key = other.batch_key(head.request)
         priced = self._config.budget is not None or head.own_budget is not None
-        head.estimate, head.reserve = other.demand(head.request, head.input_estimate, priced=priced)
+        head.tokens, head.reserve = other.demand(head.request, head.input_tokens, priced=priced)
         self._queue.lanes[other].put(head, head.due, now)
         self._moved = True
 
@@ -236,7 +277,8 @@ class Collector:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, now, effects)
 
-    def _patience_ends(self, lane: Lane, at: float) -> float:
+    def _end_of_patience(self, lane: Lane, at: float) -> float:
+        """Return ``at``, or the moment at which an outage has lasted too long, if that is sooner."""
         since = lane.provider_health.open_since
         return at if since is None else min(at, since + self._config.outage_patience + 0.001)
 
@@ -259,18 +301,18 @@ def _expected(lane: Lane, tickets: list[Ticket]) -> tuple[float, float]:
     calibration = lane.calibration
     given = made = 0
     for ticket in tickets:
-        prompt = calibration.input(ticket.input_estimate)
+        prompt = calibration.input(ticket.input_tokens)
         given += prompt
-        if ticket.estimate > prompt:
+        if ticket.tokens > prompt:
             learned = calibration.output(ticket.request.params.max_tokens)
-            made += min(ticket.estimate - prompt, learned)
+            made += min(ticket.tokens - prompt, learned)
     return float(given), float(made)
 
 
 def _needs(lane: Lane, ticket: Ticket) -> tuple[int, int]:
     """Return the tokens of a prompt, and those its answer needs in a pack."""
     most = ticket.request.params.max_tokens
-    return ticket.input_estimate, lane.calibration.output(None) if most is None else most
+    return ticket.input_tokens, lane.calibration.output(None) if most is None else most
 
 
 def _frame_cost(lane: Lane, size: int) -> float:
@@ -280,17 +322,14 @@ def _frame_cost(lane: Lane, size: int) -> float:
     return lane.rates.cost(Usage(HEAD_TOKENS + size * ITEM_TOKENS, size * ITEM_OUTPUT))
 
 
-def _may_travel_together(head: Ticket, other: Ticket) -> bool:
+def _may_share_call(head: Ticket, other: Ticket) -> bool:
     together = not other.alone and other.group is head.group and other.own_budget is head.own_budget
     return together and other.batch_key == head.batch_key
 
 
-def _by_head(lane_queues: list[LaneQueue]) -> list[tuple[float, int, LaneQueue]]:
-    heads = []
-    for position, lane_queue in enumerate(lane_queues):
-        head = lane_queue.head()
-        heads.append((math.inf if head is None else head.key, position, lane_queue))
-    return heads
+def _latest_start_of_head(lane_queue: LaneQueue) -> float:
+    head = lane_queue.head()
+    return math.inf if head is None else head.key
 
 
 def _unavailable(lane: Lane, reason: str, cause: BaseException | None) -> ProviderUnavailable:

@@ -1,7 +1,7 @@
-"""The dispatcher: workers that carry batches to the provider and bring the verdicts back.
+"""The dispatcher: worker threads that send batches to the provider and have the answers routed.
 
-A worker is a loop over one step: take a batch, make its call, route what came back, take the next. The thread
-pool is only handed a batch when fewer than all its threads are busy, so its own queue stays empty and
+A worker repeats one step: make the call of a batch, route what came back, take the next batch. The thread
+pool is only handed a call when fewer than all its threads are busy, so its own queue stays empty and
 priorities hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
 """
 
@@ -19,7 +19,8 @@ from smartbatch._clock import Clock
 from smartbatch.core.batching.window import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted, Event
-from smartbatch.realtime.accounting import cost_of, route_of
+from smartbatch.observe import logs
+from smartbatch.realtime.accounting import route_of, sum_cost, sum_usage
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
@@ -31,10 +32,14 @@ __all__ = ["BatchDispatcher"]
 
 
 @define(eq=False)
-class _Errand:
-    """What a thread is started for; ``void`` once another thread was started for it."""
+class _HandOver:
+    """A call on its way to a thread of the pool.
 
-    flight: InFlightCall
+    Attributes:
+        void: whether another thread was started for the call, so that the one of the pool must not make it.
+    """
+
+    call: InFlightCall
     void: bool = False
 
 
@@ -129,47 +134,56 @@ class BatchDispatcher:
             self._clock.ended()
 
     def _step_locked(self, effects: DeferredEffects) -> float:
-        """Expire what is late, start workers for what is ready; return when to look again."""
+        """Expire what is late, start workers for what may go; return when to look again."""
         now = self._clock.now()
         deadline = self._collector.expire_locked(now, effects)
         while self._busy < self._workers:
             found = self._collector.take_locked(now, effects)
             if not isinstance(found, InFlightCall):
                 return min(found, deadline)
-            if not self._spawn_locked(found, effects):
+            if not self._hand_over_locked(found, effects):
                 break
         return deadline  # a worker that ends looks for itself
 
-    def _spawn_locked(self, flight: InFlightCall, effects: DeferredEffects) -> bool:
-        """Start a worker with ``flight``; False when no thread could be had.
+    def _hand_over_locked(self, call: InFlightCall, effects: DeferredEffects) -> bool:
+        """Have a worker make ``call``; False when no thread could be had.
 
         Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
-        never returns cannot keep the interpreter from exiting.
+        never returns cannot keep the interpreter from exiting. The cases, in order:
+
+        1. The pool has a thread, or starts one.
+        2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
+           hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
+           queued the hand-over before it raised, so that one is made void.
+        3. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
+        4. There is no worker either: the batch fails.
         """
         assert self._pool is not None
         self._busy += 1
         self._clock.spawned()
-        refusal = self._start_worker(self._pool, flight)
-        if refusal is not None:
-            self._busy -= 1
-            self._clock.unspawned()
-            self._without_thread_locked(flight, refusal, effects)
+        refusal = self._start_worker(self._pool, call)
         _leave_exit_alone(self._pool)
-        return refusal is None
+        if refusal is None:
+            return True
+        self._busy -= 1
+        self._clock.unspawned()
+        now = self._clock.now()
+        if self._busy:
+            self._router.return_locked(call, now, effects)
+        else:
+            closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
+            self._router.drop_locked(call, closed, now, effects)
+        return False
 
-    def _start_worker(self, pool: ThreadPoolExecutor, flight: InFlightCall) -> RuntimeError | None:
-        """Have a thread of the pool work, or a thread of its own; return why neither could be had.
-
-        The pool takes nothing any more once the main thread has ended, although threads of the user and exit
-        hooks may still ask and wait. And it queues what it cannot start a thread for, hence the errand.
-        """
-        errand = _Errand(flight)
+    def _start_worker(self, pool: ThreadPoolExecutor, call: InFlightCall) -> RuntimeError | None:
+        """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
+        hand_over = _HandOver(call)
         try:
-            pool.submit(self._run, errand)
+            pool.submit(self._work, hand_over)
         except RuntimeError:
-            errand.void = True
+            hand_over.void = True
             thread = threading.Thread(
-                target=self._run, args=(_Errand(flight),), name="smartbatch-worker", daemon=True
+                target=self._work, args=(_HandOver(call),), name="smartbatch-worker", daemon=True
             )
             try:
                 thread.start()
@@ -177,50 +191,41 @@ class BatchDispatcher:
                 return refusal
         return None
 
-    def _without_thread_locked(
-        self, flight: InFlightCall, refusal: RuntimeError, effects: DeferredEffects
-    ) -> None:
-        """The system has no thread left: the workers there are do the work; without any, it fails."""
-        now = self._clock.now()
-        if self._busy:
-            self._router.return_locked(flight, now, effects)
+    def _work(self, hand_over: _HandOver) -> None:
+        """Make one call after the other, until there is none."""
+        if hand_over.void:
             return
-        closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-        self._router.drop_locked(flight, closed, now, effects)
-
-    def _run(self, errand: _Errand) -> None:
-        if not errand.void:
-            self._work(errand.flight)
-
-    def _work(self, flight: InFlightCall) -> None:
         self._clock.began()
         self._mine.here = True
-        carried: InFlightCall | None = flight
+        call: InFlightCall | None = hand_over.call
         try:
-            while carried is not None:
+            while call is not None:
                 effects = DeferredEffects(self._queue)
-                carried = self._carry(carried, effects)
+                call = self._make_call(call, effects)
                 effects.perform(self._tell)
         finally:
             self._clock.ended()
 
-    def _carry(self, flight: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
-        """Make the call of ``flight``, route it, and return the next flight."""
-        lane = flight.permit.lane
+    def _make_call(self, call: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
+        """Make ``call``, route what came back, and return the next call.
+
+        An error of this library itself fails the requests of the call: whoever waits must hear of it.
+        """
+        lane = call.permit.lane
         outcomes: Sequence[Outcome]
         readings: Sequence[Reading]
         try:
-            outcomes = self._call(flight)
+            outcomes = self._send(call)
             now = self._clock.now()
-            readings = self._router.prepare(flight, outcomes, now)
-        except BaseException as mistake:  # ours; whoever waits for the answer must hear of it all the same
+            readings = self._router.prepare(call, outcomes, now)
+        except BaseException as error:
             now = self._clock.now()
-            outcomes = readings = _mistaken(flight, mistake)
+            outcomes = readings = _failed(call, error)
         with self._monitor:
             try:
-                self._router.route_locked(flight, outcomes, readings, now, effects)
-            except Exception as mistake:
-                self._router.give_up_locked(flight, _verdict(flight, mistake), now, effects)
+                self._router.route_locked(call, outcomes, readings, now, effects)
+            except Exception as error:
+                self._router.give_up_locked(call, _internal_error(call, error), now, effects)
             following = self._next_locked(effects)
         lane.quota.wake_others(self._queue)
         return following
@@ -238,13 +243,13 @@ class BatchDispatcher:
         self._busy -= 1
         return None
 
-    def _call(self, flight: InFlightCall) -> list[Outcome]:
-        batch, lane = flight.batch, flight.permit.lane
+    def _send(self, call: InFlightCall) -> list[Outcome]:
+        batch, lane = call.batch, call.permit.lane
         batch.move(BatchState.SENDING)
-        now = flight.started = self._clock.now()
+        now = call.started = self._clock.now()
         deadline = now + self._call_timeout
         limits = [ticket.deadline for ticket in batch.items]
-        if None not in limits:  # who has less time than the others is told by the collector when it is over
+        if None not in limits:  # the collector fails those whose time-out is over before
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
             batch.id,
@@ -268,72 +273,62 @@ class BatchDispatcher:
         )
         batch.move(BatchState.AWAITING_RESPONSE)
         outcomes = list(lane.call(spec))
-        self._tell(self._finished(flight, outcomes))
+        self._tell(self._finished(call, outcomes))
         return outcomes
 
-    def _finished(self, flight: InFlightCall, outcomes: list[Outcome]) -> CallFinished:
-        now = self._clock.now()
-        usage: Usage | None = None
-        cost: float | None = 0.0
-        error: ProviderError | None = None
-        for outcome in outcomes:
-            if isinstance(outcome, ProviderError):
-                error = outcome
-            if outcome is not None and outcome.usage is not None:
-                usage = outcome.usage if usage is None else usage + outcome.usage
-            cost = _plus(cost, cost_of(flight.permit.lane, outcome))
-        if any(isinstance(outcome, Answer) for outcome in outcomes):
-            error = None
+    def _finished(self, call: InFlightCall, outcomes: list[Outcome]) -> CallFinished:
+        now, lane = self._clock.now(), call.permit.lane
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
+        answers = any(isinstance(outcome, Answer) for outcome in outcomes)
+        error = errors[-1] if errors and not answers else None
         return CallFinished(
             at=now,
-            batch_id=flight.batch.id,
-            model=flight.permit.lane.label,
-            size=len(flight.batch),
-            seconds=now - flight.started,
-            usage=usage or Usage(),
-            cost=cost,
+            batch_id=call.batch.id,
+            model=lane.label,
+            size=len(call.batch),
+            seconds=now - call.started,
+            usage=sum_usage(outcomes) or Usage(),
+            cost=sum_cost(lane, outcomes),
             error=None if error is None else error.kind.value,
             maybe_billed=error is not None and error.maybe_billed,
-            route=_route(flight, outcomes),
+            route=_route(call, outcomes),
         )
 
 
-def _route(flight: InFlightCall, outcomes: list[Outcome]) -> Route | None:
+def _route(call: InFlightCall, outcomes: list[Outcome]) -> Route | None:
     """Return the route a call takes; ``None`` for a function of the user's."""
-    if any(ticket.request.call is not None for ticket in flight.batch.items):
+    if any(ticket.request.call is not None for ticket in call.batch.items):
         return None
-    size, lane = len(flight.batch), flight.permit.lane
+    size, lane = len(call.batch), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)
 
 
-def _mistaken(flight: InFlightCall, mistake: BaseException) -> list[ProviderError]:
-    """Return the outcome for every request of a call that an error of this library broke off."""
-    batch = flight.batch
+def _failed(call: InFlightCall, error: BaseException) -> list[ProviderError]:
+    """Return the outcomes of a call that an error of this library broke off."""
+    batch = call.batch
     if batch.state is BatchState.SENDING:
         batch.move(BatchState.AWAITING_RESPONSE)
-    return [_verdict(flight, mistake)] * len(batch)
+    return [_internal_error(call, error)] * len(batch)
 
 
-def _verdict(flight: InFlightCall, mistake: BaseException) -> ProviderError:
-    verdict = ProviderError(
-        f"an error inside smartbatch ({type(mistake).__name__}); please report it with its cause",
-        batch_id=flight.batch.id,
+def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
+    """Return the error of requests that an error of this library failed; it is logged."""
+    logs.warn("internal_error", error=type(cause).__name__, batch_id=call.batch.id)
+    error = ProviderError(
+        f"an error inside smartbatch ({type(cause).__name__}); please report it with its cause",
+        batch_id=call.batch.id,
     )
-    verdict.__cause__ = mistake
-    return verdict
-
-
-def _plus(total: float | None, cost: float | None) -> float | None:
-    return None if total is None or cost is None else total + cost
+    error.__cause__ = cause
+    return error
 
 
 def _leave_exit_alone(pool: ThreadPoolExecutor) -> None:
     """Keep the standard library from joining these daemon threads at exit, where a call could hold it up.
 
-    ``concurrent.futures`` joins every pool thread it has booked before ``atexit`` handlers run; the client's
+    ``concurrent.futures`` joins every pool thread it has listed before ``atexit`` handlers run; the client's
     own exit handler gives pending work its grace instead.
     """
-    booked = getattr(concurrent.futures.thread, "_threads_queues", None)
-    if booked is not None:
+    listed = getattr(concurrent.futures.thread, "_threads_queues", None)
+    if listed is not None:
         for thread in list(pool._threads):
-            booked.pop(thread, None)
+            listed.pop(thread, None)

@@ -228,7 +228,7 @@ class RealtimeEngine:
         """Tell of what was cancelled behind the collector's back, which looks no more."""
         effects = DeferredEffects(self.queue)
         with self.queue.monitor:
-            for ticket, waiter in self.queue.strike_abandoned_locked():
+            for ticket, waiter in self.queue.remove_abandoned_locked():
                 effects.cancelled(ticket, waiter, self._clock.now())
         effects.perform(self._tell)
 

@@ -1,4 +1,4 @@
-"""The bounded queue: room for tickets, who waits for room, and the books that must always balance."""
+"""The bounded queue: who is let in, who waits for room, and the counts that always balance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RequestCounts", "RequestQueue"]
 
 _sequence = itertools.count(1)
 _SPARE = 64
-"""Deadlines of requests that have ended which may lie about, besides as many as there are requests."""
+"""Deadlines of ended requests that may be kept, in addition to as many as there are requests."""
 
 
 @define
@@ -42,21 +42,25 @@ class RequestCounts:
         ended = self.succeeded + self.failed + self.cancelled
         return self.submitted == self.waiting + self.in_flight + ended
 
-    def start(self, waiters: int) -> None:
-        self.waiting -= waiters
-        self.in_flight += waiters
-
-    def back(self, waiters: int) -> None:
-        self.in_flight -= waiters
-        self.waiting += waiters
-
 
 class RequestQueue:
     """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
 
-    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` (for
-    whom the reserve is) and :attr:`idle` are further waiting rooms on the same lock. :attr:`forsaken` takes
-    futures that a finaliser cancelled where it could not take the monitor.
+    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` and
+    :attr:`idle` wait on the same lock.
+
+    Attributes:
+        monitor: guards everything here, the lanes and the waiting tickets.
+        room: notified when a request leaves the queue.
+        urgent_room: the same for requests that may use the reserve.
+        idle: notified when the last ticket has ended and its futures are settled.
+        lanes: the lanes that are served; replaced as a whole, never changed.
+        live: the tickets that have not ended, in the order they came.
+        settling: effects whose futures have ended under the lock and are being settled after it.
+        abandoned: futures that a finaliser cancelled where it could not take the monitor.
+        blocked: threads that wait for room.
+        closed: the error of whoever submits now; ``None`` while requests are taken.
+        flushing: whether windows no longer count.
 
     Args:
         clock: time and waiting.
@@ -88,7 +92,7 @@ class RequestQueue:
         self.closed: ClientClosed | None = None
         self._identical: dict[bytes, Ticket] = {}
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
-        self._blocked = 0
+        self.blocked = 0
 
     def add_lane(self, lane: Lane) -> None:
         """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock.
@@ -98,7 +102,15 @@ class RequestQueue:
         self.lanes = {**self.lanes, lane: LaneQueue(lane)}
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
-        """Take ``ticket`` in, or let its claim join an identical one; True when it joined.
+        """Let ``ticket`` wait, or let its waiter join an identical one; True when it joined.
+
+        The cases, in order:
+
+        1. The client was stopped: refuse.
+        2. An identical request is under way: join it. That takes no room of its own.
+        3. There is room: let it wait in its lane.
+        4. There is none: refuse at once, or wait for room (see :meth:`_make_room_locked`). An identical
+           request may have come meanwhile, so case 2 is looked at once more, and the room is passed on.
 
         Raises:
             QueueFull: there is no room, and waiting is not configured or took too long.
@@ -106,12 +118,12 @@ class RequestQueue:
         """
         waiter = ticket.waiters[0]
         if self.closed is not None:
-            raise _again(self.closed, waiter.request_id)
-        leader = self._twin_locked(ticket)
+            raise _refusal(self.closed, waiter.request_id)
+        leader = self._leader_locked(ticket)
         if leader is None and self._make_room_locked(waiter):
-            leader = self._twin_locked(ticket)  # it may have come while this one waited
+            leader = self._leader_locked(ticket)
             if leader is not None:
-                self._freed_locked(1)
+                self._notify_room_locked(1)
         if leader is not None:
             self._join_locked(leader, ticket, now)
             return True
@@ -127,33 +139,35 @@ class RequestQueue:
         return False
 
     def again_locked(self, ticket: Ticket, due: float, now: float) -> None:
-        """Let a ticket that was in flight wait once more, from ``due`` on. It needs no room: it had some."""
-        self.counts.back(len(ticket.waiters))
+        """Let a ticket that was in flight wait once more, from ``due`` on, whether there is room or not."""
+        self.counts.in_flight -= len(ticket.waiters)
+        self.counts.waiting += len(ticket.waiters)
         self.lanes[ticket.lane].put(ticket, due, now)
 
     def start_locked(self, ticket: Ticket, now: float) -> bool:
-        """Claim the futures of a ticket that was popped; False when everybody had cancelled."""
+        """Move a ticket that was popped, and its futures, to running; False when all were cancelled."""
         for waiter in list(ticket.waiters):
             if not waiter.running and not waiter.begin():
                 self._drop_waiter_locked(ticket, waiter)
         if not ticket.waiters:
             self._forget_locked(ticket)
             return False
-        self.counts.start(len(ticket.waiters))
+        self.counts.waiting -= len(ticket.waiters)
+        self.counts.in_flight += len(ticket.waiters)
         ticket.state = TicketState.IN_FLIGHT
         ticket.started = now
-        self._freed_locked(len(ticket.waiters))
+        self._notify_room_locked(len(ticket.waiters))
         return True
 
     def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Waiter]:
-        """End ``ticket``, in flight or waiting; returns whom to tell once the monitor is free."""
+        """End ``ticket``, in flight or waiting; returns the waiters to settle once the monitor is free."""
         waiters = ticket.waiters
         if ticket.state is TicketState.IN_FLIGHT:
             self.counts.in_flight -= len(waiters)
         else:
             self.lanes[ticket.lane].remove(ticket)
             self.counts.waiting -= len(waiters)
-            self._freed_locked(len(waiters))
+            self._notify_room_locked(len(waiters))
             waiters = [waiter for waiter in waiters if waiter.running or waiter.begin()]
             self.counts.cancelled += len(ticket.waiters) - len(waiters)
         if ok:
@@ -164,9 +178,10 @@ class RequestQueue:
         return waiters
 
     def cancelled_locked(self, ticket: Ticket, waiter: Waiter) -> bool:
-        """Strike a claim whose future was cancelled; False when that was told before.
+        """Take out a waiter whose future was cancelled; False when that was told before.
 
-        A worker that met the cancelled future first has struck it already; to tell is left to the canceller.
+        A worker that met the cancelled future first has taken it out already; to tell of it is left to the
+        thread that cancelled.
         """
         if waiter.future.waiter is None:
             return False
@@ -180,7 +195,7 @@ class RequestQueue:
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
-        """Take out the claims whose own time-out is over; the caller fails them."""
+        """Take out the waiters whose own time-out is over; the caller fails them."""
         late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket, waiter = heapq.heappop(self._deadlines)
@@ -190,7 +205,7 @@ class RequestQueue:
             ticket.waiters.remove(waiter)
             if waiting:
                 self.counts.waiting -= 1
-                self._freed_locked(1)
+                self._notify_room_locked(1)
             else:
                 self.counts.in_flight -= 1
             if waiting and not waiter.running and not waiter.begin():
@@ -205,30 +220,30 @@ class RequestQueue:
         return late
 
     def next_deadline_locked(self) -> float:
-        """When the next claim runs out of time."""
+        """When the time-out of the next waiter is over, monotonic seconds; infinity for none."""
         while self._deadlines and self._deadlines[0][2].state is TicketState.DONE:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def strike_abandoned_locked(self) -> list[tuple[Ticket, Waiter]]:
-        """Strike the claims whose futures were cancelled without the monitor; the caller tells of them."""
-        struck: list[tuple[Ticket, Waiter]] = []
+    def remove_abandoned_locked(self) -> list[tuple[Ticket, Waiter]]:
+        """Take out the waiters whose futures were cancelled without the monitor; the caller tells of them."""
+        removed: list[tuple[Ticket, Waiter]] = []
         while self.abandoned:
             waiter = self.abandoned.popleft().waiter
             ticket = None if waiter is None else waiter.ticket
             if waiter is not None and ticket is not None and self.cancelled_locked(ticket, waiter):
-                struck.append((ticket, waiter))
-        return struck
+                removed.append((ticket, waiter))
+        return removed
 
-    def settled(self, deeds: object) -> None:
+    def settled(self, effects: object) -> None:
         """Futures that ended under the lock have been settled after it."""
-        self.settling.pop(deeds, None)
+        self.settling.pop(effects, None)
         if self.closed is not None:
             with self.monitor:
                 self.idle.notify_all()
 
     def wake_blocked_locked(self) -> None:
-        """Wake everybody who waits for room: the client takes nothing more."""
+        """Wake every thread that waits for room: the client takes nothing more."""
         self.room.notify_all()
         self.urgent_room.notify_all()
 
@@ -246,20 +261,32 @@ class RequestQueue:
                 self.idle.wait(remaining)
             return True
 
-    def _twin_locked(self, ticket: Ticket) -> Ticket | None:
-        """The identical ticket that is under way, if there is one."""
+    def _leader_locked(self, ticket: Ticket) -> Ticket | None:
+        """The identical ticket that came first and has not ended, if there is one."""
         return None if ticket.fingerprint is None else self._identical.get(ticket.fingerprint)
 
-    def _freed_locked(self, places: int) -> None:
-        """Let in who waits for room. Both rooms hear of it: only the urgent one may use the reserve."""
-        if self._blocked:
+    def _notify_room_locked(self, places: int) -> None:
+        """Wake who waits for room, in both waiting rooms: those of the first may not use the reserve."""
+        if self.blocked:
             self.urgent_room.notify(places)
             self.room.notify(places)
 
     def _make_room_locked(self, waiter: Waiter) -> bool:
-        """Return once there is room; True when that took waiting."""
-        hurried = waiter.request.priority >= Priority.HIGH
-        limit = self.capacity + (self.reserve if hurried else 0)
+        """Return once there is room; True when that took waiting, so that others may have come meanwhile.
+
+        The cases, in order:
+
+        1. Fewer wait than may: the capacity, and for URGENT and HIGH requests the reserve as well.
+        2. A full queue refuses: raise.
+        3. Wait until a place is free, the time is over, or the client is stopped; the last two raise. Whoever
+           leaves without using the place it was woken for wakes the next one.
+
+        Raises:
+            QueueFull: in case 2, or when the time is over.
+            ClientClosed: the client was stopped.
+        """
+        urgent = waiter.request.priority >= Priority.HIGH
+        limit = self.capacity + (self.reserve if urgent else 0)
         if self.counts.waiting < limit:
             return False
         if not self.block:
@@ -269,8 +296,8 @@ class RequestQueue:
                 request_id=waiter.request_id,
             )
         give_up = math.inf if self.patience is None else self.clock.now() + self.patience
-        room = self.urgent_room if hurried else self.room
-        self._blocked += 1
+        room = self.urgent_room if urgent else self.room
+        self.blocked += 1
         try:
             while self.counts.waiting >= limit:
                 remaining = give_up - self.clock.now()
@@ -281,16 +308,17 @@ class RequestQueue:
                     )
                 room.wait(None if remaining == math.inf else remaining)
                 if self.closed is not None:
-                    raise _again(self.closed, waiter.request_id)
-        except BaseException:
-            self._freed_locked(1)  # the place it may have been woken for is the next one's
+                    raise _refusal(self.closed, waiter.request_id)
+        except BaseException:  # Ctrl-C included
+            self._notify_room_locked(1)
             raise
         finally:
-            self._blocked -= 1
+            self.blocked -= 1
         return True
 
-    def _join_locked(self, leader: Ticket, twin: Ticket, now: float) -> None:
-        waiter = twin.waiters[0]
+    def _join_locked(self, leader: Ticket, follower: Ticket, now: float) -> None:
+        """Let the waiter of ``follower``, an identical request, get the result of ``leader``."""
+        waiter = follower.waiters[0]
         waiter.joined = True
         self._watch_deadline_locked(leader, waiter)
         leader.waiters += (waiter,)  # as in admit_locked: no call, no Ctrl-C
@@ -301,9 +329,9 @@ class RequestQueue:
             waiter.begin()
             return
         self.counts.waiting += 1
-        # The more urgent of two askers decides; the old entries in the heaps are passed over.
-        key, must_start = min(leader.key, twin.key), min(leader.must_start, twin.must_start)
-        urgent = leader.urgent or twin.urgent
+        # The more urgent of the two decides where it waits.
+        key, must_start = min(leader.key, follower.key), min(leader.must_start, follower.must_start)
+        urgent = leader.urgent or follower.urgent
         if (key, must_start, urgent) != (leader.key, leader.must_start, leader.urgent):
             self.lanes[leader.lane].remove(leader)
             leader.key, leader.must_start, leader.urgent = key, must_start, urgent
@@ -322,7 +350,7 @@ class RequestQueue:
         ticket.waiters.remove(waiter)
         self.counts.waiting -= 1
         self.counts.cancelled += 1
-        self._freed_locked(1)
+        self._notify_room_locked(1)
 
     def _forget_locked(self, ticket: Ticket) -> None:
         ticket.state = TicketState.DONE
@@ -333,6 +361,6 @@ class RequestQueue:
             self.idle.notify_all()
 
 
-def _again(closed: ClientClosed, request_id: str) -> ClientClosed:
+def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:
     """The same refusal, for another request."""
     return ClientClosed(closed.message, request_id=request_id)

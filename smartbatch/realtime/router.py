@@ -1,10 +1,12 @@
-"""From answers to verdicts: done; again at a time; again alone; by another model; failed.
+"""The router: it turns what came back from a call into what becomes of each of its requests.
 
-The router loops over the questions, never over the answers: what has no answer goes again, alone.
+That is one of: done; again at a time; again alone; on in another lane; failed. The router loops over the
+requests, never over the answers: a request that has no answer is sent again, alone.
 """
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -17,12 +19,11 @@ from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import RetryPolicy, decide
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
-from smartbatch.events import BreakerChanged, CooldownStarted, PackingChanged, RetryScheduled
-from smartbatch.realtime.accounting import account, cost_of, route_of, sum_usage
+from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
+from smartbatch.realtime.accounting import account, route_of, sum_cost, sum_usage
 from smartbatch.realtime.answer_validation import Repair, Validation, resize
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects, PostProcess, answered, processed
-from smartbatch.realtime.flex_fallback import go_home, judge_flex, turned_away
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
@@ -35,13 +36,25 @@ UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
 
 HEALTH_FAILURES = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
+"""Failures that the breaker counts."""
 SPOILED = frozenset(
     {ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.INVALID_RESPONSE, ErrorKind.UNKNOWN}
 )
 """Failures of a shared call that one of its requests alone may have caused."""
 PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
+"""Failures that waiting does not end."""
 STOP_SECONDS = 30.0
-"""How long nothing is sent after an error that waiting cannot heal; then one request may try."""
+"""How long nothing is sent after such a failure; then one request may try."""
+
+
+class FlexRefusal(enum.Enum):
+    """Why a request leaves the slower tier, in the words of the event that tells of it."""
+
+    FULL = "the flex tier has no capacity"
+    DECLINED = "the flex tier was refused for this model"
+    REJECTED = "requests were refused in the flex tier"
+    """For a reason that may be their own: then they are refused at the standard price too, and not billed."""
+    LATE = "the flex tier does not answer within call_timeout"
 
 
 Reading: TypeAlias = "Result | Repair | ProviderError"
@@ -51,7 +64,11 @@ for an answer that does not fit; or the error, after which a further try is stil
 
 @define(eq=False)
 class InFlightCall:
-    """A batch on its way, from take-off to verdicts. Owned by one worker."""
+    """A batch whose call is under way, from its permit to its routing. Owned by one worker.
+
+    Attributes:
+        started: when the call began, monotonic seconds; until then when the permit was taken.
+    """
 
     batch: Batch[Ticket]
     permit: Permit
@@ -59,7 +76,18 @@ class InFlightCall:
 
 
 class ResponseRouter:
-    """Turns the outcomes of a call into verdicts for its tickets."""
+    """Decides what becomes of the tickets of a call. Methods that end in ``_locked`` need the monitor.
+
+    Args:
+        queue: whose tickets it ends or lets wait again.
+        gates: told how calls ended.
+        policy: when, and how often, a failed request is tried again.
+        patience: seconds that requests wait for the end of an outage.
+        post_process: called with each answered result.
+        keep: gives an answer to the cache.
+        rng: random numbers for jitter.
+        validation_retries: further tries for an answer that does not fit its schema.
+    """
 
     def __init__(
         self,
@@ -82,12 +110,12 @@ class ResponseRouter:
         self._validation = Validation(validation_retries)
         self._rng = rng
 
-    def prepare(self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Reading]:
-        """Account every outcome and build the results; the worker owns the tickets, no lock is needed."""
-        size = len(flight.batch)
-        seconds = now - flight.started
+    def prepare(self, call: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Reading]:
+        """Add up usage and cost and read the answers; the worker owns the tickets, so it needs no lock."""
+        size = len(call.batch)
+        seconds = now - call.started
         readings: list[Reading] = []
-        for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+        for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
             ticket.attempts += 1
             account(ticket, outcome)
             if isinstance(outcome, Answer):
@@ -114,26 +142,36 @@ class ResponseRouter:
 
     def route_locked(
         self,
-        flight: InFlightCall,
+        call: InFlightCall,
         outcomes: Sequence[Outcome],
         readings: Sequence[Reading],
         now: float,
         effects: DeferredEffects,
     ) -> None:
-        """Give every ticket of ``flight`` its verdict. The monitor is held."""
-        batch = flight.batch
+        """Decide what becomes of every ticket of ``call``.
+
+        First what concerns the call as a whole, in order: the permit ends (and with it what limits, breaker,
+        budget and token estimates learn), packing is judged, and a call that failed for what one of its
+        requests may have caused is sent again in two halves. Then, for each ticket that is still in flight:
+
+        1. Its answer does not fit its schema: again, or fail (:meth:`_repair_or_fail`).
+        2. It has an error: again, on in another lane, or fail (:meth:`_again_or_fail`).
+        3. It has a result that a hook or the schema made a failed one: fail.
+        4. It has a result: done.
+        """
+        batch = call.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
-        lane = flight.permit.lane
-        lane.finished(len(batch), now - flight.started, now)
-        self._end_permit(flight, outcomes, now, effects)
-        poisoned = _poison(outcomes)
+        lane = call.permit.lane
+        lane.finished(len(batch), now - call.started, now)
+        self._end_permit(call, outcomes, now, effects)
+        spoiled = _spoiled(outcomes)
         if lane.packing_health is not None and len(batch) > 1:
-            self._judge_packing(lane, lane.packing_health, outcomes, poisoned is not None, now, effects)
-        if poisoned is not None:
-            self._bisect(batch, poisoned, now, effects)
+            self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, now, effects)
+        if spoiled is not None:
+            self._bisect(batch, spoiled, now, effects)
         for ticket, reading in zip(batch.items, readings, strict=True):
             if ticket.state is not TicketState.IN_FLIGHT:
-                continue  # everybody's own time-out ended during the call, or it goes again with its half
+                continue  # its time-out ended during the call, or it goes again with its half
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, now, effects)
             elif isinstance(reading, ProviderError):
@@ -155,7 +193,7 @@ class ResponseRouter:
         now: float,
         effects: DeferredEffects,
     ) -> None:
-        """Book how a pack went; what the provider could not carry out at all says nothing about packing."""
+        """Count how a pack went; what the provider could not carry out at all says nothing about packing."""
         missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
         if refused or missing or any(isinstance(outcome, Answer) for outcome in outcomes):
             size = len(outcomes)
@@ -166,10 +204,10 @@ class ResponseRouter:
     def _bisect(
         self, batch: Batch[Ticket], error: ProviderError, now: float, effects: DeferredEffects
     ) -> None:
-        """Send both halves of a shared call again, apart: one of its requests spoils it for all.
+        """Send both halves of a shared call again, apart: one of its requests made it fail for all.
 
-        A call of n with one bad request ends after at most 2 log2 n further calls, and nobody is charged
-        a try for another's fault.
+        A call of n with one bad request ends after at most 2 log2 n further calls, and no request is charged
+        a try for the failure of another.
         """
         middle = (len(batch) + 1) // 2
         for half in (batch.items[:middle], batch.items[middle:]):
@@ -204,34 +242,36 @@ class ResponseRouter:
         )
 
     def give_up_locked(
-        self, flight: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
+        self, call: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
     ) -> None:
-        """End a flight that a mistake broke off on the ground: whoever waits must hear of it all the same."""
-        if not flight.permit.ended:
-            self._gates.end(flight.permit, Ending.IGNORED, now)
-        for ticket in flight.batch.items:
+        """Fail what an error of this library left in flight, and end its permit."""
+        if not call.permit.ended:
+            self._gates.end(call.permit, Ending.IGNORED, now)
+        for ticket in call.batch.items:
             if ticket.state is TicketState.IN_FLIGHT:
                 self.fail_locked(ticket, error, now, effects)
 
     def drop_locked(
-        self, flight: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
+        self, call: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
     ) -> None:
-        """End a flight that never took off."""
-        self._gates.end(flight.permit, Ending.DROPPED, now)
-        effects.freed.append(flight.permit.lane.quota)
-        flight.permit.lane.finished(len(flight.batch), 0.0, now)
-        flight.batch.move(BatchState.FAILED)
-        for ticket in flight.batch.items:
+        """Fail the requests of a call that was never made."""
+        self._unmake(call, now, effects)
+        for ticket in call.batch.items:
             self.fail_locked(ticket, error, now, effects)
 
-    def return_locked(self, flight: InFlightCall, now: float, effects: DeferredEffects) -> None:
-        """Let a flight that never took off wait again: somebody else will carry it."""
-        self._gates.end(flight.permit, Ending.DROPPED, now)
-        effects.freed.append(flight.permit.lane.quota)
-        flight.permit.lane.finished(len(flight.batch), 0.0, now)
-        flight.batch.move(BatchState.FAILED)
-        for ticket in flight.batch.items:
+    def return_locked(self, call: InFlightCall, now: float, effects: DeferredEffects) -> None:
+        """Let the requests of a call that was never made wait again."""
+        self._unmake(call, now, effects)
+        for ticket in call.batch.items:
             self._queue.again_locked(ticket, now, now)
+
+    def _unmake(self, call: InFlightCall, now: float, effects: DeferredEffects) -> None:
+        """Give back all that was taken for a call that was never made."""
+        lane = call.permit.lane
+        self._gates.end(call.permit, Ending.DROPPED, now)
+        effects.freed.append(lane.quota)
+        lane.finished(len(call.batch), 0.0, now)
+        call.batch.move(BatchState.FAILED)
 
     def fail_locked(
         self, ticket: Ticket, error: SmartbatchError, now: float, effects: DeferredEffects
@@ -243,39 +283,43 @@ class ResponseRouter:
     def _again_or_fail(
         self, lane: Lane, ticket: Ticket, error: ProviderError, now: float, effects: DeferredEffects
     ) -> None:
-        turn = turned_away(lane, error)
-        if turn is not None:
-            go_home(ticket)
-            if turn.uncounted and not ticket.final:
+        """Decide what becomes of a request without an answer. The cases, in order:
+
+        1. The slower tier refused it: it goes on in the standard lane; at once and uncounted, unless the
+           tier worked for it until the time-out.
+        2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
+           blame for that; of a packed prompt no retry is counted.
+        3. The policy allows no further try, an outage has lasted too long, or the request must not be sent
+           again (cancelled, or partly streamed): fail. If the provider never answered anybody, what failed is
+           rather an address than a service, and the lane is stopped, so that others do not wait for it.
+        4. Again after its backoff; alone from its second counted failure on, in case it causes them.
+        """
+        refusal = flex_refusal(lane, error)
+        if refusal is not None:
+            _move_to_standard(ticket)
+            if refusal is not FlexRefusal.LATE and not ticket.final:
                 self._reschedule(ticket, error, 0.0, False, now, effects, kind="flex")
                 return
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
-            counted = lane.packing_health is None  # what a pack did not say is not the provider's failure
-            self._reschedule(ticket, error, 0.0, counted, now, effects)
+            self._reschedule(ticket, error, 0.0, lane.packing_health is None, now, effects)
             return
         outage = self._is_outage(lane, error)
         retry = decide(
             self._policy, error.kind, ticket.retry_count, error.retry_after, outage=outage, rng=self._rng
         )
-        provider_health = lane.provider_health
-        too_long = (
-            outage
-            and provider_health.open_since is not None
-            and now - provider_health.open_since > self._patience
-        )
-        stream = ticket.stream
+        health, stream = lane.provider_health, ticket.stream
+        too_long = outage and health.open_since is not None and now - health.open_since > self._patience
         last = ticket.final or (stream is not None and stream.final)
-        provider_health.answered = provider_health.answered or (stream is not None and stream.begun)
+        health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, error, now, effects)
-            if error.kind is ErrorKind.NETWORK_ERROR and not provider_health.answered:
-                # It never answered anybody: that is an address, not an outage. Do not make the others wait.
+            if error.kind is ErrorKind.NETWORK_ERROR and not health.answered:
                 self._stop(lane, error, now, effects)
             return
         if len(ticket.waiters) and error.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
-        if provider_health.answered and lane.breaker.state is not BreakerState.CLOSED:
+        if health.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for everybody.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
@@ -316,36 +360,35 @@ class ResponseRouter:
         return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
 
     def _end_permit(
-        self, flight: InFlightCall, outcomes: Sequence[Outcome], now: float, effects: DeferredEffects
+        self, call: InFlightCall, outcomes: Sequence[Outcome], now: float, effects: DeferredEffects
     ) -> None:
-        lane = flight.permit.lane
+        lane = call.permit.lane
         ending, worst = _ending(outcomes)
-        if worst is not None and turned_away(lane, worst) is not None:
+        if worst is not None and flex_refusal(lane, worst) is not None:
             ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
         if not isinstance(worst, ProviderError) or worst.status is not None:
             lane.provider_health.answered = True
         usage = sum_usage(outcomes)
-        costs = [cost_of(lane, outcome) for outcome in outcomes]
         changes = self._gates.end(
-            flight.permit,
+            call.permit,
             ending,
             now,
             tokens=usage.total_tokens if usage is not None else None,
             output=usage.output_tokens if usage is not None else None,
-            cost=None if None in costs else sum(cost for cost in costs if cost is not None),
+            cost=sum_cost(lane, outcomes),
             maybe_billed=worst is not None and worst.maybe_billed and usage is None,
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
             self._stop(lane, worst, now, effects)
-        if usage is not None and ending is Ending.SUCCESS and not _is_own_call(flight.batch):
-            for ticket, outcome in zip(flight.batch.items, outcomes, strict=True):
+        if usage is not None and ending is Ending.SUCCESS and not _is_own_call(call.batch):
+            for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
-                    lane.calibration.observe(ticket.input_estimate, outcome.usage)
+                    lane.calibration.observe(ticket.input_tokens, outcome.usage)
         for change in changes:
             self.note_change(lane, change, now, effects)
-        judge_flex(lane, worst, now, effects)
+        _judge_flex(lane, worst, now, effects)
 
     def _stop(self, lane: Lane, error: ProviderError, now: float, effects: DeferredEffects) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""
@@ -354,7 +397,7 @@ class ResponseRouter:
             self.note_change(lane, transition, now, effects)
 
     def note_change(self, lane: Lane, change: Change, now: float, effects: DeferredEffects) -> None:
-        """Book a change of the breaker or a new cooldown, and tell about it."""
+        """Remember a change of the breaker or a new cooldown, and tell of it."""
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others are news of the same pause
                 effects.events.append(
@@ -395,7 +438,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
     return (Ending.FAILURE if first.kind in HEALTH_FAILURES else Ending.IGNORED), first
 
 
-def _poison(outcomes: Sequence[Outcome]) -> ProviderError | None:
+def _spoiled(outcomes: Sequence[Outcome]) -> ProviderError | None:
     """Return the error of a shared call that failed as a whole for what was in it, or ``None``."""
     first = outcomes[0]
     whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
@@ -404,3 +447,48 @@ def _poison(outcomes: Sequence[Outcome]) -> ProviderError | None:
 
 def _is_own_call(batch: Batch[Ticket]) -> bool:
     return batch.items[0].request.call is not None
+
+
+def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
+    """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
+    if lane.tier is None:
+        return None
+    if lane.tier.full(error):
+        return FlexRefusal.FULL
+    if lane.tier.declines(error):
+        return FlexRefusal.DECLINED
+    if error.kind is ErrorKind.CLIENT_ERROR:
+        return FlexRefusal.REJECTED
+    return FlexRefusal.LATE if error.kind is ErrorKind.TIMEOUT else None
+
+
+def _move_to_standard(ticket: Ticket) -> None:
+    """Let ``ticket`` wait at the standard price from now on, for which its money was reserved."""
+    assert ticket.lane.standard is not None
+    ticket.lane = ticket.lane.standard
+    ticket.batch_key = ticket.lane.batch_key(ticket.request)
+
+
+def _judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: DeferredEffects) -> None:
+    """Count how a call in the slower tier went, and tell when the tier is left alone from now on.
+
+    Args:
+        lane: any lane; of a standard one nothing is counted.
+        error: of the whole call; ``None`` for one that was answered.
+        now: monotonic seconds.
+        effects: takes the event.
+    """
+    if lane.tier is None:
+        return
+    with lane.quota.lock:
+        health = lane.quota.flex
+        if error is None:
+            health.answered()
+            return
+        refusal = flex_refusal(lane, error)
+        if refusal is None:
+            return
+        permanent = refusal is FlexRefusal.DECLINED
+        reason = health.refused(now, refusal.value, in_flight=lane.in_flight, permanent=permanent)
+    if reason is not None:
+        effects.events.append(FlexChanged(at=now, model=lane.label, enabled=False, reason=reason))

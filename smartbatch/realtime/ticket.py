@@ -207,7 +207,8 @@ class Ticket:
         charged: whether its next try counts against the retry budget.
         repairs: times it was sent again for an answer that did not fit its schema.
         cost: USD of all tries; ``None`` once one of them is unknown.
-        input_estimate, estimate: input tokens; input and output tokens.
+        input_tokens: estimated from its text alone.
+        tokens: input and output together, as far as its lane has learned.
         reserve: most it can cost, USD.
         own_budget: pays for it, where that is not the client's budget.
     """
@@ -220,11 +221,10 @@ class Ticket:
         "cost",
         "due",
         "entry",
-        "estimate",
         "final",
         "fingerprint",
         "group",
-        "input_estimate",
+        "input_tokens",
         "key",
         "lane",
         "last_error",
@@ -239,6 +239,7 @@ class Ticket:
         "state",
         "stream",
         "submission",
+        "tokens",
         "urgent",
         "usage",
         "waiters",
@@ -253,8 +254,8 @@ class Ticket:
         self.fingerprint = submission.keys.fingerprint
         self.stream = submission.delivery.stream
         self.own_budget = demand.own_budget
-        self.input_estimate = demand.input_tokens
-        self.estimate = demand.tokens
+        self.input_tokens = demand.input_tokens
+        self.tokens = demand.tokens
         self.reserve = demand.reserve
         self.key = latest_start(waiter.submitted, request.priority, waiter.deadline)
         self.due = waiter.submitted

@@ -197,7 +197,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 def blocked(client: BatchingClient) -> int:
     """How many threads wait for room in the queue."""
     engine = client._engine
-    return 0 if engine is None else engine.queue._blocked
+    return 0 if engine is None else engine.queue.blocked
 
 
 def submit_all(client: BatchingClient, prompts: Iterable[str], **params: Any) -> list[ResultFuture]:
