@@ -55,6 +55,9 @@ SOON = 1.0
 LATER = 60.0
 """Seconds until the job is tried again when the budget, or a missing price, allowed no more."""
 
+HANDOVER = 1.0
+"""Seconds a halt waits for the one submission that may be under way."""
+
 Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Future[Result]"]
 """Submits a request of a job. The third argument is called with the result, whatever it is; the fourth is the
 budget that the calls spend from."""
@@ -224,7 +227,7 @@ class RealtimeRunner:
         self._mine = threading.local()
         self._under_way = 0
         self._started: set[str] = set()
-        self._halted = self._ended = False
+        self._submitting = self._halted = self._ended = False
 
     # -- for the supervisor
     # --------------------------------------------------------------------------------------
@@ -287,10 +290,18 @@ class RealtimeRunner:
         return getattr(self._mine, "here", False)
 
     def halt(self) -> None:
-        """Claim nothing more, and take back calls that have not started: the first half of a stop."""
+        """Submit nothing more, and take back calls that have not started: the first half of a stop.
+
+        A submission under way is waited for, so that its call can be taken back as well: after this returns,
+        no call of a job starts.
+        """
         with self._monitor:
             self._halted = True
             self._monitor.notify_all()
+            if not self.on_own_thread():
+                until = self._clock.now() + HANDOVER
+                while self._submitting and (remaining := until - self._clock.now()) > 0:
+                    self._empty.wait(remaining)
             jobs = list(self._jobs)
         for job_id in jobs:
             self.recall(job_id)
@@ -435,18 +446,25 @@ class RealtimeRunner:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
+        with self._monitor:
+            self._submitting = not self._halted
+        if not self._submitting:
+            sink(Result(user_id, error=ClientClosed("the client was stopped", request_id=user_id)))
+            return
+        future: Future[Result] | None = None
         try:
             request = decode_request(item.payload, job.shared, id=user_id)
             budget = None if job.budget is None else job.budget.calls
             future = self._ask(job.row, request, sink, budget)
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
             sink(Result(user_id, error=_as_ours(error, user_id)))
-            return
         with self._monitor:
-            if item.ix in job.under_way:
+            if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
+            self._submitting = False
             late = self._halted
-        if late:
+            self._empty.notify_all()
+        if late and future is not None:
             self._drop(future)
 
     def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:

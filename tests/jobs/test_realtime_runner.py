@@ -6,21 +6,26 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs.remote import Remote
+from jobs.stores import Bench
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.records import ItemState
+from smartbatch.jobs.payload import Shared, encode_params, encode_request
+from smartbatch.jobs.realtime_runner import RealtimeRunner
+from smartbatch.jobs.records import ItemState, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.observe import logs
 from smartbatch.prices import Price
+from smartbatch.types import Generation, Request, Result
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -264,3 +269,44 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
     assert isinstance(error, ProviderError)
     assert (error.status, error.code, error.kind) == (400, "bad", ErrorKind.CLIENT_ERROR)
     assert error.request_id == results[3].request_id
+
+
+def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: str, tmp_path: Path) -> None:
+    """The halt comes while the second of fifty claimed items is submitted; the others stay open for later."""
+    bench = Bench("sqlite", place, tmp_path)
+    store = bench.open()
+    items = [
+        NewItem(f"row-{ix}", encode_request(Request(f"p{ix}"), Shared()), 10, 10, True) for ix in range(50)
+    ]
+    job, _ = store.accept(bench.job(policy={"attended": True}, params=encode_params(Generation())), items)
+    lease = store.claim(job.id, LONG)
+    assert lease is not None
+    asked: list[str] = []
+    halted = threading.Event()
+
+    def ask(_row: Any, request: Request, sink: Callable[[Result], None], _budget: Any) -> Future[Result]:
+        asked.append(str(request.prompt))
+        if len(asked) == 2:
+            runner.halt()
+            halted.set()
+        sink(Result(request.id, "an answer"))
+        return Future()
+
+    runner = RealtimeRunner(
+        store,
+        ask=ask,
+        drop=lambda _: None,
+        limit=50,
+        attended_limit=50,
+        done=lambda _: None,
+        tell=lambda _: None,
+        report=lambda _, error: pytest.fail(str(error)),
+        clock=clock,
+        rng=random.Random(3),
+    )
+    runner.offer(lease)
+    assert halted.wait(PATIENCE)
+    assert runner.finish(LONG) == 0
+    assert asked == ["p0", "p1"]
+    assert len(store.open_items(job.id, state=ItemState.DIRECT)) == 48
+    bench.close()
