@@ -1,4 +1,4 @@
-"""What the emulator answers: a pure function of the request, so that every answer can be checked."""
+"""The emulator's answers: a pure function of the request, so that tests can check every answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attrs import frozen
 
 from smartbatch.emulator.schema_instances import instance
 
-__all__ = ["Composed", "answer_for", "compose", "count_tokens", "cut", "vector_for"]
+__all__ = ["Completion", "answer_for", "compose", "count_tokens", "cut", "text_pieces", "vector_for"]
 
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
@@ -54,13 +54,13 @@ def vector_for(text: str, model: str, dimensions: int) -> array[float]:
 
 
 @frozen
-class Composed:
-    """An answer before it is put in an API's shape.
+class Completion:
+    """An answer without an API's JSON around it.
 
     Attributes:
         text: the answer's text.
         finish_reason: ``stop`` or ``length``.
-        tokens: of the text.
+        tokens: tokens of the text.
     """
 
     text: str
@@ -76,46 +76,46 @@ def compose(
     answers: Mapping[str, str],
     max_tokens: int | None,
     stop: tuple[str, ...],
-    form: Mapping[str, Any] | None,
-) -> Composed:
+    schema: Mapping[str, Any] | None,
+) -> Completion:
     """Return the answer to a prompt.
 
     Args:
         prompt: the text of the last user message.
         model: the model's name.
         seed: the emulator's seed.
-        answers: scripted answers; found by the exact prompt, they win.
-        max_tokens: the text is cut to so many tokens.
-        stop: the text ends before the first of these.
-        form: a JSON schema the answer follows; an empty one stands for any object.
+        answers: scripted answers by the exact prompt; they take precedence.
+        max_tokens: the text is truncated to this many tokens.
+        stop: stop sequences: the text ends before the first of them.
+        schema: a JSON schema the answer follows; an empty one stands for any object.
     """
     text = answers.get(prompt)
     if text is None:
         text = _packed(prompt, model, seed, answers)
     if text is None:
         text = answer_for(prompt, model, seed)
-        if form is not None:
-            text = json.dumps(instance(form, text) if form else {"answer": text})
-    for mark in stop:
-        if mark:
-            text = text.partition(mark)[0]
+        if schema is not None:
+            text = json.dumps(instance(schema, text) if schema else {"answer": text})
+    for sequence in stop:
+        if sequence:
+            text = text.partition(sequence)[0]
     tokens = count_tokens(text)
     if max_tokens is not None and tokens > max_tokens:
-        return Composed(cut(text, max_tokens), "length", max_tokens)
-    return Composed(text, "stop", tokens)
+        return Completion(cut(text, max_tokens), "length", max_tokens)
+    return Completion(text, "stop", tokens)
 
 
 _PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
-"""How the library begins a prompt that holds several."""
+"""The beginning of a packed prompt of the library."""
 
 
 def _packed(prompt: str, model: str, seed: int, answers: Mapping[str, str]) -> str | None:
-    """Answer several prompts packed into one as a model would that follows its instructions, or ``None``."""
+    """Return the answer to a packed prompt, following its instructions; ``None`` for any other prompt."""
     if _PACK.match(prompt) is None:
         return None
     try:
         items = json.loads(prompt)
-        said = [
+        packed_answers = [
             {
                 "id": item["id"],
                 "answer": f"{item['check']} "
@@ -125,9 +125,17 @@ def _packed(prompt: str, model: str, seed: int, answers: Mapping[str, str]) -> s
         ]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return json.dumps({"answers": said}, ensure_ascii=False)
+    return json.dumps({"answers": packed_answers}, ensure_ascii=False)
 
 
 def cut(text: str, tokens: int) -> str:
-    """Return the first ``tokens`` tokens of a text, whole characters only."""
+    """Return the first ``tokens`` tokens of a text; an incomplete last character is dropped."""
     return text.encode()[: tokens * 4].decode(errors="ignore")
+
+
+_PIECES = re.compile(r"\s*\S+|\s+")
+
+
+def text_pieces(text: str) -> list[str]:
+    """Return the pieces in which a text is streamed: words with the white space before them."""
+    return _PIECES.findall(text)

@@ -1,4 +1,4 @@
-"""Which request meets which fault, and how long it takes: seeded, decided by the request's index alone."""
+"""The random fault and latency of each request; both depend on the seed and the request's index only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from smartbatch.emulator.settings import Settings
 __all__ = ["MIXED", "FaultPlan"]
 
 MIXED = ("500", "503", "429", "429_no_header", "reset", "hang", "truncated")
-"""What a plain rate is a mixture of, in equal parts."""
+"""The faults of a single rate, in equal shares."""
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
 
 
 class FaultPlan:
-    """The dice of one emulator.
+    """The faults and latencies of one emulator.
 
-    Every request draws from its own index, so neither the order in which others finish nor another setting
-    moves the faults.
+    Each random number is a hash of the seed and the request's index, so neither the order in which requests
+    finish nor another setting changes the faults.
 
     Args:
         settings: seed, rates, outage and latency.
@@ -43,14 +43,14 @@ class FaultPlan:
     def fault(self, index: int) -> str | None:
         """Return the fault of the request with this index, or ``None``."""
         if self._thresholds:
-            die = self._die(b"fault", index)
+            uniform = self._uniform(b"fault", index)
             for threshold, kind in self._thresholds:
-                if die < threshold:
+                if uniform < threshold:
                     return kind
         return None
 
     def latency(self, index: int, tokens: int) -> float:
-        """Return the seconds the request takes when its answer has ``tokens`` tokens."""
+        """Return the seconds until a whole answer with ``tokens`` output tokens."""
         return self.first_token(index) + self._settings.per_token * tokens
 
     def first_token(self, index: int) -> float:
@@ -58,14 +58,14 @@ class FaultPlan:
         settings = self._settings
         if not settings.latency_sigma or not settings.latency:
             return settings.latency
-        die = min(max(self._die(b"latency", index), 1e-12), 1 - 1e-12)
-        return settings.latency * math.exp(settings.latency_sigma * _NORMAL.inv_cdf(die))
+        uniform = min(max(self._uniform(b"latency", index), 1e-12), 1 - 1e-12)
+        return settings.latency * math.exp(settings.latency_sigma * _NORMAL.inv_cdf(uniform))
 
     def in_outage(self, index: int, elapsed: float) -> bool:
-        """Return whether the service is down.
+        """Return True during an outage.
 
         Args:
-            index: the request's.
+            index: the request's index.
             elapsed: seconds since the first request.
         """
         settings = self._settings
@@ -75,9 +75,9 @@ class FaultPlan:
         return between is not None and between[0] <= elapsed < between[1]
 
     def identity(self, index: int) -> str:
-        """Return 24 hexadecimal digits that name the request."""
+        """Return 24 hexadecimal digits that identify the request."""
         return hashlib.blake2b(self._seed + b"id %d" % index, digest_size=12).hexdigest()
 
-    def _die(self, what: bytes, index: int) -> float:
+    def _uniform(self, what: bytes, index: int) -> float:
         digest = hashlib.blake2b(self._seed + what + b" %d" % index, digest_size=8).digest()
         return int.from_bytes(digest, "big") * _SCALE

@@ -1,4 +1,4 @@
-"""The emulator's book: every request, what was billed for it, and whether its answer went out whole."""
+"""The ledger: every request, what was billed for it, and whether its whole answer was sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import asdict, define
 
-from smartbatch.emulator.batches.batch_ledger import BatchBook, BatchLine, BatchRecord
+from smartbatch.emulator.batches.batch_ledger import BatchLedger, BatchLine, BatchRecord
 from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.settings import Settings
 from smartbatch.errors import ConfigError
@@ -24,20 +24,20 @@ class Call:
     """One request.
 
     Attributes:
-        index: its number, from 0, in the order of arrival.
+        index: its number in the order of arrival, from 0.
         at: monotonic seconds of its arrival.
         endpoint: method and path.
-        model: the model it named.
-        tier: ``flex`` for one in the cheaper, slower tier, whose tokens cost half.
+        model: its model.
+        tier: its service tier; ``flex`` for the cheaper, slower one, whose tokens cost half.
         prompt: SHA-256 (hexadecimal) of the text of the last user message.
-        text: that text, when prompts are kept.
-        fault: the fault it met, ``outage`` and ``limit`` included.
+        text: that text, with ``keep_prompts``.
+        fault: its fault, ``outage`` and ``limit`` included.
         admitted: True when it passed authentication, validation, outage and limits.
-        latency: seconds the answer was held back.
-        status: the HTTP status that was sent; ``None`` when nothing was.
-        billed: tokens it is paid for; 0 when no work was done.
-        delivered: True when the whole answer was handed to a connection that was still open.
-        done: True when the emulator has finished with it.
+        latency: seconds by which the answer was delayed.
+        status: the HTTP status that was sent; ``None`` when nothing was sent.
+        billed: billed tokens; 0 when the model did not run.
+        delivered: True when the whole answer was written to an open connection.
+        done: True when it is no longer in progress.
     """
 
     index: int
@@ -60,30 +60,29 @@ class Ledger:
     """All calls and batches since the start or the last reset. Written by the emulator, read by any thread.
 
     Args:
-        path: a file that gets one JSON line as each call ends, at once, and one for each thing that happens
-            to a batch. Where an index has several lines, the last one counts. An earlier ledger there is
-            replaced.
+        path: a file that gets one JSON line when a call ends, and one for each event of a batch. Of several
+            lines with one index, the last one counts. An existing ledger in this file is replaced.
 
     Raises:
-        ConfigError: when the file cannot be written, or holds something that is not a ledger.
+        ConfigError: when the file cannot be written, or the file has other content than a ledger.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._calls: list[Call] = []
-        self._book = BatchBook()
-        self._catch_up: Callable[[], object] = lambda: None
+        self._batch_ledger = BatchLedger()
+        self._update: Callable[[], object] = lambda: None
         self._limits = Limits(Settings())
-        self._file = None if path is None else _open_fresh(path)
+        self._file = None if path is None else _open_empty(path)
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """Return the ledger another process wrote to ``path``; a torn last line is ignored."""
+        """Return the ledger that another process wrote to ``path``; an incomplete last line is ignored."""
         found: dict[int, Call] = {}
         ledger = cls()
         for line in Path(path).read_bytes().split(b"\n")[:-1]:
             row = json.loads(line)
             if "batch" in row:
-                ledger._book.apply(row)
+                ledger._batch_ledger.apply(row)
             else:
                 found[row["index"]] = Call(**row)
         ledger._calls = [found[index] for index in sorted(found)]
@@ -102,16 +101,16 @@ class Ledger:
     @property
     def batches(self) -> tuple[BatchRecord, ...]:
         """All creates of batches in the order of arrival, with the lines that ran."""
-        self._catch_up()
-        return self._book.records
+        self._update()
+        return self._batch_ledger.records
 
     @property
     def billed_by_prompt(self) -> dict[str, list[Call | BatchLine]]:
-        """The billed calls and lines of batches of each prompt (by its SHA-256), in the order of time."""
-        self._catch_up()
+        """The billed calls and batch lines by the SHA-256 of their prompt, each list in the order of time."""
+        self._update()
         found: dict[str, list[Call | BatchLine]] = defaultdict(list)
-        mixed: list[Call | BatchLine] = [*self.calls, *self._book.lines()]
-        for each in sorted(mixed, key=lambda each: each.at):
+        entries: list[Call | BatchLine] = [*self.calls, *self._batch_ledger.lines()]
+        for each in sorted(entries, key=lambda each: each.at):
             if each.billed and each.prompt is not None:
                 found[each.prompt].append(each)
         return dict(found)
@@ -120,18 +119,18 @@ class Ledger:
         """Return the prompts (by their SHA-256) that were billed more than once, in real time or in batches.
 
         Args:
-            excluding_lost: leave out those whose earlier answers were all lost in transit or in the results
-                of a batch, so that asking again was the only way. The answer of a line that ran can be
-                fetched, so it is not lost before it was fetched.
+            excluding_lost: leave out prompts whose earlier answers were all lost, in transit or in the
+                results of a batch, so that only another request could get one. The answer of a line that ran
+                can be fetched, so it does not count as lost.
         """
         return [
             prompt
             for prompt, billed in self.billed_by_prompt.items()
-            if len(billed) > 1 and (not excluding_lost or any(map(_was_to_be_had, billed[:-1])))
+            if len(billed) > 1 and (not excluding_lost or any(map(_was_available, billed[:-1])))
         ]
 
     def allowed_requests(self, now: float) -> float:
-        """Return how many requests the limits would have allowed from the first one to ``now``.
+        """Return how many requests the limits allow from the first one to ``now``.
 
         Args:
             now: ``time.monotonic()`` seconds.
@@ -139,14 +138,14 @@ class Ledger:
         return self._limits.allowed_requests(now)
 
     def utilisation(self) -> float | None:
-        """Return admitted over allowed requests when the last one was admitted; ``None`` without a limit."""
+        """Return admitted over allowed requests, up to the last one admitted; ``None`` without a limit."""
         admitted = [call.at for call in self.calls if call.admitted]
         allowed = self.allowed_requests(max(admitted)) if admitted else 0.0
         return len(admitted) / allowed if 0 < allowed < float("inf") else None
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures, fit for JSON."""
-        self._catch_up()
+        """Return counts that can be encoded as JSON."""
+        self._update()
         calls = self.calls
         billed = [call for call in calls if call.billed]
         return {
@@ -162,65 +161,65 @@ class Ledger:
             "prompts_billed": len(self.billed_by_prompt),
             "paid_twice": len(self.paid_twice()),
             "utilisation": self.utilisation(),
-            "batches": self._book.summary(),
+            "batches": self._batch_ledger.summary(),
         }
 
     def full(self) -> dict[str, Any]:
-        """Return the figures and every call, fit for JSON."""
+        """Return the counts and every call as values that can be encoded as JSON."""
         calls = [asdict(call) for call in self.calls]
-        return {**self.summary(), "calls": calls, "batch_records": self._book.full()}
+        return {**self.summary(), "calls": calls, "batch_records": self._batch_ledger.full()}
 
     def open(self, call: Call) -> None:
-        """Enter a request that arrived."""
+        """Add a request that arrived."""
         self._calls.append(call)
 
     def close(self, call: Call, *, status: int | None, billed: int = 0, delivered: bool = False) -> None:
-        """Enter how a request ended; again when it turns out differently."""
+        """Record the end of a request; a later call for the same request replaces the record."""
         call.status, call.billed, call.delivered, call.done = status, billed, delivered, True
         if self._file is not None and call.index < len(self._calls) and self._calls[call.index] is call:
             os.write(self._file, json.dumps(asdict(call)).encode() + b"\n")
 
     def batch_event(self, event: Mapping[str, Any]) -> None:
-        """Enter something that happened to a batch; see :class:`BatchBook`."""
-        self._book.apply(event)
+        """Record an event of a batch; see :class:`BatchLedger`."""
+        self._batch_ledger.apply(event)
         if self._file is not None:
             os.write(self._file, json.dumps(event).encode() + b"\n")
 
-    def follow(self, catch_up: Callable[[], object]) -> None:
-        """Call this before figures are read: it enters what has become due meanwhile."""
-        self._catch_up = catch_up
+    def update_with(self, update: Callable[[], object]) -> None:
+        """Call ``update`` before batches are read; it records the events that have become due."""
+        self._update = update
 
-    def judge_by(self, limits: Limits) -> None:
-        """Use other limits for :meth:`allowed_requests`."""
+    def use_limits(self, limits: Limits) -> None:
+        """Compute :meth:`allowed_requests` from these limits."""
         self._limits = limits
 
     def reset(self) -> None:
-        """Forget all calls, in the file as well."""
+        """Delete all calls and batches, also from the file."""
         self._calls = []
-        self._book = BatchBook()
+        self._batch_ledger = BatchLedger()
         if self._file is not None:
             os.ftruncate(self._file, 0)
 
     def end(self) -> None:
-        """Close the file; what becomes due from now on is not entered any more."""
-        self._catch_up()
-        self._catch_up = lambda: None
+        """Close the file; later events are not recorded."""
+        self._update()
+        self._update = lambda: None
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-def _was_to_be_had(billed: Call | BatchLine) -> bool:
+def _was_available(billed: Call | BatchLine) -> bool:
     return not billed.lost if isinstance(billed, BatchLine) else billed.delivered
 
 
-def _open_fresh(path: str | Path) -> int:
+def _open_empty(path: str | Path) -> int:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"ledger file {path}: {error.strerror}") from error
     if os.pread(file, 9, 0) not in (b"", b'{"index":', b'{"batch":'):
         os.close(file)
-        raise ConfigError(f"ledger file {path} holds something else; name another file")
+        raise ConfigError(f"ledger file {path} has other content; name another file")
     os.ftruncate(file, 0)
     return file

@@ -1,6 +1,6 @@
-"""Request and token limits as the service enforces them.
+"""Request and token limits as the services enforce them.
 
-This is the judge of the library's own limiter, so it shares no code with it. Time is an argument.
+Tests check the library's own limiter against these limits, so the two share no code. Time is an argument.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from attrs import frozen
 
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Level", "Limits", "Refusal", "go_duration"]
+__all__ = ["Level", "LimitExceeded", "Limits", "go_duration", "retry_after_seconds"]
 
-_SLACK = 1e-9  # a refill that is exact on paper may be this much short in floating point
+_SLACK = 1e-9  # tolerance for floating-point errors of a refill
 
 
 def go_duration(seconds: float) -> str:
@@ -35,17 +35,23 @@ def go_duration(seconds: float) -> str:
     return f"{hours}h{minutes}m{text}" if hours else f"{minutes}m{text}"
 
 
+def retry_after_seconds(wait: float | None) -> str:
+    """Return the value of ``Retry-After``: whole seconds, rounded up; ``None`` counts as no wait."""
+    return str(math.ceil(max(0.0, wait or 0.0) - 1e-6))
+
+
 @frozen
-class Refusal:
+class LimitExceeded:
     """Why a request was not admitted.
 
     Attributes:
-        what: ``requests``, ``tokens`` or ``output``.
-        limit: the limit a minute.
-        used: what is used of it.
-        requested: what the request needs.
-        wait: seconds until there is room; ``None`` when the request is larger than the limit.
-        real: False for a fault: no such limit is enforced, and naming one would be believed.
+        what: the limited quantity: ``requests``, ``tokens`` or ``output``.
+        limit: the limit per minute.
+        used: how much of it is used.
+        requested: how much the request needs.
+        wait: seconds until it would be admitted; ``None`` when the request is larger than the limit.
+        real: False for an injected fault, where no such limit is enforced: clients that learn limits from
+            errors must not learn this one.
     """
 
     what: str
@@ -61,10 +67,10 @@ class Level:
     """How far a limit is used.
 
     Attributes:
-        what: as in :class:`Refusal`.
-        limit: the limit a minute.
-        remaining: what is left now.
-        full_in: seconds until nothing is used.
+        what: as in :class:`LimitExceeded`.
+        limit: the limit per minute.
+        remaining: how much is left now.
+        full_in: seconds until the whole limit is available.
     """
 
     what: str
@@ -74,32 +80,32 @@ class Level:
 
 
 class _Meter(Protocol):
-    """One limit: how much is left, and when."""
+    """The state of one limit. Times are monotonic seconds."""
 
     capacity: float
 
     def left(self, now: float) -> float:
-        """What may be taken at once."""
+        """Return how much may be taken now."""
 
     def take(self, now: float, cost: float) -> None:
-        """Take it, below zero if need be."""
+        """Take ``cost``; the level may become negative."""
 
     def wait(self, now: float, cost: float) -> float:
-        """Seconds until ``cost`` may be taken."""
+        """Return the seconds until ``cost`` may be taken."""
 
     def full_in(self, now: float) -> float:
-        """Seconds until nothing is used."""
+        """Return the seconds until the whole limit is available."""
 
     def allowed(self, first: float, now: float) -> float:
-        """The most that could have been taken between ``first`` and ``now``."""
+        """Return the most that could have been taken from ``first`` to ``now``."""
 
 
 class _Bucket:
-    """A token bucket, full at the start."""
+    """A token bucket that starts full."""
 
-    def __init__(self, a_minute: float, capacity: float) -> None:
+    def __init__(self, per_minute: float, capacity: float) -> None:
         self.capacity = capacity
-        self._rate = a_minute / 60
+        self._rate = per_minute / 60
         self._level = capacity
         self._at = -math.inf
 
@@ -123,23 +129,23 @@ class _Bucket:
         return self.capacity + self._rate * (now - first)
 
 
-class _Seconds:
-    """A sixtieth of the limit in each second of the server's clock, and nothing carried over."""
+class _SecondWindows:
+    """Fixed windows of one second of the server's clock with a sixtieth of the limit each."""
 
-    def __init__(self, a_minute: float) -> None:
-        self._rate = a_minute / 60
+    def __init__(self, per_minute: float) -> None:
+        self._rate = per_minute / 60
         self.capacity = max(1.0, self._rate)
         self._window = -1
         self._used = 0.0
 
-    def _share(self, window: int) -> float:
-        # Rounded over the sum, so that 90 a minute are 1, 2, 1, 2 … a second.
+    def _window_limit(self, window: int) -> float:
+        # The cumulative sum is rounded, so that 90 per minute are 1, 2, 1, 2 … per second.
         return math.floor((window + 1) * self._rate + _SLACK) - math.floor(window * self._rate + _SLACK)
 
     def left(self, now: float) -> float:
         if (window := math.floor(now)) != self._window:
             self._window, self._used = window, 0.0
-        return self._share(self._window) - self._used
+        return self._window_limit(self._window) - self._used
 
     def take(self, now: float, cost: float) -> None:
         self.left(now)
@@ -149,7 +155,7 @@ class _Seconds:
         if self.left(now) + _SLACK >= cost:
             return 0.0
         window = math.floor(now) + 1
-        while self._share(window) < min(cost, math.floor(self.capacity)):
+        while self._window_limit(window) < min(cost, math.floor(self.capacity)):
             window += 1
         return window - now
 
@@ -158,12 +164,12 @@ class _Seconds:
         return math.floor(now) + 1 - now if self._used else 0.0
 
     def allowed(self, first: float, now: float) -> float:
-        begin, end = math.floor(first), math.floor(now) + 1
-        return math.floor(end * self._rate + _SLACK) - math.floor(begin * self._rate + _SLACK)
+        start, end = math.floor(first), math.floor(now) + 1
+        return math.floor(end * self._rate + _SLACK) - math.floor(start * self._rate + _SLACK)
 
 
 class Limits:
-    """The limits of one emulator.
+    """The rate limits of one emulator.
 
     Args:
         settings: ``rpm``, ``tpm``, ``otpm``, ``burst``, ``enforce`` and ``count_refused``.
@@ -182,7 +188,7 @@ class Limits:
                 continue
             meter: _Meter
             if settings.enforce == "second":
-                meter = _Seconds(limit)
+                meter = _SecondWindows(limit)
             else:
                 capacity = settings.burst if what == "requests" and settings.burst else limit
                 meter = _Bucket(limit, capacity)
@@ -191,19 +197,19 @@ class Limits:
     def __bool__(self) -> bool:
         return bool(self._meters)
 
-    def admit(self, now: float, tokens: int) -> Refusal | None:
-        """Take one request and its tokens, all or nothing.
+    def admit(self, now: float, tokens: int) -> LimitExceeded | None:
+        """Charge one request and its tokens to all limits, or to none.
 
         Args:
             now: monotonic seconds.
-            tokens: what the request is charged for.
+            tokens: tokens of the request.
 
         Returns:
-            ``None`` when the request is admitted.
+            ``None`` when the request is admitted, else the first limit that is exceeded.
         """
         if self._first is None:
             self._first = now
-        # Output is counted as it is made: room for one token is asked for here, spend() takes what it was.
+        # Output tokens are charged by spend() when they are known; admission needs one free token.
         costs = {"requests": 1, "tokens": tokens, "output": 1}
         for what, (meter, limit) in self._meters.items():
             left, cost = meter.left(now), costs[what]
@@ -213,41 +219,41 @@ class Limits:
                 self._meters["requests"][0].take(now, 1)
             wait = None if cost > meter.capacity else meter.wait(now, cost)
             used = max(0, math.ceil(meter.capacity - left))
-            return Refusal(what, int(limit), used, cost, wait)
+            return LimitExceeded(what, int(limit), used, cost, wait)
         for what, (meter, _) in self._meters.items():
             if what != "output":
                 meter.take(now, costs[what])
         return None
 
     def spend(self, now: float, output: int) -> None:
-        """Charge the tokens an admitted request has put out; the meter may go below zero."""
+        """Charge the output tokens of an admitted request; the level may become negative."""
         if "output" in self._meters:
             self._meters["output"][0].take(now, output)
 
     def levels(self, now: float) -> list[Level]:
-        """Return how far each limit is used; resets are times until the limit is unused."""
+        """Return the level of each limit."""
         return [
             Level(what, int(limit), max(0, math.floor(meter.left(now) + _SLACK)), meter.full_in(now))
             for what, (meter, limit) in self._meters.items()
         ]
 
     def headers(self, now: float) -> list[tuple[str, str]]:
-        """Return the ``x-ratelimit-*`` headers of an answer of OpenAI's."""
-        found: list[tuple[str, str]] = []
+        """Return the ``x-ratelimit-*`` headers of OpenAI's API."""
+        headers: list[tuple[str, str]] = []
         for level in self.levels(now):
             if level.what != "output":
-                found += [
+                headers += [
                     (f"x-ratelimit-limit-{level.what}", str(level.limit)),
                     (f"x-ratelimit-remaining-{level.what}", str(level.remaining)),
                     (f"x-ratelimit-reset-{level.what}", go_duration(level.full_in)),
                 ]
-        return found
+        return headers
 
     def allowed_requests(self, now: float) -> float:
-        """Return how many requests a perfect client could have had admitted since the first one.
+        """Return how many requests could have been admitted since the first one.
 
-        The full bucket at the start plus the refill since (or, second by second, the sum of the shares);
-        infinite without a request limit, 0 before the first request.
+        The full bucket plus the refill since (with fixed windows: the sum of their limits); infinite without
+        a request limit, 0 before the first request.
         """
         if self._first is None:
             return 0.0

@@ -1,44 +1,44 @@
-"""What a provider's API is to the service: its paths, keys, requests, answers and refusals.
+"""The interface of an emulated API: its paths, keys, requests, replies and errors.
 
-The service does the same for all of them: key, path, body, outage, limits, work, fault.
+The request handler does the same steps for each API: key, path, body, outage, limits, model, fault.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, overload
 
 from attrs import field, frozen
 
+from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call
-from smartbatch.emulator.limits import Limits, Refusal
-from smartbatch.emulator.openai.parsing import Refused
+from smartbatch.emulator.limits import LimitExceeded, Limits
+from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.settings import Settings
 
-if TYPE_CHECKING:
-    from smartbatch.emulator.batch_service import BatchCall
-
-__all__ = ["Api", "Done", "Parse", "Reply", "Task"]
+__all__ = ["Api", "BatchContext", "BatchEndpoint", "Parse", "Reply", "json_reply"]
 
 
 @frozen
 class Reply:
-    """What to send, when, and how it goes wrong on the way.
+    """A response, its timing, and the fault it meets on the connection.
 
     Attributes:
         status: HTTP status.
         body: the body, or the events of a stream.
-        headers: besides length and type.
+        headers: all but length and type.
         content_type: of the body.
         delay: seconds until it is sent.
-        pace: seconds between a stream's events.
-        damage: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall`` or ``slow_body``: on the
-            connection.
-        billed: tokens billed when the delay is over.
+        event_interval: seconds between the events of a stream.
+        damage: the fault of the connection: ``reset``, ``reset_before``, ``hang``, ``truncated``, ``stall``
+            or ``slow_body``; ``None`` for none.
+        billed: tokens that are billed when the delay is over.
         call: the ledger's entry; ``None`` for the emulator's own pages.
-        delivered: called once the whole reply has gone out.
+        delivered: called once the whole reply has been sent.
     """
 
     status: int
@@ -46,134 +46,121 @@ class Reply:
     headers: list[tuple[str, str]] = field(factory=list)
     content_type: str = "application/json"
     delay: float = 0.0
-    throughput: float = 0.0
+    event_interval: float = 0.0
     damage: str | None = None
     billed: int = 0
     call: Call | None = None
     delivered: Callable[[], None] | None = field(default=None, repr=False)
 
 
+def json_reply(value: Mapping[str, Any], *, status: int = 200) -> Reply:
+    """Return a reply with a JSON body."""
+    return Reply(status, json.dumps(value).encode())
+
+
 @frozen
-class Done:
-    """The outcome of a task.
+class BatchContext:
+    """What the endpoints of files and batches need besides the request.
 
     Attributes:
-        body: the body of a 200, or the events of a stream.
-        output_tokens: tokens that took time to make.
-        billed: tokens to pay for.
+        backend: stores the files and batches.
+        settings: those in force.
+        now: monotonic seconds; :meth:`BatchBackend.unix` converts them to Unix seconds.
+        url: the server's own address as the client calls it, without a path.
     """
 
-    body: bytes | list[bytes]
-    output_tokens: int
-    billed: int
+    backend: BatchBackend
+    settings: Settings
+    now: float
+    url: str
+
+    @overload
+    def rfc3339(self, moment: float) -> str: ...
+    @overload
+    def rfc3339(self, moment: None) -> None: ...
+    def rfc3339(self, moment: float | None) -> str | None:
+        """Return monotonic seconds as an RFC 3339 date and time in UTC; ``None`` for ``None``."""
+        if moment is None:
+            return None
+        return datetime.fromtimestamp(self.backend.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Task(ABC):
-    """A request that was understood.
+BatchEndpoint: TypeAlias = "Callable[[Head, bytes, BatchContext], Reply]"
+"""Answers a request by its head and body; raises ``ApiError`` or ``AnswerLost``."""
 
-    Attributes:
-        model: its model.
-        prompt: the text the ledger knows it by: that of the last user message.
-        charge: tokens the limits charge for it at admission.
-        tier: ``flex`` for one in the cheaper, slower tier.
-    """
-
-    model: str
-    prompt: str
-    charge: int
-    tier: str = "default"
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt alone: what it counts for while it waits in a batch."""
-        return self.charge
-
-    @abstractmethod
-    def perform(self, settings: Settings, identity: str, *, refuse: bool) -> Done:
-        """Return the answer.
-
-        Args:
-            settings: seed and scripted answers.
-            identity: 24 hexadecimal digits that name the request.
-            refuse: the model refuses, or a filter blocks the prompt, in the API's own way.
-
-        Raises:
-            Refused: when the request turns out to be wrong.
-        """
-
-
-Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], Task]"
-"""Turns a head and a decoded body into a task, or raises ``Refused``."""
+Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
+"""Parses a head and a decoded body, or raises ``ApiError``."""
 
 
 class Api(ABC):
-    """One provider's API. Its refusals are ``Refused`` with bodies in its own shape."""
+    """One provider's API. Its errors are ``ApiError`` with bodies in its own shape."""
 
     @abstractmethod
     def serves(self, head: Head) -> bool:
-        """True when the request is meant for this API."""
+        """Return True when the request is meant for this API."""
 
     @abstractmethod
     def check_key(self, head: Head, settings: Settings) -> None:
-        """Raise ``Refused`` when no key, or a wrong one, came along."""
+        """Raise ``ApiError`` for a missing or wrong key."""
 
-    def batch_call(self, head: Head) -> BatchCall | None:  # noqa: ARG002
+    @abstractmethod
+    def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         """Return what answers a request about files or batches; ``None`` for all others.
 
-        It checks the key itself. It meets no limit, but the faults of the connection and the outages.
+        The endpoint checks the key itself. Rate limits do not apply to it; outages and the faults of the
+        connection do.
         """
-        return None
 
     @abstractmethod
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
-        """Return what understands the request, or the reply to one that bills nothing and meets no limit.
+        """Return the parser of the request, or the reply to one that bills nothing and has no limit.
 
         Raises:
-            Refused: for an unknown path or a wrong method.
+            ApiError: for an unknown path or a wrong method.
         """
 
     @abstractmethod
     def parse_body(self, body: bytes) -> dict[str, Any]:
-        """Return the JSON object in a body, or raise ``Refused``."""
+        """Return the JSON object in a body, or raise ``ApiError``."""
 
     @abstractmethod
     def check_model(self, model: str, settings: Settings) -> None:
-        """Raise ``Refused`` for a model that does not exist."""
+        """Raise ``ApiError`` for a model that does not exist."""
 
     @abstractmethod
     def overloaded(self) -> Reply:
-        """Return the reply of a service that is overloaded or down."""
+        """Return the reply of an overloaded or unavailable service."""
 
     @abstractmethod
-    def failed(self) -> Reply:
-        """Return the reply of a service with an error of its own."""
+    def internal_error(self) -> Reply:
+        """Return the reply to a request that failed in the service."""
 
     @abstractmethod
-    def limited(self, refusal: Refusal, model: str, *, hint: bool) -> Reply:
-        """Return the reply to a request above a limit; it says how long to wait when ``hint`` is set."""
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+        """Return the reply to a request above a limit; with the time to wait when ``hint`` is True."""
 
     @abstractmethod
-    def used_up(self, model: str) -> Reply:
-        """Return the reply when credit, or the quota of the day, is used up."""
+    def quota_exhausted(self, model: str) -> Reply:
+        """Return the reply when the credit, or the quota of the day, is used up."""
 
-    def no_room(self) -> Reply:
-        """Return the reply of a slower tier without capacity."""
+    def no_capacity(self) -> Reply:
+        """Return the reply of the flex tier without capacity."""
         return self.overloaded()
 
-    def no_tier(self, model: str) -> Refused:
-        """Return the refusal of a slower tier that ``model`` does not have."""
-        raise NotImplementedError(f"no tier of {model} is asked for here")
+    @abstractmethod
+    def unsupported_tier(self, model: str) -> ApiError:
+        """Return the error for a model without the flex tier."""
 
     def error_event(self) -> bytes:
-        """Return the event that ends a stream when the service is overloaded meanwhile."""
+        """Return the event that ends a stream with an error."""
         body = self.overloaded().body
         assert isinstance(body, bytes)
-        return b"data: %b\n\n" % b" ".join(body.split())  # on one line, as an event has it
+        return b"data: %b\n\n" % b" ".join(body.split())  # an event's data has one line
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return the headers every reply has; ``seconds`` is the time the work took."""
+        """Return the headers of every reply; ``seconds`` is the processing time."""
         return []
 
     def limit_headers(self, limits: Limits, now: float) -> list[tuple[str, str]]:  # noqa: ARG002
-        """Return what the headers say about limits; ``now`` is monotonic seconds."""
+        """Return the rate limit headers; ``now`` is monotonic seconds."""
         return []

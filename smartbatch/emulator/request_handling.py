@@ -1,12 +1,11 @@
-"""What happens to a request between its arrival and its answer: a plain function of request and time.
+"""Handling of a request: a function of request and time that returns the reply. It uses no socket.
 
-The order is that of a real service: key, path, body, outage, limits, work. Nothing here touches a socket.
+The order of the checks is that of the real services: key, path, body, outage, limits; then the model runs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -15,90 +14,106 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.emulator.anthropic.api import AnthropicApi
-from smartbatch.emulator.batch_service import BatchCall, Desk
 from smartbatch.emulator.batches.backend import BatchBackend
-from smartbatch.emulator.batches.batch_records import Lost
+from smartbatch.emulator.batches.batch_records import AnswerLost
 from smartbatch.emulator.faults import FaultPlan
 from smartbatch.emulator.gemini.api import GeminiApi
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call, Ledger
-from smartbatch.emulator.limits import Limits, Refusal
+from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.openai.api import OpenAIApi
-from smartbatch.emulator.openai.parsing import Refused, error_body
-from smartbatch.emulator.provider_api import Api, Reply, Task
+from smartbatch.emulator.openai.parsing import error_body
+from smartbatch.emulator.parsed_requests import ApiError, ModelCall
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Reply, json_reply
 from smartbatch.emulator.settings import FAULTS, Settings
 from smartbatch.errors import ConfigError
 
-__all__ = ["Service"]
+__all__ = ["RequestHandler"]
 
-_log = logging.getLogger("smartbatch.emulator")
+_logger = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
-# The first that serves a request; OpenAI's serves what is left.
+# The first API that serves a request handles it; OpenAI's serves all paths.
 _APIS: tuple[Api, ...] = (AnthropicApi(), GeminiApi(), OpenAIApi())
 FLEX = "flex"
 MAX_UPLOAD = 256 * 1024 * 1024
-"""Bytes of a body that brings a file or a batch: what Anthropic takes, the most of the three."""
+"""Bytes of a body with a file or a batch: the limit of Anthropic's API, the largest of the three."""
 _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_refused"})
 
 
 @frozen
-class _Rules:
-    """Settings and what follows from them, replaced as one so that another thread may do it."""
+class _Policy:
+    """The settings and what is derived from them; replaced as a whole, so that any thread may do it."""
 
     settings: Settings
-    plan: FaultPlan
+    faults: FaultPlan
     limits: Limits
 
 
-class Service:
-    """The emulated service.
+@frozen
+class _Exchange:
+    """A request that is being handled; ``now`` is monotonic seconds."""
+
+    api: Api
+    policy: _Policy
+    head: Head
+    body: bytes
+    call: Call
+    now: float
+    in_outage: bool
+
+    @property
+    def settings(self) -> Settings:
+        return self.policy.settings
+
+
+class RequestHandler:
+    """Handles the requests of all three APIs.
 
     Args:
-        settings: how it behaves.
-        ledger: where it books.
+        settings: the initial settings.
+        ledger: records every request and batch.
     """
 
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.ledger = ledger
         self._first: float | None = None
-        self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
-        ledger.judge_by(self._rules.limits)
+        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
+        ledger.use_limits(self._policy.limits)
         self.backend = BatchBackend(settings, ledger, epoch=time.time() - time.monotonic())
-        # The loop that serves has the same clock.
-        ledger.follow(lambda: self.backend.advance(time.monotonic()))
+        # The event loop of the server has the same clock.
+        ledger.update_with(lambda: self.backend.advance(time.monotonic()))
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self._rules.settings
+        return self._policy.settings
 
     def configure(self, **changes: Any) -> None:
-        """Change settings; limits start afresh (with a full bucket) when one of theirs is among them.
+        """Change settings; new limits start with a full bucket.
 
         Raises:
             ConfigError: for an unknown name or a value out of its range; then nothing changes.
         """
-        if unknown := changes.keys() - Settings.names():
-            raise ConfigError(f"unknown setting {', '.join(sorted(unknown))}; known: {_listed()}")
+        Settings.check_names(changes)
         settings = evolve(self.settings, **changes)
-        limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._rules.limits
-        self._rules = _Rules(settings, FaultPlan(settings), limits)
+        limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
+        self._policy = _Policy(settings, FaultPlan(settings), limits)
         self.backend.configure(settings)
-        self.ledger.judge_by(limits)
+        self.ledger.use_limits(limits)
 
     def reset(self) -> None:
-        """Forget every call and start the limits and the seeded plan from the beginning."""
+        """Delete the ledger, files and batches; limits, faults and indexes start from the beginning."""
         settings = self.settings
         self._first = None
-        self._rules = _Rules(settings, FaultPlan(settings), Limits(settings))
-        self.ledger.judge_by(self._rules.limits)
+        self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
+        self.ledger.use_limits(self._policy.limits)
         self.backend.reset()
         self.ledger.reset()
 
-    def most_body(self, head: Head) -> int:
-        """Return how many bytes the body of a request may have."""
-        most = self.settings.max_body
-        return most if _api(head).batch_call(head) is None else max(most, MAX_UPLOAD)
+    def max_body_size(self, head: Head) -> int:
+        """Return the largest body of a request in bytes."""
+        limit = self.settings.max_body
+        return limit if _api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
 
     def handle(self, head: Head, body: bytes, now: float) -> Reply:
         """Return the reply to a request.
@@ -109,81 +124,54 @@ class Service:
             now: monotonic seconds.
         """
         if head.path.startswith("/_ledger"):
-            return self._own_page(head)
-        rules = self._rules
+            return self._ledger_page(head)
+        policy = self._policy
         if self._first is None:
             self._first = now
         call = Call(self.ledger.received, now, f"{head.method} {head.path}")
         self.ledger.open(call)
         api = _api(head)
+        in_outage = policy.faults.in_outage(call.index, now - self._first)
+        exchange = _Exchange(api, policy, head, body, call, now, in_outage)
         try:
-            if (batch_call := api.batch_call(head)) is not None:
-                reply = self._answer_batch(api, rules, batch_call, head, body, call, now)
-            else:
-                reply = self._answer(api, rules, head, body, call, now)
-        except Lost as lost:
+            endpoint = api.batch_endpoint(head)
+            reply = _answer(exchange) if endpoint is None else self._answer_batch(exchange, endpoint)
+        except AnswerLost as lost:
             call.fault = lost.damage
             reply = Reply(0, b"", damage=lost.damage)
-        except Refused as refused:
-            reply = Reply(refused.status, refused.body)
+        except ApiError as error:
+            reply = Reply(error.status, error.body)
         except Exception as error:
-            _log.exception("the emulator failed to handle request %d", call.index)
+            _logger.exception("the emulator failed to handle request %d", call.index)
             text = f"The emulator failed: {type(error).__name__}: {error}"
             reply = Reply(500, error_body(text, type_="emulator"))
-        headers = api.headers(rules.plan.identity(call.index), reply.delay) + reply.headers
-        if rules.limits and rules.settings.limit_headers:
-            headers += api.limit_headers(rules.limits, now)
+        headers = api.headers(policy.faults.identity(call.index), reply.delay) + reply.headers
+        if policy.limits and policy.settings.limit_headers:
+            headers += api.limit_headers(policy.limits, now)
         return evolve(reply, headers=headers, call=call)
 
-    def _answer(self, api: Api, rules: _Rules, head: Head, body: bytes, call: Call, now: float) -> Reply:
-        settings = rules.settings
-        api.check_key(head, settings)
-        parse = api.find(head, body, settings)
-        if isinstance(parse, Reply):
-            return parse
-        fields = api.parse_body(body)
-        task = parse(head, fields)
-        call.model = task.model
-        call.prompt = hashlib.sha256(task.prompt.encode()).hexdigest()
-        if settings.keep_prompts:
-            call.text = task.prompt
-        api.check_model(task.model, settings)
-        call.tier = task.tier
-        if task.tier == FLEX and not settings.flex:
-            raise api.no_tier(task.model)
-        if rules.plan.in_outage(call.index, now - (self._first or now)):
+    def _answer_batch(self, exchange: _Exchange, endpoint: BatchEndpoint) -> Reply:
+        api, policy, head, call = exchange.api, exchange.policy, exchange.head, exchange.call
+        if exchange.in_outage:
             call.fault = "outage"
             return api.overloaded()
-        if (refusal := rules.limits.admit(now, task.charge)) is not None:
-            call.fault = "limit"
-            hint = settings.retry_after and refusal.wait is not None
-            return api.limited(refusal, task.model, hint=hint)
-        call.admitted = True
-        call.fault = _fault(rules, call.index, fields, task.tier)
-        return _work(api, rules, task, call, now)
-
-    def _answer_batch(
-        self, api: Api, rules: _Rules, answer: BatchCall, head: Head, body: bytes, call: Call, now: float
-    ) -> Reply:
-        if rules.plan.in_outage(call.index, now - (self._first or now)):
-            call.fault = "outage"
-            return api.overloaded()
-        call.fault = _fault(rules, call.index, {"method": head.method, "path": head.path})
-        if (refused := _refused_at_once(api, rules.settings, "", call.fault)) is not None:
-            return refused
+        call.fault = _fault(policy, call.index, {"method": head.method, "path": head.path})
+        if (immediate := _immediate_error(api, policy.settings, "", call.fault)) is not None:
+            return immediate
         url = f"http://{head.headers.get('host', '127.0.0.1')}"
-        reply = answer(head, body, Desk(self.backend, rules.settings, now, url))
-        delay = call.latency = rules.plan.first_token(call.index)
-        return _spoiled(api, evolve(reply, delay=delay), call.fault)
+        context = BatchContext(self.backend, policy.settings, exchange.now, url)
+        reply = endpoint(head, exchange.body, context)
+        delay = call.latency = policy.faults.first_token(call.index)
+        return _apply_fault(api, evolve(reply, delay=delay), call.fault)
 
-    def _own_page(self, head: Head) -> Reply:
+    def _ledger_page(self, head: Head) -> Reply:
         if head.path == "/_ledger" and head.method == "GET":
             full = "full=1" in head.query.split("&")
             page = self.ledger.full() if full else self.ledger.summary()
-            return Reply(200, json.dumps(page).encode())
+            return json_reply(page)
         if head.path == "/_ledger/reset" and head.method == "POST":
             self.reset()
-            return Reply(200, b'{"reset": true}')
+            return json_reply({"reset": True})
         return Reply(
             404, error_body("GET /_ledger, GET /_ledger?full=1 or POST /_ledger/reset", type_="emulator")
         )
@@ -193,70 +181,96 @@ def _api(head: Head) -> Api:
     return next(api for api in _APIS if api.serves(head))
 
 
-def _listed() -> str:
-    return ", ".join(sorted(Settings.names()))
+def _answer(exchange: _Exchange) -> Reply:
+    """Return the reply to a model call, after the checks in the order of the real services."""
+    api, head, call, settings = exchange.api, exchange.head, exchange.call, exchange.settings
+    api.check_key(head, settings)
+    parse = api.find(head, exchange.body, settings)
+    if isinstance(parse, Reply):
+        return parse
+    fields = api.parse_body(exchange.body)
+    model_call = parse(head, fields)
+    call.model = model_call.model
+    call.prompt = hashlib.sha256(model_call.prompt.encode()).hexdigest()
+    if settings.keep_prompts:
+        call.text = model_call.prompt
+    api.check_model(model_call.model, settings)
+    call.tier = model_call.tier
+    if model_call.tier == FLEX and not settings.flex:
+        raise api.unsupported_tier(model_call.model)
+    if exchange.in_outage:
+        call.fault = "outage"
+        return api.overloaded()
+    if (exceeded := exchange.policy.limits.admit(exchange.now, model_call.charge)) is not None:
+        call.fault = "limit"
+        hint = settings.retry_after and exceeded.wait is not None
+        return api.rate_limited(exceeded, model_call.model, hint=hint)
+    call.admitted = True
+    call.fault = _fault(exchange.policy, call.index, fields, model_call.tier)
+    return _run_model(exchange, model_call)
 
 
-def _fault(rules: _Rules, index: int, fields: Mapping[str, Any], tier: str = "") -> str | None:
-    chosen = rules.settings.fault_for
+def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "") -> str | None:
+    chosen = policy.settings.fault_for
     kind = chosen(index, fields) if chosen is not None else None
     if kind is not None and kind not in FAULTS:
         raise ConfigError(f"fault_for named an unknown fault {kind!r}; use one of {', '.join(FAULTS)}")
-    kind = kind or rules.plan.fault(index)
+    kind = kind or policy.faults.fault(index)
     return None if kind == "no_room" and tier != FLEX else kind
 
 
-def _work(api: Api, rules: _Rules, task: Task, call: Call, now: float) -> Reply:
-    """Return the answer, or what the call's fault makes of it."""
-    settings, fault = rules.settings, call.fault
-    if (refused := _refused_at_once(api, settings, task.model, fault)) is not None:
-        return refused
-    done = task.perform(settings, rules.plan.identity(call.index), refuse=fault == "refusal")
-    slower = settings.flex_slower if task.tier == FLEX else 1.0
-    delay = call.latency = slower * rules.plan.latency(call.index, done.output_tokens)
-    rules.limits.spend(now, 0 if fault in ("500", "html") else done.output_tokens)
-    reply = Reply(200, done.body, delay=delay, billed=done.billed)
-    if isinstance(done.body, list) and fault not in ("500", "html"):
-        throughput = slower * settings.per_token * done.output_tokens / len(done.body)
-        delay = slower * rules.plan.first_token(call.index)
-        reply = evolve(reply, content_type="text/event-stream", delay=delay, throughput=throughput)
-    return _spoiled(api, reply, fault)
+def _run_model(exchange: _Exchange, model_call: ModelCall) -> Reply:
+    """Return the reply to an admitted call, with the effect of its fault."""
+    api, policy, call = exchange.api, exchange.policy, exchange.call
+    settings, fault = policy.settings, call.fault
+    if (immediate := _immediate_error(api, settings, model_call.model, fault)) is not None:
+        return immediate
+    output = model_call.run(settings, policy.faults.identity(call.index), refuse=fault == "refusal")
+    tier_factor = settings.flex_slower if model_call.tier == FLEX else 1.0
+    delay = call.latency = tier_factor * policy.faults.latency(call.index, output.output_tokens)
+    policy.limits.spend(exchange.now, 0 if fault in ("500", "html") else output.output_tokens)
+    reply = Reply(200, output.body, delay=delay, billed=output.billed)
+    if isinstance(output.body, list) and fault not in ("500", "html"):
+        event_interval = tier_factor * settings.per_token * output.output_tokens / len(output.body)
+        delay = tier_factor * policy.faults.first_token(call.index)
+        reply = evolve(reply, content_type="text/event-stream", delay=delay, event_interval=event_interval)
+    return _apply_fault(api, reply, fault)
 
 
-def _refused_at_once(api: Api, settings: Settings, model: str, fault: str | None) -> Reply | None:
-    """Return what a fault that comes before any work makes of a request; ``None`` for all others."""
+def _immediate_error(api: Api, settings: Settings, model: str, fault: str | None) -> Reply | None:
+    """Return the reply of a fault that occurs before the model runs; ``None`` for all other faults."""
     match fault:
         case "503":
             return api.overloaded()
         case "no_room":
-            return api.no_room()
+            return api.no_capacity()
         case "429" | "429_no_header":
-            return api.limited(_injected(settings), model, hint=fault == "429")
+            return api.rate_limited(_injected_limit(settings), model, hint=fault == "429")
         case "no_money":
-            return api.used_up(model)
+            return api.quota_exhausted(model)
         case "reset_before":
             return Reply(0, b"", damage=fault)
     return None
 
 
-def _spoiled(api: Api, reply: Reply, fault: str | None) -> Reply:
-    """Return what a fault that comes after the work makes of its reply."""
+def _apply_fault(api: Api, reply: Reply, fault: str | None) -> Reply:
+    """Return a reply with the effect of a fault that occurs after the model has run."""
     body = reply.body
     match fault:
         case "500":
-            return evolve(api.failed(), delay=reply.delay)
+            return evolve(api.internal_error(), delay=reply.delay)
         case "html":
             return Reply(502, _HTML, content_type="text/html", delay=reply.delay)
         case "bad_json":
-            return evolve(reply, body=b'{"id": "chatcmpl-', throughput=0.0, delivered=None)
+            return evolve(reply, body=b'{"id": "chatcmpl-', event_interval=0.0, delivered=None)
         case "empty":
-            return evolve(reply, body=b"", throughput=0.0, delivered=None)
+            return evolve(reply, body=b"", event_interval=0.0, delivered=None)
         case "html_200":
-            return evolve(reply, body=_HTML, content_type="text/html", throughput=0.0, delivered=None)
+            return evolve(reply, body=_HTML, content_type="text/html", event_interval=0.0, delivered=None)
         case "stream_end" | "stream_error" if isinstance(body, list):
-            begun = body[: max(1, len(body) // 2)]
+            first_half = body[: max(1, len(body) // 2)]
             error = [api.error_event()] if fault == "stream_error" else []
-            return evolve(reply, body=begun + error, delivered=None)
+            return evolve(reply, body=first_half + error, delivered=None)
         case "stream_end" | "stream_error":
             return evolve(reply, damage="truncated")
         case None | "refusal":
@@ -264,7 +278,9 @@ def _spoiled(api: Api, reply: Reply, fault: str | None) -> Reply:
     return evolve(reply, damage=fault)
 
 
-def _injected(settings: Settings) -> Refusal:
-    """Return the refusal of a limit that is not there."""
+def _injected_limit(settings: Settings) -> LimitExceeded:
+    """Return the exceeded limit that an injected 429 reports."""
     limit = int(settings.rpm or 500)
-    return Refusal("requests", limit, limit, 1, settings.fault_retry_after, real=settings.rpm is not None)
+    return LimitExceeded(
+        "requests", limit, limit, 1, settings.fault_retry_after, real=settings.rpm is not None
+    )

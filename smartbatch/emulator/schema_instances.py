@@ -36,7 +36,7 @@ class _Builder:
         self._root = root
         self._text = text
         self._size = 0
-        self._die = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        self._uniform = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     def value(self, schema: Any, depth: int) -> Any:
         self._size += 1
@@ -48,7 +48,7 @@ class _Builder:
             return schema["const"]
         choices = schema.get("enum")
         if isinstance(choices, list) and choices:
-            return choices[self._die % len(choices)]
+            return choices[self._uniform % len(choices)]
         for word in ("anyOf", "oneOf", "allOf"):
             branches = schema.get(word)
             if isinstance(branches, list) and branches:
@@ -73,7 +73,7 @@ class _Builder:
             case "integer" | "number":
                 return self._number(schema, whole=kind == "integer")
             case "boolean":
-                return self._die % 2 == 0
+                return self._uniform % 2 == 0
         return None
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:

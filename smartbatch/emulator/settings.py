@@ -1,4 +1,4 @@
-"""What an emulator can be told: one frozen object, checked when it is made."""
+"""The settings of an emulator: one frozen value, validated when it is created."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from smartbatch.errors import ConfigError
 __all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
 
 FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
-"""``fault_for(index, body)`` names the fault of one request, or returns ``None`` for the seeded plan.
+"""``fault_for(index, body)`` names the fault of one request; ``None`` draws it at random.
 
-A request about files or batches has no body to look at: it gets ``{"method": …, "path": …}``."""
+For a request about files or batches, ``body`` is ``{"method": …, "path": …}``."""
 
 FAULTS = {
     "500": "server error after the usual latency",
     "503": "overloaded, at once",
-    "no_room": "the slower tier has no capacity, said at once; other requests do not meet it",
+    "no_room": "the flex tier has no capacity, at once; only requests of that tier have this fault",
     "429": "rate limit with Retry-After, at once",
-    "429_no_header": "rate limit without any hint how long to wait",
-    "no_money": "credit, or the quota of the day, is used up; 429 at once, waiting does not help",
+    "429_no_header": "rate limit without the time to wait, at once",
+    "no_money": "the credit, or the quota of the day, is used up; 429 at once, waiting does not help",
     "refusal": "the model refuses, or a filter blocks the prompt, in the API's own way; billed",
-    "reset": "the work is done and billed, then the connection is reset: the answer is lost",
-    "reset_before": "the connection is reset before any work",
-    "hang": "the work is done and billed, nothing is sent for hang_seconds, then the connection ends",
+    "reset": "the model runs and is billed, then the connection is reset: the answer is lost",
+    "reset_before": "the connection is reset before the model runs",
+    "hang": "the model runs and is billed, nothing is sent for hang_seconds, then the connection ends",
     "truncated": "half of the body is sent, then the connection ends",
     "stall": "half of the body is sent, then nothing for hang_seconds, then the connection ends",
     "bad_json": "status 200, a whole body that is not JSON",
     "empty": "status 200, an empty body",
     "html": "status 502 and a gateway's HTML page",
     "html_200": "status 200 and an HTML page, as captive portals send",
-    "slow_body": "the body trickles in over hang_seconds",
-    "stream_end": "half of a stream's events, then its orderly end; half of the body of what is no stream",
-    "stream_error": "half of a stream's events, then an error among them; else as stream_end",
+    "slow_body": "the body is sent slowly, over hang_seconds",
+    "stream_end": "half of a stream's events, then its regular end; for other answers, half of the body",
+    "stream_error": "half of a stream's events, then an error event; for other answers as stream_end",
 }
-"""The faults by name, and what a client sees."""
+"""The faults of requests, with their effects."""
 
 
 def _rates(faults: float | Mapping[str, float]) -> float | Mapping[str, float]:
@@ -70,38 +70,40 @@ def _models(models: Iterable[str] | None) -> tuple[str, ...] | None:
 
 @frozen(kw_only=True)
 class Settings(BatchSettings):
-    """How the emulator behaves; see :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings` for
-    batches.
+    """The settings of an emulator.
+
+    Those of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
 
     Args:
         latency: median seconds until an answer (or until a stream's first event).
-        latency_sigma: sigma of the lognormal spread around it; 0 makes all latencies equal.
-        per_token: further seconds for each token of output.
-        flex: whether the models have the slower tier; without it a request for it is refused.
-        flex_slower: how many times as long as others an answer in the slower tier takes.
-        rpm: requests a minute; ``None`` for no limit.
-        tpm: tokens a minute, charged at admission: at OpenAI the larger of the output cap and the prompt,
-            elsewhere the prompt.
-        otpm: tokens of output a minute, charged as they are made.
-        burst: requests that may come at once after a pause; ``None`` for a whole minute's worth.
-        enforce: ``"minute"`` is a bucket that starts full; ``"second"`` allows a sixtieth in each
-            second of the server's clock and no burst.
-        count_refused: True when refused requests use up the limit as well.
-        retry_after: False leaves Retry-After out of 429 answers.
-        limit_headers: False leaves the headers that tell the limits out.
-        faults: rate of a mixture of common faults, or a mapping of :data:`FAULTS` names to rates.
-        fault_retry_after: seconds an injected ``429`` asks to wait.
+        latency_sigma: sigma of the lognormal distribution around it; 0 makes all latencies equal.
+        per_token: additional seconds per output token.
+        flex: whether the models have the flex tier; without it, a request for it is an error.
+        flex_slower: factor on the latency of answers in the flex tier.
+        rpm: requests per minute; ``None`` for no limit.
+        tpm: tokens per minute, charged at admission: for OpenAI the larger of the output cap and the prompt,
+            for the other APIs the prompt.
+        otpm: output tokens per minute, charged when they are generated.
+        burst: requests admitted at once after a pause; ``None`` for those of one minute.
+        enforce: ``"minute"`` is a token bucket that starts full; ``"second"`` admits a sixtieth in each
+            second of the server's clock, without bursts.
+        count_refused: True when refused requests count against the limit as well.
+        retry_after: False omits Retry-After from 429 responses.
+        limit_headers: False omits the rate limit headers.
+        faults: probability of a fault, drawn from common ones, or a mapping of :data:`FAULTS` names to
+            probabilities.
+        fault_retry_after: seconds to wait that an injected ``429`` names.
         fault_for: names the fault of a request by its index and body; in-process only.
-        outage: ``(start, count)``: requests from this index on, so many, are answered 503.
-        outage_between: ``(begin, end)`` in seconds since the first request: all are answered 503.
-        hang_seconds: how long the faults ``hang`` and ``slow_body`` last.
-        seed: of faults, latencies and answers; the same seed gives the same by request index.
-        answers: right answers by the exact text of the last user message.
-        keys: keys that are accepted; ``None`` accepts any.
-        models: models that exist; ``None`` accepts any name.
+        outage: ``(start, count)``: this many requests from this index on are answered 503.
+        outage_between: ``(start, end)`` in seconds since the first request: all requests are answered 503.
+        hang_seconds: duration of the faults ``hang``, ``stall`` and ``slow_body``.
+        seed: seed of faults, latencies and answers; each depends on the seed and the request's index only.
+        answers: scripted answers by the exact text of the last user message.
+        keys: accepted keys; ``None`` accepts any.
+        models: existing models; ``None`` accepts any name.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
-        max_connections: connections at once; more are answered 503 and closed.
-        max_body: bytes of a request body; more is answered 413. Uploads and batches may have 256 MiB.
+        max_connections: connections at the same time; further ones are answered 503 and closed.
+        max_body: bytes of a request body; larger ones are answered 413. Uploads and batches may have 256 MiB.
 
     Raises:
         ConfigError: for a value out of its range; the text names the setting.
@@ -155,16 +157,20 @@ class Settings(BatchSettings):
         self.check_batches()
 
     @classmethod
-    def names(cls) -> frozenset[str]:
-        """The names of all settings."""
-        return frozenset(a.name for a in fields(cls))
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Raise ``ConfigError`` for names that are no settings."""
+        known = {attribute.name for attribute in fields(cls)}
+        if unknown := set(names) - known:
+            raise ConfigError(
+                f"unknown setting {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
+            )
 
 
 def loopback(host: str) -> str:
-    """Return ``host`` as an address of this machine.
+    """Return ``host`` as a loopback address.
 
     Raises:
-        ConfigError: for any other address: the emulator is not meant to be reached from outside.
+        ConfigError: for any other address: the emulator serves this machine only.
     """
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -176,7 +182,7 @@ def loopback(host: str) -> str:
 
 
 def load_answers(path: str | Path, *, prompt_field: str, answer_field: str) -> dict[str, str]:
-    """Read right answers from a file of JSON lines.
+    """Read scripted answers from a file of JSON lines.
 
     Args:
         path: the file; blank lines are skipped.

@@ -8,14 +8,14 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types.messages import MessageBatch
-from virtual import Virtual
+from virtual import VirtualService
 
 MODEL = "claude-haiku-5-5"
 ROOT = "/v1/messages/batches"
 OLD = "x-api-key: k\r\nanthropic-version: 2023-06-01\r\n"
 
 
-def sdk_of(virtual: Virtual, key: str = "k") -> anthropic.Anthropic:
+def sdk_of(virtual: VirtualService, key: str = "k") -> anthropic.Anthropic:
     return anthropic.Anthropic(
         base_url="http://emulator.test", api_key=key, max_retries=0, http_client=virtual.client()
     )
@@ -43,9 +43,9 @@ def counts_of(batch: MessageBatch) -> dict[str, int]:
     return {name: count for name, count in batch.request_counts.model_dump().items() if count}
 
 
-def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> Virtual:
+def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:
     """Return a service whose first batch, or the second line of each, meets a fault."""
-    return Virtual(
+    return VirtualService(
         batch_fault_for=lambda index, _label: faults if index == 0 else (),
         batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
         **settings,

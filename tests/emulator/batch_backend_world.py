@@ -1,4 +1,4 @@
-"""A house of files and batches, its ledger, and what tests put into it."""
+"""The backend of files and batches, its ledger, and what tests put into it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from smartbatch.emulator import Ledger, Settings
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch
-from smartbatch.emulator.provider_api import Done
+from smartbatch.emulator.parsed_requests import ModelOutput
 
 ME = ("openai", "k")
 
 
 def entry(number: int, charge: int = 5) -> Entry:
     body = json.dumps({"answer": number, "usage": {"total_tokens": 7}}).encode()
-    return Entry(f"id-{number}", f"prompt-{number}", charge, lambda identity: Done(body, 2, 7))
+    return Entry(f"id-{number}", f"prompt-{number}", charge, lambda identity: ModelOutput(body, 2, 7))
 
 
 def entries(count: int) -> list[Entry]:
@@ -23,7 +23,7 @@ def entries(count: int) -> list[Entry]:
 
 
 class World:
-    """A house, its ledger, and the account of one client."""
+    """A backend, its ledger, and the account of one client."""
 
     def __init__(self, api: str = "openai", **options: Any) -> None:
         self.ledger = Ledger()

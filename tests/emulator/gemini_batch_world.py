@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from google import genai
 from google.genai import errors, types
-from virtual import Virtual
+from virtual import VirtualService
 
 MODEL = "gemini-3.8-flash"
 EMBEDDER = "gemini-embedding-001"
 
 
-def sdk_of(virtual: Virtual, key: str = "k", version: str = "v1") -> genai.Client:
+def sdk_of(virtual: VirtualService, key: str = "k", version: str = "v1") -> genai.Client:
     options = types.HttpOptions(
         base_url="http://emulator.test", api_version=version, httpx_client=virtual.client()
     )
     return genai.Client(api_key=key, vertexai=False, http_options=options)
 
 
-def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> Virtual:
+def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:
     """Return a service whose first batch, or the second line of each, meets a fault."""
-    return Virtual(
+    return VirtualService(
         batch_fault_for=lambda index, _label: faults if index == 0 else (),
         batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
         **settings,
@@ -72,7 +72,7 @@ def text_of(line: dict[str, Any]) -> str:
     return line["response"]["candidates"][0]["content"]["parts"][0]["text"]
 
 
-def raw_of(virtual: Virtual, sdk: genai.Client, batch: str) -> dict[str, Any]:
+def raw_of(virtual: VirtualService, sdk: genai.Client, batch: str) -> dict[str, Any]:
     """Return the batch as it is on the wire, where the SDK drops a good part of it."""
     sdk.batches.get(name=batch)
     return json.loads(virtual.replies[-1].content)

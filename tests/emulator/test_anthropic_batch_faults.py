@@ -114,7 +114,7 @@ def test_a_batch_ends_badly_in_the_ways_there_are(fault: str, counts: dict, kind
 
 def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
     """The list shows what became of it; the ledger knows all three."""
-    for fate, fault, at_once, later in (
+    for outcome, fault, at_once, later in (
         ("lost", "lost_create", 1, 1),
         ("late", "late_create", 0, 1),
         ("dropped", "dropped_create", 0, 0),
@@ -127,7 +127,7 @@ def test_a_create_whose_answer_is_lost_exists_at_once_later_or_never() -> None:
         virtual.now += 60
         assert len(sdk.messages.batches.list().data) == later
         [record] = virtual.ledger.batches
-        assert (record.fate, record.landed_at is not None) == (fate, bool(later))
+        assert (record.outcome, record.created_at is not None) == (outcome, bool(later))
 
 
 def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) -> None:
@@ -142,7 +142,7 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
     assert len(first) < len(second)
     assert second.startswith(first)
     [record] = emu.ledger.batches
-    assert (record.fate, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
+    assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
 def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_id_for_a_while() -> None:

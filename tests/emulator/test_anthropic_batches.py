@@ -19,7 +19,7 @@ from anthropic_batch_world import (
     sdk_of,
 )
 from raw_client import RawClient
-from virtual import START, Virtual
+from virtual import START, VirtualService
 
 from smartbatch.testing import Emulator, answer_for
 
@@ -42,7 +42,8 @@ def test_the_sdk_sends_a_batch_over_http_and_reads_its_answers(emu: Emulator) ->
         with pytest.raises(anthropic.NotFoundError):
             sdk.messages.batches.retrieve(made.id)
     [record] = emu.ledger.batches
-    assert (record.id, record.fate, record.state, record.custom_id) == (made.id, "landed", "completed", "j-0")
+    assert (record.id, record.outcome, record.state) == (made.id, "created", "completed")
+    assert record.custom_id == "j-0"
     assert all(line.billed and line.delivered for line in record.lines.values())
 
 
@@ -59,7 +60,7 @@ def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> No
 
 def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> None:
     """Progress is not told; results are refused before the end."""
-    virtual = Virtual(batch_turnaround=100, batch_validating=10, batch_queueing=10)
+    virtual = VirtualService(batch_turnaround=100, batch_validating=10, batch_queueing=10)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id
     for moment in (1, 15, 60, 99):
@@ -78,7 +79,7 @@ def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> Non
 
 def test_a_cancelled_batch_ends_with_what_was_done() -> None:
     """The lines that ran are answered and billed, the others are not; a second cancel comes too late."""
-    virtual = Virtual(batch_turnaround=100, batch_cancel_seconds=5)
+    virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id
     virtual.now = START + 45
@@ -97,7 +98,7 @@ def test_a_cancelled_batch_ends_with_what_was_done() -> None:
 
 def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
     """The batch ends at its window; its lines say what became of them."""
-    virtual = Virtual(batch_turnaround=200_000)
+    virtual = VirtualService(batch_turnaround=200_000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(4)).id
     virtual.now = START + 86_400
@@ -109,7 +110,7 @@ def test_what_has_not_run_after_a_day_expires_unbilled() -> None:
 
 def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
     """It is archived then: there is no address of results any more."""
-    virtual = Virtual(batch_retention=1000)
+    virtual = VirtualService(batch_retention=1000)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(1)).id
     virtual.now = START + 999
@@ -122,7 +123,7 @@ def test_results_are_gone_after_their_retention_and_the_batch_is_not() -> None:
 
 def test_lists_come_in_pages_from_the_newest_on() -> None:
     """Both directions, as the SDK walks them; another key sees its own batches only."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     made = []
     for _ in range(5):
@@ -170,7 +171,7 @@ def test_lists_come_in_pages_from_the_newest_on() -> None:
 )
 def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, message: str) -> None:
     """And creates nothing."""
-    virtual = Virtual(batch_max_lines=5, batch_max_bytes=3000)
+    virtual = VirtualService(batch_max_lines=5, batch_max_bytes=3000)
     sdk = sdk_of(virtual)
     found = refusal_of(lambda: sdk.post(ROOT, body=given, cast_to=object))
     assert found.startswith(message)
@@ -179,7 +180,7 @@ def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, mess
 
 def test_what_is_wrong_with_a_message_is_told_at_the_end_of_the_batch() -> None:
     """The batch is taken, and its other lines are answered; nothing is billed for the wrong ones."""
-    virtual = Virtual(models=[MODEL])
+    virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     wrong = [
         params("a", stream=True),
@@ -202,18 +203,18 @@ def test_what_is_wrong_with_a_message_is_told_at_the_end_of_the_batch() -> None:
 
 def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
     """With 429, and nothing is created."""
-    virtual = Virtual(batch_turnaround=100, batch_enqueued_tokens=6)
+    virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
     sdk = sdk_of(virtual)
     sdk.messages.batches.create(requests=requests(4))
     assert refusal_of(lambda: sdk.messages.batches.create(requests=requests(4))).startswith("429 rate_limit")
     virtual.now += 100
     sdk.messages.batches.create(requests=requests(4))
-    assert virtual.ledger.summary()["batches"]["by_fate"] == {"landed": 2, "refused": 1}
+    assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 2, "refused": 1}
 
 
 def test_a_prompt_asked_in_a_batch_and_in_real_time_is_paid_twice() -> None:
     """The ledger knows a prompt whichever way it came."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id
     assert virtual.ledger.paid_twice() == []

@@ -1,4 +1,4 @@
-"""The house of files and batches in virtual time: the course of a batch, its ends, and threads."""
+"""The backend of files and batches in virtual time: the course of a batch, its ends, and threads."""
 
 from __future__ import annotations
 
@@ -150,9 +150,9 @@ def test_counts_only_grow_and_add_up_at_any_time(
 
 @given(st.integers(1, 200), st.floats(0, 1e6), st.floats(1e-3, 1e5), st.integers(0, 199))
 @settings(max_examples=300, deadline=None)
-def test_a_line_has_run_at_its_own_time(total, landed, turnaround, position):
+def test_a_line_has_run_at_its_own_time(total, created, turnaround, position):
     """However the division rounds."""
-    plan = timeline(Settings(), landed, turnaround, total, frozenset(), failing=False)
+    plan = timeline(Settings(), created, turnaround, total, frozenset(), failing=False)
     position %= total
     assert plan.ran(plan.line_at(position)) >= position + 1
     before = math.nextafter(plan.line_at(position), -math.inf)
@@ -271,7 +271,7 @@ def test_others_refuse_a_create_above_the_enqueued_tokens(api, refusal):
     with pytest.raises(BatchBackendError) as caught:
         world.create(now=1.0)
     assert caught.value.reason == "enqueued"
-    assert world.figures()["by_fate"] == {"landed": 1, "refused": 1}
+    assert world.figures()["by_outcome"] == {"created": 1, "refused": 1}
     assert world.create(now=20.0)
 
 

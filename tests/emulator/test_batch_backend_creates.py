@@ -7,43 +7,43 @@ import math
 import pytest
 from batch_backend_world import ME, World
 
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Lost
+from smartbatch.emulator.batches.batch_records import AnswerLost, BatchBackendError
 
 
 def test_a_lost_create_exists_though_nobody_was_told():
     world = World(batch_faults={"lost_create": 1.0})
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(AnswerLost) as caught:
         world.create(label={"sb": "n"})
     assert caught.value.damage == "reset"
     [batch] = world.backend.batches(*ME, 0.0)
     assert batch.label == {"sb": "n"}
-    assert world.figures()["by_fate"] == {"lost": 1}
-    assert world.figures()["landed"] == 1
+    assert world.figures()["by_outcome"] == {"lost": 1}
+    assert world.figures()["created"] == 1
 
 
 def test_a_dropped_create_never_happened():
     world = World(batch_faults={"dropped_create": 1.0})
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(AnswerLost) as caught:
         world.create()
     assert caught.value.damage == "reset_before"
     assert world.backend.batches(*ME, 1e6) == []
-    assert (world.figures()["landed"], world.figures()["lines_ran"]) == (0, 0)
+    assert (world.figures()["created"], world.figures()["lines_ran"]) == (0, 0)
 
 
 def test_a_late_create_comes_to_exist_within_its_time():
     """It is seen from then on, created then, and runs from then."""
     world = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100, batch_turnaround=10)
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(AnswerLost) as caught:
         world.create(now=50.0)
     assert caught.value.damage == "reset"
     assert world.backend.batches(*ME, 50.0) == []
     [batch] = world.backend.batches(*ME, 150.0)
     assert 50.0 < batch.created_at <= 150.0
     [record] = world.ledger.batches
-    assert (record.fate, record.at, record.landed_at) == ("late", 50.0, batch.created_at)
+    assert (record.outcome, record.at, record.created_at) == ("late", 50.0, batch.created_at)
     # In a world of its own the same dice: absent just before, there at the very moment.
     again = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100)
-    with pytest.raises(Lost):
+    with pytest.raises(AnswerLost):
         again.create(now=50.0)
     assert again.backend.batches(*ME, math.nextafter(batch.created_at, 0)) == []
     assert len(again.backend.batches(*ME, batch.created_at)) == 1
@@ -52,7 +52,7 @@ def test_a_late_create_comes_to_exist_within_its_time():
 def late_world() -> tuple[World, str]:
     world = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100, batch_turnaround=10)
     file = world.backend.put_file("openai", "k", "in", b"", 0.0, identity="chosen")
-    with pytest.raises(Lost):
+    with pytest.raises(AnswerLost):
         world.create(file_id=file.id)
     return world, file.id
 
@@ -63,7 +63,7 @@ def test_deleting_the_input_file_fences_a_late_create_off():
     assert world.backend.delete_file(*ME, file, 0.0)
     assert world.backend.batches(*ME, 1e6) == []
     assert world.figures()["fenced"] == 1
-    assert world.figures()["by_fate"] == {"fenced": 1}
+    assert world.figures()["by_outcome"] == {"fenced": 1}
     assert world.figures()["lines_billed"] == 0
 
 
@@ -90,7 +90,7 @@ def test_a_create_that_names_a_missing_file_is_refused():
     with pytest.raises(BatchBackendError) as caught:
         world.create(file_id="file-gone")
     assert caught.value.reason == "no_such_file"
-    assert world.figures()["by_fate"] == {"refused": 1}
+    assert world.figures()["by_outcome"] == {"refused": 1}
 
 
 def test_a_chosen_file_name_is_taken_until_the_file_is_gone():

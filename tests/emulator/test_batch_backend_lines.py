@@ -9,9 +9,10 @@ import pytest
 from batch_backend_world import ME, World, by_position, entry
 
 from smartbatch.emulator import Settings
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, entry_of, wrong_entry
+from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, parse_entry
 from smartbatch.emulator.openai.embeddings import parse_embeddings
-from smartbatch.emulator.openai.parsing import Refused
+from smartbatch.emulator.openai.parsing import api_error
+from smartbatch.emulator.parsed_requests import ModelCall
 
 
 def world_of_lines(
@@ -38,7 +39,7 @@ def test_a_doubled_line_comes_twice_with_different_answers_and_is_billed_once():
     first, second = by_position(lines)[3]
     assert first.custom_id == second.custom_id == "id-3"
     assert first.body != second.body
-    assert (first.true, second.true) == (True, False)
+    assert (first.correct, second.correct) == (True, False)
     assert world.figures()["lines_billed"] == 10
 
 
@@ -46,7 +47,7 @@ def test_a_swapped_answer_is_that_of_another_line():
     world, lines = world_of_lines("swapped_answers")
     [line] = by_position(lines)[3]
     assert json.loads(line.body)["answer"] == 4
-    assert not line.true
+    assert not line.correct
     assert world.figures()["lines_lost"] == 1
 
 
@@ -54,7 +55,7 @@ def test_a_single_line_has_nobody_to_swap_with():
     world = World(batch_faults={"swapped_answers": 1.0})
     [line] = world.lines(world.ended(count=1).id)
     assert json.loads(line.body)["answer"] == 0
-    assert line.true
+    assert line.correct
     assert world.figures()["lines_lost"] == 0
 
 
@@ -104,10 +105,15 @@ def is_json(row: bytes) -> bool:
 
 def test_a_request_that_is_wrong_fails_when_its_turn_comes():
     world = World()
-    refused = Refused(400, "no messages", code="c")
-    batch = world.backend.create(*ME, [wrong_entry("a", refused), entry(1)], now=0.0)
+
+    error = api_error(400, "no messages", code="c")
+
+    def fail() -> ModelCall:
+        raise error
+
+    batch = world.backend.create(*ME, [parse_entry("a", fail, Settings()), entry(1)], now=0.0)
     wrong, right = world.lines(batch.id)
-    assert (wrong.outcome, wrong.status, wrong.error, wrong.body) == ("errored", 400, "refused", refused.body)
+    assert (wrong.outcome, wrong.status, wrong.error, wrong.body) == ("errored", 400, "refused", error.body)
     assert right.outcome == "succeeded"
     assert world.figures()["lines_billed"] == 1
 
@@ -136,7 +142,8 @@ def test_wrong_counts_differ_from_the_lines():
 def test_an_odd_status_is_told_for_half_of_the_run():
     world = World(batch_turnaround=100, batch_faults={"odd_status": 1.0})
     name = world.create().id
-    assert [bool(world.batch(name, now).odd) for now in (0, 44, 46, 100)] == [True, True, False, False]
+    statuses = [world.batch(name, now).unknown_status for now in (0, 44, 46, 100)]
+    assert [bool(status) for status in statuses] == [True, True, False, False]
 
 
 # results
@@ -252,8 +259,8 @@ def test_geminis_results_are_in_one_file():
 def test_a_download_is_the_same_every_time():
     """Small answers are kept, vectors are made again."""
     world = World()
-    task = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
-    batch = world.backend.create(*ME, [entry_of("v", task, Settings()), entry(1)], now=0.0)
+    call = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
+    batch = world.backend.create(*ME, [parse_entry("v", lambda: call, Settings()), entry(1)], now=0.0)
     first, second = (
         world.backend.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)
     )

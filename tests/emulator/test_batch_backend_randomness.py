@@ -12,7 +12,7 @@ from batch_backend_world import ME, World, entries
 
 from smartbatch.emulator import BATCH_FAULTS, LINE_FAULTS, Call, Ledger, Settings
 from smartbatch.emulator.batches.backend import BatchBackend
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Lost
+from smartbatch.emulator.batches.batch_records import AnswerLost, BatchBackendError
 from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.errors import ConfigError
 
@@ -22,8 +22,8 @@ def test_every_fault_has_about_its_rate():
     rates = {"lost_create": 0.1, "late_create": 0.2, "stuck": 0.1, "expire_part": 0.3, "list_lag": 0.5}
     lines = {"missing_lines": 0.1, "swapped_answers": 0.2, "foreign_lines": 0.25}
     rng = BatchRandomness(Settings(batch_faults=rates | lines))
-    met = [rng.of_batch("openai", index, {}) for index in range(4000)]
-    met_lines = [rng.of_line("openai", 0, position, None) for position in range(4000)]
+    met = [rng.batch_faults("openai", index, {}) for index in range(4000)]
+    met_lines = [rng.line_faults("openai", 0, position, None) for position in range(4000)]
     for name, rate in rates.items():
         assert sum(name in faults for faults in met) / 4000 == pytest.approx(rate, abs=0.03), name
     for name, rate in lines.items():
@@ -43,12 +43,12 @@ def test_other_requests_do_not_move_the_rng():
         for step in range(20):
             if busy:
                 world.backend.put_file(*ME, "f", b"", step * 100.0)
-                with suppress(Lost):
+                with suppress(AnswerLost):
                     world.backend.create("anthropic", "k", entries(3), now=step * 100.0)
                 world.backend.batches(*ME, step * 100.0)
             try:
                 told.append(world.create(now=step * 100.0).id)
-            except Lost as lost:
+            except AnswerLost as lost:
                 told.append(lost.damage)
         ends = world.backend.batches(*ME, 1e6)
         told += [(end.id, end.state, [line.position for line in world.lines(end.id, 1e6)]) for end in ends]
@@ -67,11 +67,11 @@ def test_scripts_name_faults_of_batches_and_lines():
         batch_line_fault_for=lambda index, position, custom_id: "item_error" if custom_id == "id-2" else None,
         batch_faults={"missing_lines": 1.0},
     )
-    with pytest.raises(Lost):
+    with pytest.raises(AnswerLost):
         world.create(label={"sb": "x"})
     plain = world.create(label={"sb": "y"})
     assert [line.custom_id for line in world.lines(plain.id)] == ["id-2"]
-    assert world.figures()["by_fate"] == {"lost": 1, "landed": 1}
+    assert world.figures()["by_outcome"] == {"lost": 1, "created": 1}
 
 
 @pytest.mark.parametrize("hook", ["batch_fault_for", "batch_line_fault_for"])
@@ -112,7 +112,7 @@ def heard(world: World, *, cancel: bool) -> list[Any]:
     said: list[Any] = []
     try:
         said.append(world.create())
-    except Lost as lost:
+    except AnswerLost as lost:
         said.append(lost.damage)
     [name] = [record.id for record in world.ledger.batches]
     for now in (0.0, 1.0, 9.0, 10.0, 12.0):
@@ -158,7 +158,7 @@ def test_two_batches_with_the_same_prompts_are_paid_twice_before_anybody_fetched
 
 
 def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
-    """Every fate, every line, what was delivered; and the file of a batch alone is known as a ledger."""
+    """Every outcome, every line, what was delivered; and the file of a batch alone is known as a ledger."""
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     script = ["lost_create", "dropped_create", "late_create", None, "expire_part"]
@@ -175,7 +175,7 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
     )
     file = backend.put_file(*ME, "in", b"", 0.0)
     for step in range(5):
-        with suppress(Lost):
+        with suppress(AnswerLost):
             backend.create(*ME, entries(4), now=float(step), label={"sb": str(step)}, file_id=file.id)
     backend.delete_file(*ME, file.id, 4.0)
     for batch in backend.batches(*ME, 100.0):
@@ -186,8 +186,8 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
     assert restored.summary() == ledger.summary()
     assert restored.full() == ledger.full()
     assert json.loads(json.dumps(ledger.full())) == ledger.full()
-    fates = [record.fate for record in restored.batches]
-    assert fates == ["lost", "dropped", "fenced", "landed", "landed"]
+    outcomes = [record.outcome for record in restored.batches]
+    assert outcomes == ["lost", "dropped", "fenced", "created", "created"]
     assert restored.summary()["batches"]["lines_lost"] == 3
     ledger.end()
     path.write_bytes(path.read_bytes().split(b"\n", 1)[0] + b"\n")

@@ -17,19 +17,12 @@ from raw_client import RawClient, chat, request_bytes
 from smartbatch.cli import emulator_command
 from smartbatch.emulator import Ledger
 
-_RUN = """
-import argparse, sys
-from smartbatch.cli import emulator_command as emulator
-parser = argparse.ArgumentParser()
-emulator.add_parser(parser.add_subparsers(dest="command"))
-sys.exit(emulator.run(parser.parse_args(["emulator", *sys.argv[1:]])))
-"""
 _ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-c", _RUN, "--port", "0", "--latency", "0", *options]
+    command = [sys.executable, "-m", "smartbatch", "emulator", "--port", "0", "--latency", "0", *options]
     with subprocess.Popen(
         command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -77,13 +70,13 @@ def test_batches_run_in_a_process_of_their_own(tmp_path):
     options = ["--ledger", str(path), "--batch-turnaround", "0", "--batch-faults", "list_lag=1,shuffled=1"]
     options += ["--batch-list-lag", "3600", "--batch-no-metadata"]
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("one")}
-    form = (
+    schema = (
         b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
         b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n%b\r\n--b--\r\n'
     ) % json.dumps(row).encode()
     with process(*options) as (running, port), RawClient(port) as client:
         kind = "Content-Type: multipart/form-data; boundary=b\r\n"
-        file = client.ask(form, path="/v1/files", headers=kind)[2]
+        file = client.ask(schema, path="/v1/files", headers=kind)[2]
         asked = {"input_file_id": file["id"], "endpoint": row["url"], "completion_window": "24h"}
         batch = client.ask({**asked, "metadata": {"sb": "n"}}, path="/v1/batches")[2]
         assert (batch["status"], batch["metadata"]) == ("completed", None)

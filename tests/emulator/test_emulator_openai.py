@@ -156,13 +156,14 @@ def test_a_schema_is_answered_with_an_instance_of_it(sdk):
         "required": ["city", "size", "people", "tags"],
         "$defs": {"tag": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}},
     }
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
-    text = _text(sdk, PROMPT, response_format=form)
+    json_schema = {"name": "answer", "strict": True, "schema": schema}
+    response_format = {"type": "json_schema", "json_schema": json_schema}
+    text = _text(sdk, PROMPT, response_format=response_format)
     value = json.loads(text)
     assert value["city"] == answer_for(PROMPT, "m")
     assert value["size"] in ("small", "large")
     assert (value["people"], value["tags"]) == (7, ["ans", "ans"])
-    assert _text(sdk, PROMPT, response_format=form) == text
+    assert _text(sdk, PROMPT, response_format=response_format) == text
     assert json.loads(_text(sdk, PROMPT, response_format={"type": "json_object"}))
     made = sdk.responses.create(
         model="m", input=PROMPT, text={"format": {"type": "json_schema", "name": "a", "schema": schema}}
@@ -231,16 +232,16 @@ def test_a_bad_request_is_refused_naming_the_field(raw, emu, body, param):
 
 def test_a_schema_that_is_nonsense_is_a_bad_request(raw):
     """What cannot be built is the caller's mistake, not the emulator's."""
-    form = {"name": "a", "schema": {"type": "string", "minLength": "many"}}
-    status, _, _ = raw.ask(chat(response_format={"type": "json_schema", "json_schema": form}))
+    schema = {"name": "a", "schema": {"type": "string", "minLength": "many"}}
+    status, _, _ = raw.ask(chat(response_format={"type": "json_schema", "json_schema": schema}))
     assert status == 400
 
 
 def test_a_recursive_schema_ends(raw):
     """A schema that branches while it recurses gives a bounded answer."""
     tree = {"type": "object", "properties": {str(n): {"$ref": "#"} for n in range(10)}}
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": tree}}
-    assert raw.ask(chat(response_format=form))[0] == 200
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": tree}}
+    assert raw.ask(chat(response_format=schema))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
-from smartbatch.emulator.http.head import BadRequest, Chunks, parse_head
+from smartbatch.emulator.http.head import BadRequest, ChunkedBody, parse_head
 from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator, answer_for
 
@@ -41,7 +41,7 @@ def test_a_request_may_arrive_in_any_pieces(raw, cuts):
 
 
 def test_a_chunked_body_is_read_and_the_connection_goes_on(raw):
-    """Chunks are joined; what follows them is the next request."""
+    """ChunkedBody are joined; what follows them is the next request."""
     body = json.dumps(chat("chunked")).encode()
     chunks = b"".join(
         b"%x\r\n%b\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7)
@@ -114,7 +114,7 @@ def test_any_bytes_are_a_head_or_a_bad_request(data):
 def test_a_chunked_body_has_a_limit_too():
     """It is refused when it has grown too large, not when it ends."""
     head = parse_head(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    chunks = Chunks(head, most=10)
+    chunks = ChunkedBody(head, limit=10)
     assert chunks.feed(b"8\r\n12345678\r\n") is None
     with pytest.raises(BadRequest, match="too large"):
         chunks.feed(b"8\r\n12345678\r\n")

@@ -143,7 +143,7 @@ def test_a_lost_create_and_a_cut_download_are_such_on_a_socket(emu: Emulator) ->
     assert len(first) < len(second)
     assert second.startswith(first)
     [record] = emu.ledger.batches
-    assert (record.fate, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
+    assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
 
 
 def test_a_batch_can_be_hidden_from_the_list_or_from_its_own_name_for_a_while() -> None:

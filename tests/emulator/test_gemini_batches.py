@@ -26,7 +26,7 @@ from gemini_batch_world import (
 from google import genai
 from google.genai import types
 from pydantic import ValidationError
-from virtual import START, Virtual
+from virtual import START, VirtualService
 
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.testing import Emulator, answer_for
@@ -60,13 +60,14 @@ def test_the_sdk_sends_a_file_over_http_and_reads_its_answers(emu: Emulator, ver
         assert refusal_of(lambda: sdk.batches.get(name=made.name)).startswith("404 NOT_FOUND")
         sdk.files.delete(name=file.name)
     [record] = emu.ledger.batches
-    assert (record.fate, record.state, dict(record.label)) == ("landed", "completed", {"displayName": "mark"})
+    assert (record.outcome, record.state) == ("created", "completed")
+    assert dict(record.label) == {"displayName": "mark"}
     assert all(line.billed and line.delivered for line in record.lines.values())
 
 
 def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> None:
     """With their metadata, whatever is in it; lists leave the answers out."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     requests = [*inlined(2), types.InlinedRequest(contents="j2", metadata={"other": "x"})]
     batch = sdk.batches.create(model=MODEL, src=requests, config=INLINE).name
@@ -80,7 +81,7 @@ def test_the_sdk_sends_inline_requests_and_finds_the_answers_in_the_batch() -> N
 
 def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
     """One vector a line, of the length that was asked for; inline they have no names, only an order."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     config = types.EmbedContentConfig(output_dimensionality=8)
     batch = types.EmbedContentBatch(contents=["a", "b"], config=config)
@@ -110,7 +111,7 @@ def test_the_sdk_sends_embeddings_inline_and_as_a_file() -> None:
 
 def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
     """Counts are texts and left out when zero; results stand in two places; the input file is named."""
-    virtual = Virtual(batch_turnaround=100, batch_validating=10)
+    virtual = VirtualService(batch_turnaround=100, batch_validating=10)
     sdk = sdk_of(virtual)
     batch = create(sdk, [*rows(9), {"key": "wrong", "request": {}}], "sb-1")
     told = raw_of(virtual, sdk, batch)
@@ -138,12 +139,12 @@ def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
 
 def test_inline_results_can_lack_metadata_and_have_errors_the_sdk_cannot_read() -> None:
     """Both as they were reported of the service; only the raw answer helps."""
-    virtual = Virtual(batch_inline_metadata=False)
+    virtual = VirtualService(batch_inline_metadata=False)
     sdk = sdk_of(virtual)
     batch = sdk.batches.create(model=MODEL, src=inlined(2), config=INLINE).name
     assert [each.metadata for each in sdk.batches.get(name=batch).dest.inlined_responses] == [None, None]
 
-    virtual = Virtual(
+    virtual = VirtualService(
         batch_error_details=True, batch_line_fault_for=lambda _i, n, _id: "item_error" if n else ()
     )
     sdk = sdk_of(virtual)
@@ -159,7 +160,7 @@ def test_inline_results_can_lack_metadata_and_have_errors_the_sdk_cannot_read() 
 
 def test_a_cancelled_batch_keeps_what_was_done() -> None:
     """The other lines say that they were cancelled, and are not billed."""
-    virtual = Virtual(batch_turnaround=100, batch_cancel_seconds=5)
+    virtual = VirtualService(batch_turnaround=100, batch_cancel_seconds=5)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(10))
     virtual.now = START + 45
@@ -186,7 +187,7 @@ def test_a_cancelled_batch_keeps_what_was_done() -> None:
 )
 def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: list, message: str) -> None:
     """Nothing runs; the reason is beside the metadata, where the SDK does not look."""
-    virtual = Virtual(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
+    virtual = VirtualService(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, lines)
     assert sdk.batches.get(name=batch).state == "JOB_STATE_PENDING"
@@ -218,7 +219,7 @@ def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: 
 )
 def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
     """With 400, in the API's shape; nothing is created."""
-    virtual = Virtual()
+    virtual = VirtualService()
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
     with virtual.client() as client:
         reply = client.post(
@@ -230,7 +231,7 @@ def test_a_create_that_is_wrong_is_refused_at_once(given: Any) -> None:
 
 def test_keys_models_and_paths_are_checked() -> None:
     """A key sees its own batches only."""
-    virtual = Virtual(models=[MODEL])
+    virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(1))
     other = sdk_of(virtual, "another")
@@ -249,7 +250,7 @@ def test_keys_models_and_paths_are_checked() -> None:
 
 def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
     """The SDK walks through all of them."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     names = []
     for _ in range(5):
@@ -261,9 +262,9 @@ def test_batches_are_listed_in_pages_from_the_newest_on() -> None:
 
 
 def test_a_late_create_whose_file_was_deleted_never_is() -> None:
-    """The fence: unbilled, and counted as such. A batch that has landed does not need its file any more."""
-    for delete, fate, landed in ((True, "fenced", 0), (False, "late", 1)):
-        virtual = Virtual(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
+    """The fence: unbilled, and counted as such. A batch that has created does not need its file any more."""
+    for delete, outcome, created in ((True, "fenced", 0), (False, "late", 1)):
+        virtual = VirtualService(batch_fault_for=lambda _i, _label: "late_create", batch_late_seconds=60)
         sdk = sdk_of(virtual)
         file = upload(sdk, jsonl(rows(2)), "sb-1")
         with pytest.raises(httpx2.ReadError):
@@ -271,11 +272,11 @@ def test_a_late_create_whose_file_was_deleted_never_is() -> None:
         if delete:
             sdk.files.delete(name=file)
         virtual.now += 60
-        assert len(list(sdk.batches.list())) == landed
+        assert len(list(sdk.batches.list())) == created
         figures = virtual.ledger.summary()["batches"]
-        assert (figures["by_fate"], figures["lines_billed"]) == ({fate: 1}, 2 * landed)
+        assert (figures["by_outcome"], figures["lines_billed"]) == ({outcome: 1}, 2 * created)
 
-    virtual = Virtual(batch_turnaround=100)
+    virtual = VirtualService(batch_turnaround=100)
     sdk = sdk_of(virtual)
     batch = create(sdk, rows(2), "sb-1")
     sdk.files.delete(name="files/sb-1")
@@ -283,16 +284,16 @@ def test_a_late_create_whose_file_was_deleted_never_is() -> None:
     assert set(kinds_of(read(sdk, batch)).values()) == {0}
     gone = lambda: sdk.batches.create(model=MODEL, src="files/sb-1", config=INLINE)  # noqa: E731
     assert refusal_of(gone).startswith("403 PERMISSION_DENIED")
-    assert virtual.ledger.summary()["batches"]["by_fate"] == {"landed": 1, "refused": 1}
+    assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 1, "refused": 1}
 
 
 def test_more_tokens_than_may_wait_are_refused_until_others_have_ended() -> None:
     """With 429, without any quota's name; other models have their own room."""
-    virtual = Virtual(batch_turnaround=100, batch_enqueued_tokens=6)
+    virtual = VirtualService(batch_turnaround=100, batch_enqueued_tokens=6)
     sdk = sdk_of(virtual)
     create(sdk, rows(4))
     assert refusal_of(lambda: create(sdk, rows(4))).startswith("429 RESOURCE_EXHAUSTED")
     sdk.batches.create(model="gemini-2.5-flash", src=inlined(4), config=INLINE)
     virtual.now += 100
     create(sdk, rows(4))
-    assert virtual.ledger.summary()["batches"]["by_fate"] == {"landed": 3, "refused": 1}
+    assert virtual.ledger.summary()["batches"]["by_outcome"] == {"created": 3, "refused": 1}

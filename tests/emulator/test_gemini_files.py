@@ -10,7 +10,7 @@ from gemini_batch_world import jsonl, read, refusal_of, rows, sdk_of, upload
 from google import genai
 from google.genai import types
 from raw_client import RawClient, request_bytes
-from virtual import Virtual
+from virtual import VirtualService
 
 from smartbatch.testing import Emulator
 
@@ -38,7 +38,7 @@ def begin(raw: RawClient, emu: Emulator, size: int, **file: str) -> str:
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 def test_the_sdk_uploads_finds_lists_and_deletes_a_file_under_the_name_it_chose(version: str) -> None:
     """The file is there for two days, under both names, with its size and digest."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual, version=version)
     data = jsonl(rows(3))
     assert upload(sdk, data, "sb-abc") == "files/sb-abc"
@@ -69,7 +69,7 @@ def test_a_large_file_comes_in_pieces_over_http(emu: Emulator, tmp_path: Path) -
 
 def test_a_name_that_is_taken_meets_the_file_that_has_it() -> None:
     """A second upload is refused with 409, also when both began before either ended; the first one stays."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     upload(sdk, b"first\n", "same")
     assert refusal_of(lambda: upload(sdk, b"second\n", "same")).startswith("409 ALREADY_EXISTS")
@@ -120,7 +120,7 @@ def test_an_upload_that_is_begun_wrongly_is_refused(emu: Emulator, raw: RawClien
 
 def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
     """The newest first; the token of a page goes on behind it although a new file came to the front."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     names = []
     for _ in range(5):
@@ -139,7 +139,7 @@ def test_files_are_listed_in_pages_and_each_key_sees_its_own() -> None:
 
 def test_results_are_a_file_among_the_others_and_can_be_had_under_both_paths() -> None:
     """As the SDK downloads them and as the documents write it; gone once deleted."""
-    virtual = Virtual()
+    virtual = VirtualService()
     sdk = sdk_of(virtual)
     file = upload(sdk, jsonl(rows(2)))
     batch = sdk.batches.create(model="gemini-3.8-flash", src=file, config={"display_name": "m"}).name

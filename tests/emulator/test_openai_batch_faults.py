@@ -18,7 +18,7 @@ def test_a_create_whose_answer_is_lost_can_be_found_by_its_metadata():
             customer.create(metadata={"sb": "nonce"})
         [batch] = customer.sdk.batches.list().data
         assert batch.metadata == {"sb": "nonce"}
-        assert emu.ledger.batches[0].fate == "lost"
+        assert emu.ledger.batches[0].outcome == "lost"
         assert emu.ledger.summary()["by_fault"] == {"reset": 1}
 
 
@@ -35,7 +35,7 @@ def test_a_late_create_appears_in_the_list_by_itself():
             customer.create(metadata={"sb": "nonce"})
         [batch] = until(lambda: customer.sdk.batches.list().data, bool)
         assert batch.metadata == {"sb": "nonce"}
-        assert emu.ledger.batches[0].landed_at > emu.ledger.batches[0].at
+        assert emu.ledger.batches[0].created_at > emu.ledger.batches[0].at
 
 
 def test_a_late_create_is_fenced_off_by_deleting_its_file():
@@ -45,7 +45,7 @@ def test_a_late_create_is_fenced_off_by_deleting_its_file():
         with pytest.raises(openai.APIConnectionError):
             customer.sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
         customer.sdk.files.delete(file.id)
-        until(lambda: emu.ledger.batches[0].fate, lambda fate: fate == "fenced")
+        until(lambda: emu.ledger.batches[0].outcome, lambda outcome: outcome == "fenced")
         assert customer.sdk.batches.list().data == []
         assert emu.ledger.summary()["batches"]["lines_billed"] == 0
 
@@ -133,7 +133,7 @@ def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "landed"),
+    ("fault", "error", "created"),
     [
         ("500", openai.InternalServerError, 1),
         ("503", openai.InternalServerError, 0),
@@ -144,7 +144,7 @@ def test_compatible_servers_may_drop_what_a_batch_is_known_by(emu, customer):
         ("html", openai.InternalServerError, 1),
     ],
 )
-def test_a_create_meets_the_faults_of_the_connection(fault, error, landed):
+def test_a_create_meets_the_faults_of_the_connection(fault, error, created):
     """Those that come after the work leave a batch behind."""
     with world(fault_for=lambda index, fields: fault if fields["path"] == "/v1/batches" else None) as (
         emu,
@@ -152,7 +152,7 @@ def test_a_create_meets_the_faults_of_the_connection(fault, error, landed):
     ):
         with pytest.raises(error):
             customer.create()
-        assert emu.ledger.summary()["batches"]["landed"] == landed
+        assert emu.ledger.summary()["batches"]["created"] == created
 
 
 @pytest.mark.parametrize("fault", ["truncated", "reset", "stall", "empty"])

@@ -30,7 +30,7 @@ def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
         customer.sdk.batches.create(**asked)
     assert caught.value.param == param
     assert customer.sdk.batches.list().data == []
-    assert emu.ledger.summary()["batches"]["landed"] == 0
+    assert emu.ledger.summary()["batches"]["created"] == 0
 
 
 def test_results_are_no_input(customer):
@@ -72,12 +72,12 @@ def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
     """Beyond what other requests may have."""
     data = b"x" * (40 * 1024 * 1024)
     assert customer.upload(data).bytes == len(data)
-    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
-    form += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+    head += b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
     answer = urllib3.request(
         "POST",
         f"{emu.base_url}/files",
-        body=iter([form, data, b"\r\n--b--\r\n"]),
+        body=iter([head, data, b"\r\n--b--\r\n"]),
         headers={**KEY, "content-type": "multipart/form-data; boundary=b"},
     )
     assert answer.json()["bytes"] == len(data)

@@ -8,13 +8,13 @@ import httpx2
 
 from smartbatch.emulator.http.head import parse_head
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.request_handling import Service
+from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import Settings
 
 START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at
 
 
-class Virtual(httpx2.BaseTransport):
+class VirtualService(httpx2.BaseTransport):
     """What carries an SDK's requests to a service of its own.
 
     Attributes:
@@ -25,7 +25,7 @@ class Virtual(httpx2.BaseTransport):
     def __init__(self, **settings: Any) -> None:
         self.now = START
         self.ledger = Ledger()
-        self.service = Service(Settings(**settings), self.ledger)
+        self.service = RequestHandler(Settings(**settings), self.ledger)
         self.replies: list[httpx2.Response] = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -60,7 +60,7 @@ def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
         for job, prompts in zip(jobs, asked, strict=True):
             assert [result.text for result in w.results(job)] == w.right(prompts)
         w.pass_time(4 * HOUR)
-        fates = [record.fate for record in w.creates]
+        fates = [record.outcome for record in w.creates]
         assert fates[:3].count("late") + fates[:3].count("fenced") == 3
         doubled = w.emu.ledger.paid_twice(excluding_lost=False)
         told = [incident for job in jobs for incident in job.incidents()]

@@ -261,7 +261,7 @@ def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
     with world(provider, tmp_path, rare=60, batch_enqueued_refusal=refusal, **settings) as w:
         job = w.process(batch_max_requests=10, batch_poll_interval=MINUTE).submit_batch(prompts)
         assert [result.text for result in w.results(job)] == w.right(prompts)
-        refused = [record for record in w.creates if record.fate == "refused" or record.state == "failed"]
+        refused = [record for record in w.creates if record.outcome == "refused" or record.state == "failed"]
         assert 1 <= len(refused) <= 2 * 8  # they wait together, and longer each time
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 

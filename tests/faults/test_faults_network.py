@@ -32,7 +32,7 @@ def test_b4_a_create_whose_answer_is_lost_is_sent_once_and_found(provider: str, 
         sent = Counter(record.custom_id for record in w.creates)
         assert set(sent.values()) == {1}  # one create of each shard
         assert len(w.requests("create")) == len(sent)  # and not one more on the wire
-        assert [record.fate for record in w.creates] == ["lost"] * len(sent)
+        assert [record.outcome for record in w.creates] == ["lost"] * len(sent)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
         assert not w.incidents(job)
 

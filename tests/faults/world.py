@@ -26,7 +26,7 @@ from smartbatch.emulator.batches.batch_ledger import BatchRecord
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.provider_api import Reply
-from smartbatch.emulator.request_handling import Service
+from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import Settings
 from smartbatch.events import Event
 from smartbatch.jobs import service, supervisor
@@ -82,7 +82,7 @@ Meet = Callable[[Seen], Reply | None]
 Alter = Callable[[Seen, Reply], Reply]
 
 
-class TimedService(Service):
+class TimedService(RequestHandler):
     """The emulated service in virtual time; a test may answer instead of it, or change what it says.
 
     Attributes:
@@ -94,8 +94,8 @@ class TimedService(Service):
     def __init__(self, settings: Settings, ledger: Ledger, clock: VirtualClock) -> None:
         super().__init__(settings, ledger)
         self._clock = clock
-        self.house = BatchBackend(settings, ledger, epoch=clock.wall() - clock.now())
-        ledger.follow(lambda: self.house.advance(clock.now()))
+        self.backend = BatchBackend(settings, ledger, epoch=clock.wall() - clock.now())
+        ledger.update_with(lambda: self.backend.advance(clock.now()))
         self.seen: list[Seen] = []
         self.meet: Meet = lambda seen: None
         self.alter: Alter = lambda seen, reply: reply

@@ -105,8 +105,8 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
         assert [row["text"] for row in answered] == [row["answer"] for row in asked]
         assert emu.ledger.paid_twice(excluding_lost=False) == []
         assert not [call for call in emu.ledger.calls if call.billed], "a row went in real time"
-        landed = [record for record in emu.ledger.batches if record.landed_at is not None]
-        assert len(landed) == -(-len(asked) // batch)
+        created = [record for record in emu.ledger.batches if record.created_at is not None]
+        assert len(created) == -(-len(asked) // batch)
     cost = sum(row["cost"] for row in answered)
     assert cost > 0
     assert cost == pytest.approx(cost_in_real_time(questions, model, folder, answers) / 2, rel=1e-9)

@@ -137,7 +137,7 @@ def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_p
         job = client.submit_batch(texts(20))
         assert 1 <= answered(w.results(job)) <= 2
         w.pass_time(3 * HOUR)
-        assert [record.fate for record in w.creates][:2] == ["late", "landed"]
+        assert [record.outcome for record in w.creates][:2] == ["late", "created"]
         assert paid(w) <= 21.2 * MOST
         assert w.incidents(job) == {"double_submission": 1}
 

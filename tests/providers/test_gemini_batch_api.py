@@ -226,7 +226,7 @@ def test_a_create_that_names_a_deleted_file_is_refused_for_certain(tmp_path):
         assert api.find_file("sb-x", PATIENCE) is None
         found = fails(lambda: api.create(Creation(MARK, "m", Kind.GENERATE, 1, file_id=file.id), PATIENCE))
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.CLIENT_ERROR, "no_such_file", False)
-        assert [record.fate for record in emu.ledger.batches] == ["refused"]
+        assert [record.outcome for record in emu.ledger.batches] == ["refused"]
 
 
 # files

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Anthropic's API: messages and Message Batches."""

@@ -1,4 +1,4 @@
-"""Anthropic's Message Batches in JSON: what a create holds, how a batch and the lines of its results look.
+"""Anthropic's Message Batches in JSON: the requests of a create, the batch, and the lines of its results.
 
 Source: the types of the ``anthropic`` SDK 2.12 and Anthropic's API reference of November 2026.
 """
@@ -10,53 +10,56 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smartbatch.emulator.anthropic.parsing import error_body, refused
-from smartbatch.emulator.batch_service import Desk
-from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch, entry_of, wrong_entry
-from smartbatch.emulator.openai.parsing import Refused
-from smartbatch.emulator.provider_api import Task
+from smartbatch.emulator.anthropic.parsing import api_error, error_body
+from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch, parse_entry
+from smartbatch.emulator.parsed_requests import ModelCall
+from smartbatch.emulator.provider_api import BatchContext
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["MOST_BYTES", "MOST_LINES", "batch_shape", "entries_of", "line_bytes"]
+__all__ = ["MAX_BYTES", "SPEND_LIMIT_REACHED", "batch_shape", "line_bytes", "parse_entries"]
 
-MOST_LINES = 100_000
-MOST_BYTES = 256 * 1024 * 1024
+MAX_LINES = 100_000
+MAX_BYTES = 256 * 1024 * 1024
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NEVER = ("stream", "speed")
-"""Parameters of a message that a batch does not take."""
+_UNSUPPORTED = ("stream", "speed")
+"""Parameters of a message that a batch does not accept."""
+SPEND_LIMIT_REACHED = error_body(
+    429, "You have reached your enforced spend limit.", "enforced_spend_limit_reached"
+)
+"""The body of a 429 when the credit is used up, in real time and in the lines of a batch."""
 
 
-def entries_of(
-    fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], Task], settings: Settings
+def parse_entries(
+    fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], ModelCall], settings: Settings
 ) -> list[Entry]:
     """Return the requests of a create.
 
-    What is wrong with the parameters of a message is told at the end of the batch only, as it is by the
-    service: such an entry is refused when it runs.
+    Errors in the parameters of a message appear only in the results of the batch, as at the service: such an
+    entry fails when it runs.
 
     Args:
         fields: the decoded body.
-        parse: turns the parameters of one message into a task, or raises ``Refused``.
-        settings: have the answers, and the most lines of a batch.
+        parse: parses the parameters of one message, or raises ``ApiError``.
+        settings: scripted answers and the largest number of lines.
 
     Raises:
-        Refused: for what is wrong with the batch itself.
+        ApiError: for errors of the batch itself.
     """
     given = fields.get("requests")
     if not isinstance(given, list):
         problem = "Field required" if given is None else "Input should be a valid list"
-        raise refused(400, f"requests: {problem}")
+        raise api_error(400, f"requests: {problem}")
     if not given:
-        raise refused(400, "requests: List should have at least 1 item after validation, not 0")
-    most = settings.batch_max_lines or MOST_LINES
+        raise api_error(400, "requests: List should have at least 1 item after validation, not 0")
+    most = settings.batch_max_lines or MAX_LINES
     if len(given) > most:
-        raise refused(413, f"requests: a batch has at most {most:,} requests, not {len(given):,}")
+        raise api_error(413, f"requests: a batch has at most {most:,} requests, not {len(given):,}")
     seen: set[str] = set()
     entries = []
     for number, item in enumerate(given):
         custom_id, params = _item(item, f"requests.{number}")
         if custom_id in seen:
-            raise refused(400, f"requests.{number}.custom_id: duplicate custom_id: {custom_id}")
+            raise api_error(400, f"requests.{number}.custom_id: duplicate custom_id: {custom_id}")
         seen.add(custom_id)
         entries.append(_entry(custom_id, params, parse, settings))
     return entries
@@ -64,54 +67,57 @@ def entries_of(
 
 def _item(item: Any, where: str) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(item, Mapping):
-        raise refused(400, f"{where}: Input should be a valid dictionary")
+        raise api_error(400, f"{where}: Input should be a valid dictionary")
     custom_id, params = item.get("custom_id"), item.get("params")
     if custom_id is None or params is None:
-        raise refused(400, f"{where}.{'custom_id' if custom_id is None else 'params'}: Field required")
+        raise api_error(400, f"{where}.{'custom_id' if custom_id is None else 'params'}: Field required")
     if not isinstance(custom_id, str) or not _CUSTOM_ID.fullmatch(custom_id):
-        raise refused(400, f"{where}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'")
+        raise api_error(400, f"{where}.custom_id: String should match pattern '^[a-zA-Z0-9_-]{{1,64}}$'")
     if not isinstance(params, Mapping):
-        raise refused(400, f"{where}.params: Input should be a valid dictionary")
+        raise api_error(400, f"{where}.params: Input should be a valid dictionary")
     return custom_id, params
 
 
 def _entry(
-    custom_id: str, params: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], Task], settings: Settings
+    custom_id: str,
+    params: Mapping[str, Any],
+    parse: Callable[[Mapping[str, Any]], ModelCall],
+    settings: Settings,
 ) -> Entry:
-    try:
-        for name in _NEVER:
+    def parse_params() -> ModelCall:
+        for name in _UNSUPPORTED:
             if params.get(name):
-                raise refused(400, f"{name}: not supported in batches")
+                raise api_error(400, f"{name}: not supported in batches")
         if params.get("max_tokens") == 0:
-            raise refused(400, "max_tokens: must be at least 1 in batches")
-        return entry_of(custom_id, parse(params), settings)
-    except Refused as wrong:
-        return wrong_entry(custom_id, wrong)
+            raise api_error(400, "max_tokens: must be at least 1 in batches")
+        return parse(params)
+
+    return parse_entry(custom_id, parse_params, settings)
 
 
-def batch_shape(batch: RemoteBatch, service: Desk) -> dict[str, Any]:
-    """Return a batch as the service tells it; the address of its results is the server's own."""
-    gone = None if batch.ended_at is None else batch.ended_at + service.settings.batch_retention
-    kept = gone is not None and service.now < gone
+def batch_shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
+    """Return the JSON of a batch; the address of its results is the emulator's own."""
+    expiry = None if batch.ended_at is None else batch.ended_at + context.settings.batch_retention
+    kept = expiry is not None and context.now < expiry
     status = "ended" if batch.ended else "canceling" if batch.cancelling_at is not None else "in_progress"
     return {
         "id": batch.id,
         "type": "message_batch",
-        "processing_status": batch.odd or status,
+        "processing_status": batch.unknown_status or status,
         "request_counts": _counts(batch),
-        "created_at": service.say(batch.created_at),
-        "expires_at": service.say(batch.expires_at),
-        "ended_at": service.say(batch.ended_at),
-        "cancel_initiated_at": service.say(batch.cancelling_at),
-        "archived_at": None if kept else service.say(gone),
-        "results_url": f"{service.url}/v1/messages/batches/{batch.id}/results" if kept else None,
+        "created_at": context.rfc3339(batch.created_at),
+        "expires_at": context.rfc3339(batch.expires_at),
+        "ended_at": context.rfc3339(batch.ended_at),
+        "cancel_initiated_at": context.rfc3339(batch.cancelling_at),
+        "archived_at": None if kept else context.rfc3339(expiry),
+        "results_url": f"{context.url}/v1/messages/batches/{batch.id}/results" if kept else None,
     }
 
 
 def _counts(batch: RemoteBatch) -> dict[str, int]:
     """Return the counters: all but ``processing`` are zero until the whole batch has ended."""
     counts, ended = batch.counts, batch.ended
-    # A batch cannot fail as a whole here: where the house says so, each of its requests has.
+    # This API has no failed batches: the failure of the batch counts as the failure of each request.
     errored = counts.total if batch.state == "failed" else counts.errored
     return {
         "processing": 0 if ended else counts.total,
@@ -123,11 +129,11 @@ def _counts(batch: RemoteBatch) -> dict[str, int]:
 
 
 def line_bytes(line: Line) -> bytes:
-    """Return a line of results as JSON, without its end."""
+    """Return a line of results as JSON, without its line end."""
     result: dict[str, Any]
     match line.outcome:
         case "succeeded":
-            result = {"type": "succeeded", "message": _own(json.loads(line.body), line.identity)}
+            result = {"type": "succeeded", "message": _message_of_line(json.loads(line.body), line.identity)}
         case "errored":
             result = {"type": "errored", "error": _error(line)}
         case "cancelled":
@@ -137,7 +143,7 @@ def line_bytes(line: Line) -> bytes:
     return json.dumps({"custom_id": line.custom_id, "result": result}).encode()
 
 
-def _own(message: dict[str, Any], identity: str) -> dict[str, Any]:
+def _message_of_line(message: dict[str, Any], identity: str) -> dict[str, Any]:
     message["id"] = f"msg_{identity}"
     if "usage" in message:
         message["usage"]["service_tier"] = "batch"
@@ -153,8 +159,6 @@ def _error(line: Line) -> dict[str, Any]:
 _ERRORS = {
     "server": error_body(500, "Internal server error"),
     "invalid": error_body(400, "messages: the request is refused"),
-    "no_money": error_body(
-        429, "You have reached your enforced spend limit.", "enforced_spend_limit_reached"
-    ),
+    "no_money": SPEND_LIMIT_REACHED,
     "zero": b'{"type": "error", "error": {"type": "unknown_error", "message": ""}}',
 }

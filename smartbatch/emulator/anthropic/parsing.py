@@ -1,4 +1,7 @@
-"""What Anthropic's Messages API accepts, and how it refuses the rest."""
+"""Parsing of Anthropic's messages, and the errors for what the API does not accept.
+
+Source: the types of the ``anthropic`` SDK 2.11 and Anthropic's API reference of October 2026.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
-from smartbatch.emulator.composed_answers import count_tokens
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.openai.parsing import Asked, Refused
+from smartbatch.emulator.parsed_requests import (
+    ApiError,
+    GenerationRequest,
+    MalformedBody,
+    decode_object,
+    last_user_text,
+    prompt_tokens,
+)
 
-__all__ = ["Asking", "error_body", "parse_messages", "refused", "version_of"]
+__all__ = ["api_error", "check_version", "error_body", "parse_body", "parse_messages"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -33,123 +40,115 @@ _FIELDS = frozenset(
         *("stream", "system", "thinking", "tool_choice", "tools"),
     }
 )
-_MOST_MESSAGES = 100_000
-
-
-@frozen
-class Asking:
-    """A request that was understood.
-
-    Attributes:
-        asked: what every API asks for.
-        version: the API version it was sent under.
-    """
-
-    asked: Asked
-    version: str
+_MAX_MESSAGES = 100_000
 
 
 def error_body(status: int, message: str, code: str | None = None) -> bytes:
-    """Return an error in the service's shape."""
+    """Return the body of an error in Anthropic's shape."""
     error: dict[str, Any] = {"type": _TYPES.get(status, "api_error"), "message": message}
     if code is not None:
         error["details"] = {"error_code": code}
     return json.dumps({"type": "error", "error": error, "request_id": None}).encode()
 
 
-def refused(status: int, message: str) -> Refused:
-    """Return a refusal in the service's shape."""
-    found = Refused(status, message)
-    found.body = error_body(status, message)
-    return found
+def api_error(status: int, message: str) -> ApiError:
+    """Return an error in Anthropic's shape; ``status`` is the HTTP status."""
+    return ApiError(status, message, error_body(status, message))
 
 
-def version_of(head: Head) -> str:
-    """Return the API version of a request, or raise :class:`Refused`."""
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a request's body, or raise :class:`ApiError`."""
+    try:
+        return decode_object(body)
+    except MalformedBody:
+        raise api_error(400, "The request body is not valid JSON") from None
+
+
+def check_version(head: Head) -> str:
+    """Return the API version that a request names.
+
+    Raises:
+        ApiError: without the header, and for an unknown version.
+    """
     version = head.headers.get("anthropic-version")
     if version is None:
-        raise refused(400, "anthropic-version: header is required")
+        raise api_error(400, "anthropic-version: header is required")
     if version not in _VERSIONS:
-        raise refused(400, f'anthropic-version: "{version}" is not a valid version.')
+        raise api_error(400, f'anthropic-version: "{version}" is not a valid version.')
     return version
 
 
-def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = False) -> Asking:
-    """Return what a request asks for.
+def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = False) -> GenerationRequest:
+    """Parse a request for a message or for a count of tokens.
 
     Args:
-        head: has the version, which decides whether sampling parameters are known.
+        head: names the version, which decides whether sampling parameters are known.
         body: the decoded body.
-        counting: for a count of tokens, which needs no output cap.
+        counting: True for a count of tokens, which needs no output cap.
 
     Raises:
-        Refused: for what the service does not take.
+        ApiError: for what the API does not accept.
     """
-    version = version_of(head)
-    _check_fields(body, version)
+    _check_fields(body, check_version(head))
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise refused(400, "model: Field required")
-    most = body.get("max_tokens")
-    if most is None and not counting:
-        raise refused(400, "max_tokens: Field required")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-        raise refused(400, "max_tokens: Input should be a valid integer of 0 or more")
+        raise api_error(400, "model: Field required")
+    max_tokens = body.get("max_tokens")
+    if max_tokens is None and not counting:
+        raise api_error(400, "max_tokens: Field required")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
+        raise api_error(400, "max_tokens: Input should be a valid integer of 0 or more")
     messages = _messages(body)
     texts = [*_system(body), *(text for _, text in messages)]
     try:
-        tokens = sum(count_tokens(text) for text in texts if text) or 1
+        tokens = prompt_tokens(texts)
         model.encode()
     except UnicodeEncodeError:
-        raise refused(400, "The request body is not valid JSON: no low surrogate in string") from None
-    spoken = [text for role, text in messages if role == "user"]
-    asked = Asked(
+        raise api_error(400, "The request body is not valid JSON: no low surrogate in string") from None
+    return GenerationRequest(
         model=model,
-        prompt=spoken[-1] if spoken else messages[-1][1],
+        prompt=last_user_text(messages),
         input_tokens=tokens,
-        max_tokens=most,
+        max_tokens=max_tokens,
         stop=_stop(body.get("stop_sequences")),
         choices=1,
-        form=_form(body.get("output_config")),
+        schema=_schema(body.get("output_config")),
         stream=body.get("stream") is True and not counting,
         include_usage=True,
     )
-    return Asking(asked, version)
 
 
 def _check_fields(body: Mapping[str, Any], version: str) -> None:
     known = _FIELDS if version == _VERSIONS[0] else _FIELDS.union(_SAMPLING)
     for name in body:
         if name not in known:
-            raise refused(400, f"{name}: Extra inputs are not permitted")
+            raise api_error(400, f"{name}: Extra inputs are not permitted")
     for name in ("temperature", "top_p"):
         value = body.get(name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1
-        ):
-            raise refused(400, f"{name}: range: 0..1")
+        if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
+            raise api_error(400, f"{name}: range: 0..1")
 
 
 def _messages(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     given = body.get("messages")
     if given is None:
-        raise refused(400, "messages: Field required")
+        raise api_error(400, "messages: Field required")
     if not isinstance(given, list):
-        raise refused(400, "messages: Input should be a valid list")
+        raise api_error(400, "messages: Input should be a valid list")
     if not given:
-        raise refused(400, "messages: at least one message is required")
-    if len(given) > _MOST_MESSAGES:
-        raise refused(400, f"messages: at most {_MOST_MESSAGES} messages are allowed")
+        raise api_error(400, "messages: at least one message is required")
+    if len(given) > _MAX_MESSAGES:
+        raise api_error(400, f"messages: at most {_MAX_MESSAGES} messages are allowed")
     return [_message(item, f"messages.{number}") for number, item in enumerate(given)]
 
 
 def _message(item: Any, where: str) -> tuple[str, str]:
     if not isinstance(item, Mapping):
-        raise refused(400, f"{where}: Input should be a valid dictionary")
+        raise api_error(400, f"{where}: Input should be a valid dictionary")
     role = item.get("role")
     if role not in ("user", "assistant"):
         hint = ". The Messages API accepts a top-level `system` parameter" if role == "system" else ""
-        raise refused(400, f'{where}.role: Unexpected role "{role}"{hint}')
+        raise api_error(400, f'{where}.role: Unexpected role "{role}"{hint}')
     return str(role), _text(item.get("content"), f"{where}.content")
 
 
@@ -157,10 +156,10 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refused(400, f"{where}: Input should be a valid string or list")
+        raise api_error(400, f"{where}: Input should be a valid string or list")
     for number, part in enumerate(content):
         if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-            raise refused(400, f"{where}.{number}.type: Field required")
+            raise api_error(400, f"{where}.{number}.type: Field required")
     texts = [part.get("text") for part in content]
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -173,24 +172,24 @@ def _system(body: Mapping[str, Any]) -> list[str]:
 def _stop(given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
-    if not isinstance(given, list) or not all(isinstance(mark, str) for mark in given):
-        raise refused(400, "stop_sequences: Input should be a valid list of strings")
-    if any(not mark.strip() for mark in given):
-        raise refused(400, "stop_sequences: each stop sequence must contain non-whitespace")
+    if not isinstance(given, list) or not all(isinstance(sequence, str) for sequence in given):
+        raise api_error(400, "stop_sequences: Input should be a valid list of strings")
+    if any(not sequence.strip() for sequence in given):
+        raise api_error(400, "stop_sequences: each stop sequence must contain non-whitespace")
     return tuple(given)
 
 
-def _form(config: Any) -> Mapping[str, Any] | None:
+def _schema(config: Any) -> Mapping[str, Any] | None:
     if config is None:
         return None
     if not isinstance(config, Mapping):
-        raise refused(400, "output_config: Input should be a valid dictionary")
-    form = config.get("format")
-    if form is None:
+        raise api_error(400, "output_config: Input should be a valid dictionary")
+    output_format = config.get("format")
+    if output_format is None:
         return None
-    if not isinstance(form, Mapping) or form.get("type") != "json_schema":
-        raise refused(400, "output_config.format.type: Input should be 'json_schema'")
-    schema = form.get("schema")
+    if not isinstance(output_format, Mapping) or output_format.get("type") != "json_schema":
+        raise api_error(400, "output_config.format.type: Input should be 'json_schema'")
+    schema = output_format.get("schema")
     if not isinstance(schema, Mapping):
-        raise refused(400, "output_config.format.schema: Field required")
+        raise api_error(400, "output_config.format.schema: Field required")
     return schema

@@ -1,19 +1,18 @@
-"""A message as named server-sent events."""
+"""A streamed message as server-sent events."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["message_events"]
+from smartbatch.emulator.composed_answers import text_pieces
 
-_PIECES = re.compile(r"\s*\S+|\s+")
+__all__ = ["message_events"]
 
 
 def message_events(message: Mapping[str, Any]) -> list[bytes]:
-    """Return a whole message in the events that build it up, a ping among them."""
+    """Return the events of a message, a ping among them."""
     usage = message["usage"]
     start = {
         **message,
@@ -26,7 +25,7 @@ def message_events(message: Mapping[str, Any]) -> list[bytes]:
         steps.append(("content_block_start", {"index": index, "content_block": {"type": "text", "text": ""}}))
         steps += [
             ("content_block_delta", {"index": index, "delta": {"type": "text_delta", "text": piece}})
-            for piece in _PIECES.findall(block["text"])
+            for piece in text_pieces(block["text"])
         ]
         steps.append(("content_block_stop", {"index": index}))
     end = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details")}
@@ -34,7 +33,7 @@ def message_events(message: Mapping[str, Any]) -> list[bytes]:
         ("message_delta", {"delta": end, "usage": {"output_tokens": usage["output_tokens"]}}),
         ("message_stop", {}),
     ]
-    # Raw characters, as the service sends them: U+2028 among them ends no line.
+    # The service does not escape characters; U+2028 does not end a line of an event.
     return [
         f"event: {name}\ndata: {json.dumps({'type': name, **fields}, ensure_ascii=False)}\n\n".encode(
             errors="replace"

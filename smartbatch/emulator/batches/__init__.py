@@ -1,1 +1,1 @@
-"""TODO."""
+"""Files and batches: storage, timeline, faults and results, without the differences between the APIs."""

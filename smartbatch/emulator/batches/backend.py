@@ -1,7 +1,7 @@
-"""The house of files and batches: what every provider's Batch API is behind its own words.
+"""The batch backend: files and batches, without the differences between the three Batch APIs.
 
-Nothing here touches a socket, a clock or a thread: the time is an argument, and what was due until then
-happens when somebody asks. A simulation drives it in virtual time, the service behind HTTP in real time.
+It uses no socket, clock or thread: the time is an argument, and each call first applies what has become due
+by then. Simulations call it with virtual time, the request handler with real time.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from smartbatch.emulator.batches.batch import Job, crowded
+from smartbatch.emulator.batches.batch import StoredBatch, enqueued_limit_problem
 from smartbatch.emulator.batches.batch_records import (
+    AnswerLost,
     BatchBackendError,
+    Download,
     Entry,
-    Fetched,
     Line,
-    Lost,
     Problem,
     RemoteBatch,
     RemoteFile,
 )
-from smartbatch.emulator.batches.batch_results import check_ready, cut_short, results, written
+from smartbatch.emulator.batches.batch_results import (
+    check_available,
+    encode_lines,
+    result_lines,
+    truncate_download,
+)
 from smartbatch.emulator.batches.stored_files import Account, Files
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
@@ -35,22 +40,22 @@ _PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
 
 
 class BatchBackend:
-    """All files and batches of an emulator. Safe to use from several threads.
+    """All files and batches of an emulator. Thread-safe.
 
-    Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential: another
-    key sees only its own things. ``now`` is monotonic seconds and never goes back.
+    Every method takes ``api`` (``openai``, ``anthropic`` or ``gemini``) and ``key``, the credential, which
+    sees only its own files and batches. ``now`` is monotonic seconds and never decreases.
 
     Args:
         settings: times, limits and faults; see
-        :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
-        ledger: where it books.
-        epoch: what is added to monotonic seconds to make them Unix seconds.
+            :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
+        ledger: records what happens to batches.
+        epoch: Unix seconds of the monotonic time 0.
 
     Attributes:
-        begun: uploads in pieces that have begun and not ended, by what their API calls them.
+        open_uploads: resumable uploads that have not ended, by their ids.
     """
 
-    begun: dict[str, Any]
+    open_uploads: dict[str, Any]
 
     def __init__(self, settings: Settings, ledger: Ledger, *, epoch: float = 0.0) -> None:
         self._lock = threading.RLock()
@@ -61,13 +66,13 @@ class BatchBackend:
         self._clear()
 
     def configure(self, settings: Settings) -> None:
-        """Use other settings from now on; batches that exist keep their course."""
+        """Use other settings from now on; existing batches keep their timelines."""
         with self._lock:
             self._settings = settings
             self._rng = BatchRandomness(settings)
 
     def reset(self) -> None:
-        """Forget everything; no id is ever used again."""
+        """Delete everything; ids are never reused."""
         with self._lock:
             self._generation += 1
             self._clear()
@@ -75,11 +80,11 @@ class BatchBackend:
     def _clear(self) -> None:
         generation = self._generation
         self._files = Files(lambda number: "file-" + self._rng.identity("file", generation, number))
-        self._jobs: dict[Account, dict[str, Job]] = defaultdict(dict)
-        self._active: list[Job] = []
-        self._coming: list[Job] = []  # late creates
+        self._batches: dict[Account, dict[str, StoredBatch]] = defaultdict(dict)
+        self._unfinished: list[StoredBatch] = []
+        self._late_creates: list[StoredBatch] = []
         self._creates: dict[str, int] = defaultdict(int)
-        self.begun = {}
+        self.open_uploads = {}
 
     def unix(self, now: float) -> float:
         """Return monotonic seconds as Unix seconds."""
@@ -99,17 +104,17 @@ class BatchBackend:
         purpose: str = "batch",
         lifetime: float = math.inf,
     ) -> RemoteFile:
-        """Keep a file.
+        """Store a file.
 
         Args:
-            name: for people.
+            name: its file name.
             data: its bytes.
-            identity: its id where the client chooses it; ``None`` makes one.
-            purpose: what it is for.
-            lifetime: seconds until it is gone.
+            identity: the id that the client chose; ``None`` generates one.
+            purpose: its purpose or type, as the API names it.
+            lifetime: seconds until it expires.
 
         Raises:
-            BatchBackendError: ``exists``, when there is a file of that id.
+            BatchBackendError: ``exists``, when there is a file with that id.
         """
         with self._lock:
             self.advance(now)
@@ -118,7 +123,7 @@ class BatchBackend:
             )
 
     def file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
-        """Return a file, results included; ``None`` for one that never was or is no more."""
+        """Return a file, uploaded or with results; ``None`` for an unknown, deleted or expired one."""
         with self._lock:
             self.advance(now)
             found = self._files.get((api, key), file_id, now)
@@ -128,31 +133,35 @@ class BatchBackend:
             return found
 
     def files(self, api: str, key: str, now: float) -> list[RemoteFile]:
-        """Return the files of an account, results included, the newest first."""
+        """Return the files of an account, those with results included, newest first."""
         with self._lock:
             self.advance(now)
             found = [*self._files.all((api, key), now), *self._outputs(api, key, now)]
             return sorted(found, key=lambda file: -file.created_at)
 
     def delete_file(self, api: str, key: str, file_id: str, now: float) -> bool:
-        """Delete a file; False when there is none.
+        """Delete a file; return False when there is none.
 
-        A batch that has landed keeps its lines. A create that has not landed and names the file never will.
+        A batch that exists keeps its lines. A late create with this input file will not take effect.
         """
         with self._lock:
             found = self.file(api, key, file_id, now)
             if found is None:
                 return False
             if found.batch is not None:
-                self._jobs[api, key][found.batch].removed.add(found.id)
+                self._batches[api, key][found.batch].removed.add(found.id)
             else:
                 self._files.delete((api, key), file_id)
             return True
 
     def _outputs(self, api: str, key: str, now: float) -> list[RemoteFile]:
-        keeps = self._settings.batch_retention
-        jobs = [job for job in self._jobs[api, key].values() if job.closed and now < job.ended_at + keeps]
-        return [file for job in jobs for file in job.results_files(now, keeps)]
+        retention = self._settings.batch_retention
+        batches = [
+            batch
+            for batch in self._batches[api, key].values()
+            if batch.closed and now < batch.ended_at + retention
+        ]
+        return [file for batch in batches for file in batch.result_files(now, retention)]
 
     # batches
 
@@ -173,15 +182,15 @@ class BatchBackend:
 
         Args:
             entries: its requests.
-            label: what the client writes on it.
-            model: whose enqueued tokens it counts for.
-            endpoint: what its lines are sent to.
-            file_id: the file it came in.
-            problems: why it will fail its validation.
+            label: metadata or display name given by the client.
+            model: the model whose limit of enqueued tokens it counts for.
+            endpoint: the endpoint of its lines.
+            file_id: its input file.
+            problems: why its validation will fail.
 
         Raises:
-            BatchBackendError: ``no_such_file`` or ``enqueued``; nothing was created.
-            Lost: the client hears nothing; the batch may exist, or come to exist.
+            BatchBackendError: ``no_such_file`` or ``enqueued``; no batch was created.
+            AnswerLost: the client gets no answer; the batch may exist now or later.
         """
         with self._lock:
             self.advance(now)
@@ -189,90 +198,92 @@ class BatchBackend:
             self._creates[api] += 1
             label = dict(label or {})
             name = _PREFIXES.get(api, "") + self._rng.identity("batch", self._generation, api, index)
-            faults = self._rng.of_batch(api, index, label)
+            faults = self._rng.batch_faults(api, index, label)
             if "fail_validation" in faults and not problems:
                 problems = [Problem("invalid_request", "The batch could not be validated.")]
-            job = Job(
+            batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
-                self._rng, self._course(index, api, now, len(entries), faults, failing=bool(problems)),
+                self._rng, self._timeline(index, api, now, len(entries), faults, failing=bool(problems)),
             )  # fmt: skip
-            return self._accept(job, now)
+            return self._accept(batch, now)
 
-    def _accept(self, job: Job, now: float) -> RemoteBatch:
-        if "dropped_create" in job.faults:
-            self._book_create(job, now, "dropped")
-            raise Lost("reset_before")
-        if not self._has_file(job, now):
-            self._book_create(job, now, "refused")
-            raise BatchBackendError("no_such_file", f"File {job.file_id} does not exist.")
-        if not self._fails_late(job) and (problem := self._crowded(job, now)) is not None:
-            self._book_create(job, now, "refused")
+    def _accept(self, batch: StoredBatch, now: float) -> RemoteBatch:
+        if "dropped_create" in batch.faults:
+            self._record_create(batch, now, "dropped")
+            raise AnswerLost("reset_before")
+        if not self._has_file(batch, now):
+            self._record_create(batch, now, "refused")
+            raise BatchBackendError("no_such_file", f"File {batch.file_id} does not exist.")
+        if not self._refuses_late(batch) and (problem := self._enqueued_problem(batch, now)) is not None:
+            self._record_create(batch, now, "refused")
             raise BatchBackendError("enqueued", problem.message)
-        if "late_create" in job.faults:
-            self._book_create(job, now, "late")
-            seconds = self._settings.batch_late_seconds * self._rng.die("late", job.api, job.index)
-            self._recourse(job, now + seconds)
-            self._coming.append(job)
-            self._coming.sort(key=lambda job: job.timeline.landed)
+        if "late_create" in batch.faults:
+            self._record_create(batch, now, "late")
+            seconds = self._settings.batch_late_seconds * self._rng.uniform("late", batch.api, batch.index)
+            self._restart_timeline(batch, now + seconds)
+            self._late_creates.append(batch)
+            self._late_creates.sort(key=lambda batch: batch.timeline.created)
             self.advance(now)
-            raise Lost("reset")
-        self._book_create(job, now, "lost" if "lost_create" in job.faults else "landed")
-        self._land(job)
-        self._run(job, now)
-        if "lost_create" in job.faults:
-            raise Lost("reset")
-        return job.seen(now)
+            raise AnswerLost("reset")
+        self._record_create(batch, now, "lost" if "lost_create" in batch.faults else "created")
+        self._register(batch)
+        self._run(batch, now)
+        if "lost_create" in batch.faults:
+            raise AnswerLost("reset")
+        return batch.snapshot(now)
 
     def batch(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
-        """Return a batch as it is now; ``None`` when there is none, or it cannot be found yet."""
+        """Return the state of a batch; ``None`` when there is none, or the fault ``get_lag`` hides it."""
         with self._lock:
-            job = self._job(api, key, batch_id, now)
-            if job is None or self._hidden(job, "get_lag", self._settings.batch_get_lag, now):
+            batch = self._find(api, key, batch_id, now)
+            if batch is None or self._is_hidden(batch, "get_lag", self._settings.batch_get_lag, now):
                 return None
-            return job.seen(now)
+            return batch.snapshot(now)
 
     def batches(self, api: str, key: str, now: float) -> list[RemoteBatch]:
-        """Return the batches of an account that lists show, the newest first."""
+        """Return the batches of an account that are in lists, newest first."""
         with self._lock:
             self.advance(now)
             lag = self._settings.batch_list_lag
-            jobs = [job for job in self._jobs[api, key].values() if not job.deleted]
-            shown = [job.seen(now) for job in jobs if not self._hidden(job, "list_lag", lag, now)]
+            batches = [batch for batch in self._batches[api, key].values() if not batch.deleted]
+            shown = [
+                batch.snapshot(now) for batch in batches if not self._is_hidden(batch, "list_lag", lag, now)
+            ]
             return sorted(shown, key=lambda batch: (-batch.created_at, -batch.index))
 
     def cancel(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
-        """Cancel a batch and return it; after its end nothing changes. ``None`` when there is none.
+        """Cancel a batch and return it; one that has ended is unchanged. ``None`` when there is none.
 
-        Its lines that have run keep their results; it ends after ``batch_cancel_seconds``.
+        Lines that have run keep their results; the batch ends after ``batch_cancel_seconds``.
         """
         with self._lock:
-            job = self._job(api, key, batch_id, now)
-            if job is None:
+            batch = self._find(api, key, batch_id, now)
+            if batch is None:
                 return None
-            if not job.closed and job.cancelled_at is None:
-                job.cancel(now, self._settings.batch_cancel_seconds)
-                self._ledger.batch_event({"batch": job.id, "event": "cancelled", "at": now})
-                self._run(job, now)
-            return job.seen(now)
+            if not batch.closed and batch.cancelled_at is None:
+                batch.cancel(now, self._settings.batch_cancel_seconds)
+                self._ledger.batch_event({"batch": batch.id, "event": "cancelled", "at": now})
+                self._run(batch, now)
+            return batch.snapshot(now)
 
     def delete(self, api: str, key: str, batch_id: str, now: float) -> bool:
-        """Take a batch out of sight; False when there is none. What runs goes on."""
+        """Remove a batch from all answers; return False when there is none. Its lines still run."""
         with self._lock:
-            job = self._job(api, key, batch_id, now)
-            if job is not None:
-                job.deleted = True
-            return job is not None
+            batch = self._find(api, key, batch_id, now)
+            if batch is not None:
+                batch.deleted = True
+            return batch is not None
 
     # results
 
     def outputs(self, api: str, key: str, batch_id: str, now: float) -> list[Line]:
-        """Return the results of a batch that has ended, as its faults leave them.
+        """Return the results of a batch that has ended, with the damage of its faults.
 
         Raises:
             BatchBackendError: ``not_found``, ``not_ended``, ``gone`` or ``unavailable``.
         """
         with self._lock:
-            return results(self._ended(api, key, batch_id, now))
+            return result_lines(self._ended(api, key, batch_id, now))
 
     def fetch(
         self,
@@ -283,119 +294,132 @@ class BatchBackend:
         *,
         write: Callable[[Line], bytes],
         part: str | None = None,
-    ) -> Fetched:
-        """Return a download of results, damaged as the batch's faults say.
+    ) -> Download:
+        """Return a download of results, with the damage of the batch's faults.
 
         Args:
-            write: makes a line's JSON, without its end.
-            part: ``succeeded`` or ``failed`` (all others) for those lines; ``all`` or ``None`` for all.
+            write: encodes a line as JSON, without its line end.
+            part: ``succeeded`` or ``failed`` (all others); ``all`` or ``None`` for all lines.
 
         Raises:
             BatchBackendError: as :meth:`outputs`.
         """
         with self._lock:
-            job = self._ended(api, key, batch_id, now)
-            lines = results(job, part)
-            pieces = written(lines, write)
+            batch = self._ended(api, key, batch_id, now)
+            lines = result_lines(batch, part)
+            pieces = encode_lines(lines, write)
             body: bytes | list[bytes] = b"".join(pieces)
-            if "cut_download" in job.faults and part not in job.fetched:
-                begin, whole = cut_short(pieces, self._rng.die("cut", job.id, part))
-                body, lines = [begin] if begin else b"", lines[:whole]
-            job.fetched.add(part)
-            return Fetched(body, lambda: self.delivered(batch_id, lines))
+            if "cut_download" in batch.faults and part not in batch.fetched:
+                start, whole = truncate_download(pieces, self._rng.uniform("cut", batch.id, part))
+                body, lines = [start] if start else b"", lines[:whole]
+            batch.fetched.add(part)
+            return Download(body, lambda: self.delivered(batch_id, lines))
 
     def size(
         self, api: str, key: str, batch_id: str, now: float, *, write: Callable[[Line], bytes], part: str
     ) -> int:
-        """Return the bytes of an undamaged download; see :meth:`fetch`. 0 while there is none."""
+        """Return the size of an undamaged download in bytes; 0 while there is none. See :meth:`fetch`."""
         with self._lock:
             try:
-                job = self._ended(api, key, batch_id, now)
+                batch = self._ended(api, key, batch_id, now)
             except BatchBackendError:
                 return 0
-            return sum(map(len, written(results(job, part), write)))
+            return sum(map(len, encode_lines(result_lines(batch, part), write)))
 
     def delivered(self, batch_id: str, lines: Sequence[Line]) -> None:
-        """Book that lines went out whole; those that do not carry their own answer are left out."""
+        """Record in the ledger that lines were sent; lines without their own answer do not count."""
         with self._lock:
-            if true := [line.position for line in lines if line.true and line.outcome == "succeeded"]:
-                self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": true})
+            if positions := [line.position for line in lines if line.correct and line.outcome == "succeeded"]:
+                self._ledger.batch_event({"batch": batch_id, "event": "delivered", "positions": positions})
 
-    def _ended(self, api: str, key: str, batch_id: str, now: float) -> Job:
-        job = self._job(api, key, batch_id, now)
-        if job is None:
+    def _ended(self, api: str, key: str, batch_id: str, now: float) -> StoredBatch:
+        batch = self._find(api, key, batch_id, now)
+        if batch is None:
             raise BatchBackendError("not_found", f"No batch found with id '{batch_id}'.")
-        check_ready(job, now, self._settings.batch_retention, self._settings.batch_results_outage)
-        return job
+        check_available(batch, now, self._settings.batch_retention, self._settings.batch_results_outage)
+        return batch
 
-    # the course of time
+    # time
 
     def advance(self, now: float) -> None:
-        """Let happen what was due until now."""
+        """Apply everything that has become due: late creates, lines and ends of batches."""
         with self._lock:
-            while self._coming and self._coming[0].timeline.landed <= now:
-                job = self._coming.pop(0)
-                if self._has_file(job, job.timeline.landed):
-                    self._land(job)
+            while self._late_creates and self._late_creates[0].timeline.created <= now:
+                batch = self._late_creates.pop(0)
+                if self._has_file(batch, batch.timeline.created):
+                    self._register(batch)
                 else:
-                    self._ledger.batch_event({"batch": job.id, "event": "fenced"})
-            for job in tuple(self._active):
-                self._run(job, now)
+                    self._ledger.batch_event({"batch": batch.id, "event": "fenced"})
+            for batch in tuple(self._unfinished):
+                self._run(batch, now)
 
-    def _has_file(self, job: Job, now: float) -> bool:
-        return job.file_id is None or self._files.get((job.api, job.key), job.file_id, now) is not None
+    def _has_file(self, batch: StoredBatch, now: float) -> bool:
+        return (
+            batch.file_id is None or self._files.get((batch.api, batch.key), batch.file_id, now) is not None
+        )
 
-    def _land(self, job: Job) -> None:
-        landed = job.timeline.landed
-        if not job.problems and self._fails_late(job) and (problem := self._crowded(job, landed)) is not None:
-            job.problems = (problem,)
-            self._recourse(job, landed)
-        self._jobs[job.api, job.key][job.id] = job
-        self._active.append(job)
-        self._ledger.batch_event({"batch": job.id, "event": "landed", "at": landed})
+    def _register(self, batch: StoredBatch) -> None:
+        created = batch.timeline.created
+        if (
+            not batch.problems
+            and self._refuses_late(batch)
+            and (problem := self._enqueued_problem(batch, created)) is not None
+        ):
+            batch.problems = (problem,)
+            self._restart_timeline(batch, created)
+        self._batches[batch.api, batch.key][batch.id] = batch
+        self._unfinished.append(batch)
+        self._ledger.batch_event({"batch": batch.id, "event": "created", "at": created})
 
-    def _run(self, job: Job, now: float) -> None:
-        if job.closed:
+    def _run(self, batch: StoredBatch, now: float) -> None:
+        if batch.closed:
             return
-        if lines := job.advance(now):
+        if lines := batch.advance(now):
             rows = [
                 [line.position, line.custom_id, line.prompt, line.at, line.billed, line.lost]
                 for line in lines
             ]
-            self._ledger.batch_event({"batch": job.id, "event": "ran", "lines": rows})
-        if now >= job.ended_at:
-            job.closed = True
-            self._active.remove(job)
-            end = {"batch": job.id, "event": "ended", "at": job.ended_at, "state": job.final}
+            self._ledger.batch_event({"batch": batch.id, "event": "ran", "lines": rows})
+        if now >= batch.ended_at:
+            batch.closed = True
+            self._unfinished.remove(batch)
+            end = {"batch": batch.id, "event": "ended", "at": batch.ended_at, "state": batch.final}
             self._ledger.batch_event(end)
 
-    def _course(
-        self, index: int, api: str, landed: float, total: int, faults: frozenset[str], *, failing: bool
+    def _timeline(
+        self, index: int, api: str, created: float, total: int, faults: frozenset[str], *, failing: bool
     ) -> Timeline:
         turnaround = self._rng.turnaround(api, index)
-        return timeline(self._settings, landed, turnaround, total, faults, failing=failing)
+        return timeline(self._settings, created, turnaround, total, faults, failing=failing)
 
-    def _recourse(self, job: Job, landed: float) -> None:
-        job.follow(
-            self._course(job.index, job.api, landed, len(job.entries), job.faults, failing=bool(job.problems))
+    def _restart_timeline(self, batch: StoredBatch, created: float) -> None:
+        batch.set_timeline(
+            self._timeline(
+                batch.index,
+                batch.api,
+                created,
+                len(batch.entries),
+                batch.faults,
+                failing=bool(batch.problems),
+            )
         )
 
-    def _crowded(self, job: Job, now: float) -> Problem | None:
-        return crowded(job, self._active, self._settings.batch_enqueued_tokens, now)
+    def _enqueued_problem(self, batch: StoredBatch, now: float) -> Problem | None:
+        return enqueued_limit_problem(batch, self._unfinished, self._settings.batch_enqueued_tokens, now)
 
-    def _fails_late(self, job: Job) -> bool:
-        """Return whether a batch without room for its tokens is created, to fail then: only OpenAI's may."""
-        return job.api == "openai" and self._settings.batch_enqueued_refusal == "late"
+    def _refuses_late(self, batch: StoredBatch) -> bool:
+        """Return True when a batch above the limit of enqueued tokens is created and then fails (OpenAI)."""
+        return batch.api == "openai" and self._settings.batch_enqueued_refusal == "late"
 
-    def _hidden(self, job: Job, fault: str, seconds: float, now: float) -> bool:
-        if fault not in job.faults:
+    def _is_hidden(self, batch: StoredBatch, fault: str, seconds: float, now: float) -> bool:
+        if fault not in batch.faults:
             return False
-        return now < job.timeline.landed + seconds * self._rng.die(fault, job.api, job.index)
+        return now < batch.timeline.created + seconds * self._rng.uniform(fault, batch.api, batch.index)
 
-    def _job(self, api: str, key: str, batch_id: str, now: float) -> Job | None:
+    def _find(self, api: str, key: str, batch_id: str, now: float) -> StoredBatch | None:
         self.advance(now)
-        job = self._jobs[api, key].get(batch_id)
-        return None if job is None or job.deleted else job
+        batch = self._batches[api, key].get(batch_id)
+        return None if batch is None or batch.deleted else batch
 
-    def _book_create(self, job: Job, now: float, fate: str) -> None:
-        self._ledger.batch_event(job.created(now, fate))
+    def _record_create(self, batch: StoredBatch, now: float, outcome: str) -> None:
+        self._ledger.batch_event(batch.create_event(now, outcome))

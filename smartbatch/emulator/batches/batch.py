@@ -1,4 +1,4 @@
-"""One batch inside the house: what has run of it, and how it looks at a moment."""
+"""One batch of the backend: the lines that have run, and its state at a moment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attrs import define, field, frozen
 from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.batches.batch_records import Counts, Entry, Problem, RemoteBatch, RemoteFile, State
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline
-from smartbatch.emulator.openai.parsing import Refused
+from smartbatch.emulator.parsed_requests import ApiError
 
-__all__ = ["Job", "Ran", "crowded"]
+__all__ = ["LineResult", "StoredBatch", "enqueued_limit_problem"]
 
-_KEPT = 4096
-"""Bytes of an answer that is kept; a larger one (vectors) is made again when it is fetched."""
-_ODD = "rebalancing"
+_CACHED_BYTES = 4096
+"""The largest answer that is kept; larger ones (vectors) are computed again when they are fetched."""
+_UNDOCUMENTED_STATUS = "rebalancing"
 
 
 @frozen
-class Ran:
-    """What became of a line that ran; ``error`` and ``status`` as in :class:`Line`."""
+class LineResult:
+    """The result of a line that ran; ``error`` and ``status`` as in :class:`Line`."""
 
     error: str | None
     status: int
@@ -34,10 +34,10 @@ class Ran:
 
 
 @define(eq=False)
-class Job:
-    """A batch. Its owner holds the lock.
+class StoredBatch:
+    """A batch. Callers hold the backend's lock. Times are monotonic seconds.
 
-    ``charge`` are the tokens it counts for while it is unfinished.
+    ``charge`` are the tokens it counts for the limit of enqueued tokens until it has ended.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Job:
     closed: bool = False
     deleted: bool = False
     charge: int = 0
-    ran: list[Ran] = field(factory=list, repr=False)
+    ran: list[LineResult] = field(factory=list, repr=False)
     input_tokens: int = 0
     output_tokens: int = 0
     fetched: set[str | None] = field(factory=set)
@@ -68,20 +68,20 @@ class Job:
 
     def __attrs_post_init__(self) -> None:
         self.charge = sum(entry.charge for entry in self.entries)
-        self.follow(self.timeline)
+        self.set_timeline(self.timeline)
 
-    def follow(self, course: Timeline) -> None:
-        """Take another course, before anything has happened."""
-        self.timeline = course
-        self.stop_at = self.ended_at = course.ended
-        self.final = course.final
+    def set_timeline(self, timeline: Timeline) -> None:
+        """Replace the timeline of a batch of which no line has run."""
+        self.timeline = timeline
+        self.stop_at = self.ended_at = timeline.ended
+        self.final = timeline.final
 
     def cancel(self, now: float, seconds: float) -> None:
-        """Cancel it; a second time, or after its end, changes nothing.
+        """Cancel it; a second call, or one after its end, changes nothing.
 
         Args:
             now: monotonic seconds.
-            seconds: until it has ended.
+            seconds: seconds until it has ended.
         """
         if self.cancelled_at is not None or now >= self.ended_at:
             return
@@ -90,38 +90,38 @@ class Job:
             return
         self.stop_at, self.ended_at, self.final = now, now + seconds, "cancelled"
 
-    def created(self, now: float, fate: str) -> dict[str, Any]:
-        """Return the event of its create for the ledger; see :class:`BatchRecord` for the fates."""
+    def create_event(self, now: float, outcome: str) -> dict[str, Any]:
+        """Return the ledger's event of its create; see :class:`BatchRecord` for the outcomes."""
         return {
             "batch": self.id,
-            "event": "created",
+            "event": "create",
             "api": self.api,
             "index": self.index,
             "at": now,
-            "fate": fate,
+            "outcome": outcome,
             "total": len(self.entries),
             "label": self.label,
             "custom_id": self.entries[0].custom_id if self.entries else None,
         }
 
     def advance(self, now: float) -> list[BatchLine]:
-        """Run the lines that are due and return their entries in the ledger."""
+        """Run the lines that are due and return their ledger entries."""
         due = self.timeline.ran(min(now, self.stop_at))
         return [self._run(position) for position in range(len(self.ran), due)]
 
     def identity(self, position: int) -> str:
-        """Return 24 hexadecimal digits that name the work on a line."""
+        """Return 24 hexadecimal digits that identify the work on a line."""
         return self.rng.identity("line", self.id, position)
 
     def body(self, position: int) -> bytes:
-        """Return the answer of a line that succeeded, or its refusal."""
-        kept = self.ran[position].body
-        if kept is not None:
-            return kept
-        return _whole(self.entries[position].run(self.identity(position)).body, self.ran[position].faults)
+        """Return the answer of a line that succeeded, or its error."""
+        cached = self.ran[position].body
+        if cached is not None:
+            return cached
+        return _body_of(self.entries[position].run(self.identity(position)).body, self.ran[position].faults)
 
     def state(self, now: float) -> State:
-        """Return how far it is."""
+        """Return its state."""
         plan = self.timeline
         if now >= self.ended_at:
             return self.final
@@ -133,14 +133,14 @@ class Job:
             return "queued"
         return "running" if now < plan.finalizing else "finalizing"
 
-    def seen(self, now: float) -> RemoteBatch:
-        """Return it as it looks now; its lines must have been advanced."""
+    def snapshot(self, now: float) -> RemoteBatch:
+        """Return its state at ``now``, up to which its lines must have been advanced."""
         state, plan = self.state(now), self.timeline
         ended = now >= self.ended_at
         succeeded = sum(ran.error is None for ran in self.ran)
         over = ended and self.final != "failed"
-        output_id, error_id = self._files(succeeded) if over else (None, None)
-        odd = state == "running" and now < plan.started + plan.run_seconds / 2
+        output_id, error_id = self._file_ids(succeeded) if over else (None, None)
+        first_half = state == "running" and now < plan.started + plan.run_seconds / 2
         ran = bool(self.ran) or state in ("running", "finalizing") or (ended and now >= plan.started)
         return RemoteBatch(
             id=self.id,
@@ -151,9 +151,9 @@ class Job:
             label=self.label,
             file_id=self.file_id,
             state=state,
-            odd=_ODD if odd and "odd_status" in self.faults else None,
+            unknown_status=_UNDOCUMENTED_STATUS if first_half and "odd_status" in self.faults else None,
             counts=self._counts(succeeded, ended),
-            created_at=plan.landed,
+            created_at=plan.created,
             started_at=plan.started if ran else None,
             finalizing_at=plan.finalizing if now >= plan.finalizing and len(self.ran) == plan.total else None,
             cancelling_at=self.cancelled_at,
@@ -166,32 +166,34 @@ class Job:
             output_tokens=self.output_tokens,
         )
 
-    def results_files(self, now: float, keeps: float) -> list[RemoteFile]:
-        """Return the files with its results, those deleted left out.
+    def result_files(self, now: float, retention: float) -> list[RemoteFile]:
+        """Return the files with its results, except those that were deleted.
 
         Args:
             now: monotonic seconds.
-            keeps: seconds they are kept after its end.
+            retention: seconds they are kept after its end.
         """
         if self.api == "gemini" and self.file_id is None:
-            return []  # its results stand in the batch itself
-        batch = self.seen(now)
+            return []  # inline results are part of the batch
+        batch = self.snapshot(now)
         parts = ("all",) if self.api == "gemini" else ("succeeded", "failed")
         return [
             RemoteFile(
                 identity, f"{self.id}_{part}.jsonl", "batch_output", b"",
-                self.ended_at, self.ended_at + keeps, self.id, part,
+                self.ended_at, self.ended_at + retention, self.id, part,
             )
             for part, identity in zip(parts, (batch.output_id, batch.error_id), strict=False)
             if identity is not None and identity not in self.removed
         ]  # fmt: skip
 
-    def _files(self, succeeded: int) -> tuple[str | None, str | None]:
-        """Return the ids of the files with its results: the same at all times. Gemini has one for all."""
+    def _file_ids(self, succeeded: int) -> tuple[str | None, str | None]:
+        """Return the ids of the files with its results, which never change; Gemini has one file."""
         if self.api == "gemini":
             return f"batch-{self.rng.identity('results', self.id, 'all')}", None
-        good, bad = (f"file-{self.rng.identity('results', self.id, part)}" for part in ("good", "bad"))
-        return good if succeeded else None, bad if succeeded < self.timeline.total else None
+        output_id, error_id = (
+            f"file-{self.rng.identity('results', self.id, part)}" for part in ("good", "bad")
+        )
+        return output_id if succeeded else None, error_id if succeeded < self.timeline.total else None
 
     def _counts(self, succeeded: int, ended: bool) -> Counts:
         total, errored = self.timeline.total, len(self.ran) - succeeded
@@ -210,7 +212,7 @@ class Job:
 
     def _run(self, position: int) -> BatchLine:
         entry = self.entries[position]
-        faults = self.rng.of_line(self.api, self.index, position, entry.custom_id)
+        faults = self.rng.line_faults(self.api, self.index, position, entry.custom_id)
         ran = self._outcome(entry, position, faults)
         self.ran.append(ran)
         self.input_tokens += ran.billed - ran.output_tokens
@@ -221,47 +223,51 @@ class Job:
         at = self.timeline.line_at(position)
         return BatchLine(self.id, position, entry.custom_id, entry.prompt, at, ran.billed, lost=lost)
 
-    def _outcome(self, entry: Entry, position: int, faults: frozenset[str]) -> Ran:
+    def _outcome(self, entry: Entry, position: int, faults: frozenset[str]) -> LineResult:
         if "no_money_lines" in self.faults:
-            return Ran("no_money", 0, 0, 0, b"", faults)
-        for fault, error in (("item_error", "server"), ("item_invalid", "invalid"), ("status_zero", "zero")):
+            return LineResult("no_money", 0, 0, 0, b"", faults)
+        for fault, cause in (("item_error", "server"), ("item_invalid", "invalid"), ("status_zero", "zero")):
             if fault in faults:
-                return Ran(error, 0, 0, 0, b"", faults)
+                return LineResult(cause, 0, 0, 0, b"", faults)
         try:
-            done = entry.run(self.identity(position))
-        except Refused as refused:
-            return Ran("refused", refused.status, 0, 0, refused.body, faults)
-        body = _whole(done.body, faults)
-        output = min(done.output_tokens, done.billed)
-        return Ran(None, 200, done.billed, output, body if len(body) <= _KEPT else None, faults)
+            output = entry.run(self.identity(position))
+        except ApiError as error:
+            return LineResult("refused", error.status, 0, 0, error.body, faults)
+        body = _body_of(output.body, faults)
+        tokens = min(output.output_tokens, output.billed)
+        return LineResult(
+            None, 200, output.billed, tokens, body if len(body) <= _CACHED_BYTES else None, faults
+        )
 
 
-def crowded(job: Job, others: Iterable[Job], limit: float | None, now: float) -> Problem | None:
-    """Return the problem of a batch whose tokens find no room beside others; ``None`` when they do.
+def enqueued_limit_problem(
+    batch: StoredBatch, others: Iterable[StoredBatch], limit: float | None, now: float
+) -> Problem | None:
+    """Return the problem of a batch that exceeds the limit of enqueued tokens; ``None`` when it does not.
 
     Args:
-        job: the batch.
-        others: those that have not ended.
-        limit: tokens that may wait for a model; ``None`` for any number.
+        batch: the batch.
+        others: batches that have not ended.
+        limit: enqueued tokens of a model; ``None`` for no limit.
         now: monotonic seconds.
     """
     waiting = sum(
         other.charge
         for other in others
-        if (other.api, other.key, other.model) == (job.api, job.key, job.model)
+        if (other.api, other.key, other.model) == (batch.api, batch.key, batch.model)
         and not other.problems
         and now < other.ended_at
     )
-    if limit is None or waiting + job.charge <= limit:
+    if limit is None or waiting + batch.charge <= limit:
         return None
     message = (
-        f"Enqueued token limit reached for {job.model} in organization emulator. Limit: {int(limit):,} "
+        f"Enqueued token limit reached for {batch.model} in organization emulator. Limit: {int(limit):,} "
         "enqueued tokens. Please try again once some in_progress batches have been completed."
     )
     return Problem("token_limit_exceeded", message)
 
 
-def _whole(body: bytes | list[bytes], faults: frozenset[str]) -> bytes:
+def _body_of(body: bytes | list[bytes], faults: frozenset[str]) -> bytes:
     whole = body if isinstance(body, bytes) else b"".join(body)
     if "no_usage" not in faults:
         return whole

@@ -1,4 +1,4 @@
-"""The emulator's book of batches: every create and what became of it, every line that ran."""
+"""The ledger of batches: every create and its outcome, every line that ran."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict, define, field
 
-__all__ = ["BatchBook", "BatchLine", "BatchRecord"]
+__all__ = ["BatchLedger", "BatchLine", "BatchRecord"]
 
 
 @define
@@ -17,13 +17,13 @@ class BatchLine:
 
     Attributes:
         batch: the batch's id.
-        position: of its request in the batch, from 0.
-        custom_id: its id, may be ``None``.
-        prompt: SHA-256 (hexadecimal) of its prompt, as real-time calls have it.
-        at: monotonic seconds of its end.
-        billed: tokens it is paid for; 0 when it failed.
-        lost: True when its answer can never be had, though it was billed: missing or spoiled in the results.
-        delivered: True when its answer went out whole.
+        position: position of its request in the batch, from 0.
+        custom_id: its id; ``None`` without one.
+        prompt: SHA-256 (hexadecimal) of its prompt, as for real-time calls.
+        at: monotonic seconds at which it had run.
+        billed: billed tokens; 0 when it failed.
+        lost: True when its answer was billed and is missing or malformed in the results.
+        delivered: True when its whole answer was sent.
     """
 
     batch: str
@@ -38,45 +38,45 @@ class BatchLine:
 
 @define
 class BatchRecord:
-    """A create that arrived, and its batch.
+    """A create that arrived, and its batch. Times are monotonic seconds.
 
     Attributes:
-        id: the batch's; also where there is none in the end.
+        id: the batch's identifier, also when no batch is created.
         api: ``openai``, ``anthropic`` or ``gemini``.
-        index: its number among the creates of its API.
-        at: monotonic seconds of its arrival.
-        fate: ``landed`` (and answered), ``lost`` (landed, the answer was lost), ``late`` (the answer was
-            lost; it lands later), ``fenced`` (late, and its input file was gone by then: it never was),
-            ``dropped`` (nothing happened) or ``refused``.
-        total: its lines.
-        label: what the client wrote on it.
-        custom_id: of its first line, may be ``None``.
-        landed_at: monotonic seconds since when it exists; ``None`` when it does not.
+        index: number among the creates of its API.
+        at: when it arrived.
+        outcome: ``created`` (and answered), ``lost`` (created, the answer was lost), ``late`` (the answer was
+            lost, the batch is created later), ``fenced`` (late, and not created because its input file was
+            deleted first), ``dropped`` (not created) or ``refused``.
+        total: number of its lines.
+        label: metadata or display name given by the client.
+        custom_id: that of its first line; ``None`` without one.
+        created_at: when it was created; ``None`` when it was not.
         cancelled_at: when it was cancelled.
         ended_at: when it ended.
-        state: how it ended.
-        lines: those that ran, by position.
+        state: its final state.
+        lines: the lines that ran, by position.
     """
 
     id: str
     api: str
     index: int
     at: float
-    fate: str
+    outcome: str
     total: int
     label: Mapping[str, str]
     custom_id: str | None
-    landed_at: float | None = None
+    created_at: float | None = None
     cancelled_at: float | None = None
     ended_at: float | None = None
     state: str | None = None
     lines: dict[int, BatchLine] = field(factory=dict, repr=False)
 
 
-class BatchBook:
+class BatchLedger:
     """All creates since the start or the last reset.
 
-    What happens comes as events fit for JSON, so that a file of them restores the book.
+    It is written by events that can be encoded as JSON, so that a file of them restores it.
     """
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class BatchBook:
         return tuple(self._records.values())
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Enter an event; one of a batch from before a reset is ignored."""
+        """Apply an event; one of a batch from before a reset is ignored."""
         name, what = event["batch"], event["event"]
-        if what == "created":
+        if what == "create":
             fields = {key: value for key, value in event.items() if key not in ("batch", "event")}
             self._records[name] = BatchRecord(name, **fields)
             return
@@ -98,10 +98,10 @@ class BatchBook:
         if record is None:
             return
         match what:
-            case "landed":
-                record.landed_at = event["at"]
+            case "created":
+                record.created_at = event["at"]
             case "fenced":
-                record.fate = "fenced"
+                record.outcome = "fenced"
             case "cancelled":
                 record.cancelled_at = event["at"]
             case "ran":
@@ -119,17 +119,17 @@ class BatchBook:
         return [line for record in self.records for line in tuple(record.lines.values())]
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures, fit for JSON."""
+        """Return counts that can be encoded as JSON."""
         records, lines = self.records, self.lines()
-        landed = [record for record in records if record.landed_at is not None]
+        created = [record for record in records if record.created_at is not None]
         billed = [line for line in lines if line.billed]
         return {
             "creates": len(records),
-            "landed": len(landed),
-            "by_fate": dict(Counter(record.fate for record in records)),
-            "fenced": sum(record.fate == "fenced" for record in records),
-            "running": sum(record.ended_at is None for record in landed),
-            "by_state": dict(Counter(record.state for record in landed if record.state is not None)),
+            "created": len(created),
+            "by_outcome": dict(Counter(record.outcome for record in records)),
+            "fenced": sum(record.outcome == "fenced" for record in records),
+            "running": sum(record.ended_at is None for record in created),
+            "by_state": dict(Counter(record.state for record in created if record.state is not None)),
             "lines_ran": sum(1 for _ in lines),
             "lines_billed": len(billed),
             "billed_tokens": sum(line.billed for line in billed),
@@ -138,7 +138,7 @@ class BatchBook:
         }
 
     def full(self) -> list[dict[str, Any]]:
-        """Return every create and its lines, fit for JSON."""
+        """Return every create and its lines as values that can be encoded as JSON."""
         return [
             {**asdict(record, recurse=False), "label": dict(record.label), "lines": _plain(record)}
             for record in self.records

@@ -1,4 +1,4 @@
-"""What the house of batches hands in and out: entries, files, batches, lines, and its two refusals."""
+"""The values that the batch backend takes and returns: entries, files, batches, lines, and its errors."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 from attrs import field, frozen
 
-from smartbatch.emulator.openai.parsing import Refused
-from smartbatch.emulator.provider_api import Done, Task
+from smartbatch.emulator.parsed_requests import ApiError, ModelCall, ModelOutput
 from smartbatch.emulator.settings import Settings
 
 __all__ = [
+    "AnswerLost",
     "BatchBackendError",
     "Counts",
+    "Download",
     "Entry",
-    "Fetched",
     "Line",
-    "Lost",
     "Outcome",
     "Problem",
     "RemoteBatch",
     "RemoteFile",
     "State",
-    "entry_of",
-    "wrong_entry",
+    "parse_entry",
 ]
 
 State: TypeAlias = Literal[
@@ -43,12 +41,12 @@ Outcome: TypeAlias = Literal["succeeded", "errored", "cancelled", "expired"]
 
 
 class BatchBackendError(Exception):
-    """Something the house refuses; each API says it in its own way.
+    """An error of the backend; each API returns it in its own shape.
 
     Args:
         reason: ``no_such_file``, ``exists`` (a file of that id), ``enqueued`` (too many tokens),
             ``not_found``, ``not_ended``, ``gone`` (results after their retention) or ``unavailable``
-            (results, for a while).
+            (results, temporarily).
         message: for people.
     """
 
@@ -58,11 +56,11 @@ class BatchBackendError(Exception):
         self.message = message
 
 
-class Lost(Exception):
-    """A create whose answer never arrives.
+class AnswerLost(Exception):
+    """A create whose answer does not reach the client.
 
     Args:
-        damage: ``reset`` when the batch exists, or will; ``reset_before`` when nothing happened.
+        damage: ``reset`` when the batch exists or will exist; ``reset_before`` when nothing was created.
     """
 
     def __init__(self, damage: Literal["reset", "reset_before"]) -> None:
@@ -75,50 +73,61 @@ class Entry:
     """One request of a batch.
 
     Attributes:
-        custom_id: what the client calls it; ``None`` where it has no name.
-        prompt: SHA-256 (hexadecimal) of the prompt, as the ledger knows it.
-        charge: tokens (of its prompt) it counts for while it waits.
-        run: called with 24 hexadecimal digits that name the work; returns its outcome, always the same,
-            or raises ``Refused``.
-        note: what else the client wrote on it, to be repeated in its result (Gemini's ``metadata``).
+        custom_id: the client's id; ``None`` without one.
+        prompt: SHA-256 (hexadecimal) of the prompt, as in the ledger.
+        charge: prompt tokens that count for the limit of enqueued tokens.
+        run: called with 24 hexadecimal digits that identify the work; returns the same output each time, or
+            raises ``ApiError``.
+        metadata: what its result repeats (Gemini's ``metadata``).
     """
 
     custom_id: str | None
     prompt: str
     charge: int
-    run: Callable[[str], Done] = field(repr=False)
-    note: Mapping[str, Any] | None = None
+    run: Callable[[str], ModelOutput] = field(repr=False)
+    metadata: Mapping[str, Any] | None = None
 
 
-def entry_of(
-    custom_id: str | None, task: Task, settings: Settings, *, note: Mapping[str, Any] | None = None
+def parse_entry(
+    custom_id: str | None,
+    parse: Callable[[], ModelCall],
+    settings: Settings,
+    *,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Entry:
-    """Return the entry of a task that was understood."""
-    prompt = hashlib.sha256(task.prompt.encode()).hexdigest()
-    tokens = task.prompt_tokens
+    """Return the entry of a request; one that cannot be parsed fails with its error when it runs.
+
+    Args:
+        custom_id: the client's id; ``None`` without one.
+        parse: parses the request, or raises ``ApiError``.
+        settings: seed and scripted answers.
+        metadata: what the result repeats.
+    """
+    try:
+        call = parse()
+    except ApiError as error:
+        api_error = error  # the name in the except clause ends with it
+
+        def fail(_identity: str) -> NoReturn:
+            raise api_error
+
+        return Entry(custom_id, "", 0, fail, metadata)
+    prompt = hashlib.sha256(call.prompt.encode()).hexdigest()
+    tokens = call.prompt_tokens
     return Entry(
-        custom_id, prompt, tokens, lambda identity: task.perform(settings, identity, refuse=False), note
+        custom_id, prompt, tokens, lambda identity: call.run(settings, identity, refuse=False), metadata
     )
-
-
-def wrong_entry(custom_id: str | None, refused: Refused, *, note: Mapping[str, Any] | None = None) -> Entry:
-    """Return the entry of a request that will be refused when its turn comes."""
-
-    def run(identity: str) -> NoReturn:  # noqa: ARG001
-        raise refused
-
-    return Entry(custom_id, "", 0, run, note)
 
 
 @frozen
 class Problem:
-    """Why a batch fails its validation.
+    """A reason why a batch fails its validation.
 
     Attributes:
         code: for programs, such as ``duplicate_custom_id``.
         message: for people.
-        line: from 1; ``None`` when it is not about a line.
-        param: the field that is wrong, may be ``None``.
+        line: number of the line, from 1; ``None`` when it is about the whole batch.
+        param: the invalid field; ``None`` when there is no single one.
     """
 
     code: str
@@ -132,14 +141,14 @@ class RemoteFile:
     """A file.
 
     Attributes:
-        id: its name for programs.
-        name: its name for people.
-        purpose: ``batch``, or ``batch_output`` of one that holds results.
-        data: its bytes; empty for results, which are made when they are fetched.
+        id: its identifier.
+        name: its file name.
+        purpose: ``batch``, or ``batch_output`` for results.
+        data: its bytes; empty for results, which are built for each download.
         created_at: monotonic seconds.
-        expires_at: monotonic seconds; infinite when it stays.
-        batch: the id of the batch whose results it holds.
-        part: which of its lines: see :meth:`~smartbatch.emulator.batches.backend.House.fetch`.
+        expires_at: monotonic seconds; infinite when it does not expire.
+        batch: the id of the batch whose results it has.
+        part: which of its lines; see :meth:`~smartbatch.emulator.batches.backend.BatchBackend.fetch`.
     """
 
     id: str
@@ -154,7 +163,7 @@ class RemoteFile:
 
 @frozen
 class Counts:
-    """How many lines of a batch are how far, as the batch tells it (which may be wrong)."""
+    """Numbers of lines by state, as the batch reports them (the fault ``wrong_counts`` falsifies them)."""
 
     total: int
     waiting: int
@@ -166,31 +175,31 @@ class Counts:
 
 @frozen
 class RemoteBatch:
-    """A batch as it is at one moment. All times are monotonic seconds, ``None`` when not reached.
+    """The state of a batch at one moment. All times are monotonic seconds, ``None`` when not reached.
 
     Attributes:
-        id: without a prefix of the path (Gemini's ``batches/``).
-        index: the number of its create among those of its API, from 0.
+        id: its identifier, without the prefix of a path (Gemini's ``batches/``).
+        index: number of its create among those of its API, from 0.
         api: ``openai``, ``anthropic`` or ``gemini``.
-        model: its model; may be empty where lines have their own.
-        endpoint: what its lines are sent to.
-        label: what the client wrote on it.
-        file_id: its input file, or ``None`` when it came inline.
-        state: how far it is; ``completed``, ``failed``, ``expired`` and ``cancelled`` are ends.
-        odd: a status word nobody knows, to be told instead of the state.
-        counts: its lines.
-        created_at: when it came to exist.
+        model: its model; empty where each line names its own.
+        endpoint: the endpoint of its lines.
+        label: metadata or display name given by the client.
+        file_id: its input file; ``None`` for inline requests.
+        state: ``completed``, ``failed``, ``expired`` and ``cancelled`` are final.
+        unknown_status: an undocumented status to report instead of the state (fault ``odd_status``).
+        counts: numbers of its lines by state.
+        created_at: when it was created.
         started_at: when its first line ran.
         finalizing_at: when its last line had run.
         cancelling_at: when it was cancelled.
-        ended_at: when it reached an end.
-        expires_at: when what has not run expires.
+        ended_at: when it reached a final state.
+        expires_at: when the lines that have not run expire.
         problems: why it failed.
-        output_id: the file with the lines that succeeded; only after the end, ``None`` without such lines.
-            Gemini's has all lines.
-        error_id: the file with the other lines; likewise.
-        input_tokens: of all lines so far.
-        output_tokens: likewise.
+        output_id: the file with the lines that succeeded; ``None`` before the end and without such lines.
+            Gemini has one file with all lines.
+        error_id: the file with the other lines, likewise.
+        input_tokens: input tokens of all lines that have run.
+        output_tokens: output tokens of all lines that have run.
     """
 
     id: str
@@ -201,7 +210,7 @@ class RemoteBatch:
     label: Mapping[str, str]
     file_id: str | None
     state: State
-    odd: str | None
+    unknown_status: str | None
     counts: Counts
     created_at: float
     started_at: float | None
@@ -217,7 +226,7 @@ class RemoteBatch:
 
     @property
     def ended(self) -> bool:
-        """True at an end."""
+        """True in a final state."""
         return self.ended_at is not None
 
 
@@ -226,17 +235,17 @@ class Line:
     """One line of a batch's results.
 
     Attributes:
-        custom_id: the id it carries.
-        position: of the request it answers, from 0; ``None`` for one nobody asked.
-        outcome: what became of it.
-        body: the API's answer, or its refusal when ``error`` is ``refused``; else empty.
-        status: HTTP status of that body; 200 for a success, 0 when there is none.
-        error: why it failed: ``refused`` (see body), ``server`` (send again), ``invalid`` (do not),
-            ``no_money``, ``zero`` (a status code of 0) or ``None``.
-        identity: 24 hexadecimal digits that name the work.
-        torn: ``cut`` or ``garbage`` when the line is to be spoiled; ``None`` when it is whole.
-        true: True when it is whole, carries its own answer, and is the first of its id.
-        note: of the entry it carries the id of.
+        custom_id: its id.
+        position: position of its request, from 0; ``None`` for a line without a request.
+        outcome: its outcome.
+        body: the API's answer, or its error when ``error`` is ``refused``; else empty.
+        status: HTTP status of that body: 200 for a success, 0 without a body.
+        error: why it failed: ``refused`` (see body), ``server`` (a retry may succeed), ``invalid`` (a retry
+            cannot succeed), ``no_money``, ``zero`` (a status code of 0), or ``None``.
+        identity: 24 hexadecimal digits that identify the work.
+        damage: ``cut`` or ``garbage`` for a malformed line; ``None`` for a whole one.
+        correct: True when it is whole, has the answer of its own request, and is the first of its id.
+        metadata: that of the entry with its id.
     """
 
     custom_id: str | None
@@ -246,18 +255,18 @@ class Line:
     status: int
     error: str | None
     identity: str
-    torn: str | None = None
-    true: bool = True
-    note: Mapping[str, Any] | None = None
+    damage: str | None = None
+    correct: bool = True
+    metadata: Mapping[str, Any] | None = None
 
 
 @frozen
-class Fetched:
-    """A download.
+class Download:
+    """A download of results.
 
     Attributes:
-        body: bytes, or pieces of a body whose length is not told beforehand.
-        delivered: to be called once it is out, for the ledger.
+        body: bytes, or the pieces of a body without a content length.
+        delivered: called once it has been sent, for the ledger.
     """
 
     body: bytes | list[bytes] = field(repr=False)

@@ -1,4 +1,4 @@
-"""The results of a batch: its lines in the order and the state in which they are handed out."""
+"""The results of a batch: its lines in the order of the download, with the damage of its faults."""
 
 from __future__ import annotations
 
@@ -7,123 +7,136 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import evolve
 
-from smartbatch.emulator.batches.batch import Job
+from smartbatch.emulator.batches.batch import StoredBatch
 from smartbatch.emulator.batches.batch_records import BatchBackendError, Line
 
-__all__ = ["check_ready", "cut_short", "results", "written"]
+__all__ = ["check_available", "encode_lines", "result_lines", "truncate_download"]
 
 
-def check_ready(job: Job, now: float, keeps: float, outage: float) -> None:
-    """Raise ``BatchBackendError`` when the results of a batch cannot be had.
+def check_available(batch: StoredBatch, now: float, retention: float, outage: float) -> None:
+    """Raise ``BatchBackendError`` when the results of a batch are not available.
 
     Args:
-        job: the batch.
+        batch: the batch.
         now: monotonic seconds.
-        keeps: seconds its results are kept.
-        outage: seconds they cannot be had after its end, if that is its fault.
+        retention: seconds its results are kept after its end.
+        outage: seconds of the fault ``results_unavailable`` after its end.
     """
-    if not job.closed:
-        raise BatchBackendError("not_ended", f"Batch {job.id} has not ended yet.")
-    if now >= job.ended_at + keeps:
-        raise BatchBackendError("gone", f"The results of batch {job.id} are no longer kept.")
-    if "results_unavailable" in job.faults and now < job.ended_at + outage:
+    if not batch.closed:
+        raise BatchBackendError("not_ended", f"Batch {batch.id} has not ended yet.")
+    if now >= batch.ended_at + retention:
+        raise BatchBackendError("gone", f"The results of batch {batch.id} are no longer kept.")
+    if "results_unavailable" in batch.faults and now < batch.ended_at + outage:
         raise BatchBackendError("unavailable", "The service is temporarily unavailable.")
 
 
-def results(job: Job, part: str | None = None) -> list[Line]:
-    """Return the lines of a batch that has ended, damaged as its faults say.
+def result_lines(batch: StoredBatch, part: str | None = None) -> list[Line]:
+    """Return the lines of a batch that has ended, with the damage of its faults.
 
     Args:
-        job: the batch.
-        part: ``succeeded``, ``failed`` for all others, ``all`` or ``None`` for both.
+        batch: the batch.
+        part: ``succeeded`` or ``failed`` (all others); ``all`` or ``None`` for both.
     """
-    if job.final == "failed":
-        return _all_refused(job) if job.api == "anthropic" else []
-    lines = [line for position in range(len(job.entries)) for line in _lines(job, position)]
-    if "shuffled" in job.faults:
-        random.Random(job.id).shuffle(lines)
+    if batch.final == "failed":
+        return _all_failed(batch) if batch.api == "anthropic" else []
+    lines = [line for position in range(len(batch.entries)) for line in _lines(batch, position)]
+    if "shuffled" in batch.faults:
+        random.Random(batch.id).shuffle(lines)
     if part in (None, "all"):
         return lines
     return [line for line in lines if (line.outcome == "succeeded") == (part == "succeeded")]
 
 
-def _all_refused(job: Job) -> list[Line]:
-    """Return the lines of a batch that failed its validation where a batch does not fail as a whole."""
+def _all_failed(batch: StoredBatch) -> list[Line]:
+    """Return the lines of a batch that failed its validation in an API without failed batches."""
     return [
-        Line(entry.custom_id, position, "errored", b"", 0, "invalid", job.identity(position), note=entry.note)
-        for position, entry in enumerate(job.entries)
+        Line(
+            entry.custom_id,
+            position,
+            "errored",
+            b"",
+            0,
+            "invalid",
+            batch.identity(position),
+            metadata=entry.metadata,
+        )
+        for position, entry in enumerate(batch.entries)
     ]
 
 
-def _lines(job: Job, position: int) -> Iterator[Line]:
-    entry = job.entries[position]
-    identity = job.identity(position)
-    if position >= len(job.ran):
-        outcome = "cancelled" if job.final == "cancelled" else "expired"
-        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity, note=entry.note)  # type: ignore[arg-type]
+def _lines(batch: StoredBatch, position: int) -> Iterator[Line]:
+    entry = batch.entries[position]
+    identity = batch.identity(position)
+    if position >= len(batch.ran):
+        outcome = "cancelled" if batch.final == "cancelled" else "expired"
+        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity, metadata=entry.metadata)  # type: ignore[arg-type]
         return
-    ran = job.ran[position]
+    ran = batch.ran[position]
     if ran.error is not None:
         body = ran.body or b""
         line = Line(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
     else:
-        line = Line(entry.custom_id, position, "succeeded", job.body(position), 200, None, identity)
-    yield from _damaged(job, evolve(line, note=entry.note), position)
+        line = Line(entry.custom_id, position, "succeeded", batch.body(position), 200, None, identity)
+    yield from _damaged(batch, evolve(line, metadata=entry.metadata), position)
 
 
-def _damaged(job: Job, line: Line, position: int) -> Iterator[Line]:
-    faults = job.ran[position].faults
+def _damaged(batch: StoredBatch, line: Line, position: int) -> Iterator[Line]:
+    faults = batch.ran[position].faults
     if "malformed_lines" in faults:
-        torn = "cut" if job.rng.die("torn", job.id, position) < 0.5 else "garbage"
-        yield evolve(line, torn=torn, true=False)
-    elif line.error is None and "swapped_answers" in faults and (other := _other(job, position)) is not None:
-        yield evolve(line, body=job.body(other), true=False)
+        damage = "cut" if batch.rng.uniform("torn", batch.id, position) < 0.5 else "garbage"
+        yield evolve(line, damage=damage, correct=False)
+    elif (
+        line.error is None and "swapped_answers" in faults and (other := _other(batch, position)) is not None
+    ):
+        yield evolve(line, body=batch.body(other), correct=False)
     elif "missing_lines" not in faults:
         yield line
         if line.error is None and "doubled_lines" in faults:
-            other = _other(job, position)
-            identity = job.identity(position + len(job.entries))
-            body = job.body(position if other is None else other)
-            yield evolve(line, body=body, identity=identity, true=False)
+            other = _other(batch, position)
+            identity = batch.identity(position + len(batch.entries))
+            body = batch.body(position if other is None else other)
+            yield evolve(line, body=body, identity=identity, correct=False)
     if "foreign_lines" in faults:
-        stranger = job.rng.identity("stranger", job.id, position)
-        yield evolve(line, custom_id=f"{stranger}-0", position=None, identity=stranger, true=False, note=None)
+        foreign = batch.rng.identity("foreign", batch.id, position)
+        yield evolve(
+            line, custom_id=f"{foreign}-0", position=None, identity=foreign, correct=False, metadata=None
+        )
 
 
-def _other(job: Job, position: int) -> int | None:
-    """Return the position of another line that succeeded, the next one if possible."""
-    count = len(job.ran)
+def _other(batch: StoredBatch, position: int) -> int | None:
+    """Return the position of the next other line that succeeded, cyclically; ``None`` without one."""
+    count = len(batch.ran)
     for step in range(1, count):
         other = (position + step) % count
-        if job.ran[other].error is None:
+        if batch.ran[other].error is None:
             return other
     return None
 
 
-def written(lines: Iterable[Line], write: Callable[[Line], bytes]) -> list[bytes]:
-    """Return the lines as bytes with their line ends; spoiled where they are to be.
+def encode_lines(lines: Iterable[Line], write: Callable[[Line], bytes]) -> list[bytes]:
+    """Return the lines as bytes with their line ends, and with their damage.
 
     Args:
         lines: the lines.
-        write: makes a line's JSON, without its end.
+        write: encodes a line as JSON, without its line end.
     """
-    return [_spoiled(write(line), line.torn) + b"\n" for line in lines]
+    return [_damage(write(line), line.damage) + b"\n" for line in lines]
 
 
-def _spoiled(data: bytes, torn: str | None) -> bytes:
-    if torn == "cut":
+def _damage(data: bytes, damage: str | None) -> bytes:
+    if damage == "cut":
         return data[: len(data) // 2]
-    return b"\x00\xff upstream connect error" if torn == "garbage" else data
+    return b"\x00\xff upstream connect error" if damage == "garbage" else data
 
 
-def cut_short(pieces: list[bytes], die: float) -> tuple[bytes, int]:
-    """Return the begin of a download, and how many whole lines are in it.
+def truncate_download(pieces: list[bytes], fraction: float) -> tuple[bytes, int]:
+    """Return the first part of a download, and the number of whole lines in it.
 
     Args:
         pieces: its lines with their ends.
-        die: from 0 to 1; where the cut is, and whether it falls on the end of a line.
+        fraction: from 0 to 1; the position of the cut, and whether it is at the end of a line.
     """
-    count = int(die * len(pieces))
-    begin = b"".join(pieces[:count])
-    half = pieces[count][: len(pieces[count]) // 2] if pieces and int(die * 1000) % 2 else b""
-    return begin + half, count
+    count = int(fraction * len(pieces))
+    whole = b"".join(pieces[:count])
+    half = pieces[count][: len(pieces[count]) // 2] if pieces and int(fraction * 1000) % 2 else b""
+    return whole + half, count

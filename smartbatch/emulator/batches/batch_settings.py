@@ -1,4 +1,4 @@
-"""What an emulator can be told about batches: a part of its settings, and the faults batches meet by name."""
+"""The settings of batches, and the names of their faults."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ __all__ = [
     "BatchSettings",
     "LineFaultFor",
     "checked_names",
-    "group_of",
+    "fault_group",
 ]
 
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
-"""``fault_for(index, label)`` names the faults of a create and its batch, or ``None`` for the dice."""
+"""``fault_for(index, label)`` names the faults of a create and its batch; ``None`` draws them at random."""
 
 LineFaultFor: TypeAlias = "Callable[[int, int, str | None], str | None]"
-"""``fault_for(index, position, custom_id)`` names the fault of a line, or ``None`` for the dice."""
+"""``fault_for(index, position, custom_id)`` names the fault of a line; ``None`` draws it at random."""
 
 BATCH_FAULTS = {
     "lost_create": "the batch is created, then the connection is reset before the answer",
-    "dropped_create": "the connection is reset before anything happens",
-    "late_create": "the answer is lost, and the batch lands up to batch_late_seconds later",
-    "fail_validation": "the batch fails its validation, nothing runs",
+    "dropped_create": "the connection is reset before the batch is created",
+    "late_create": "the answer is lost, and the batch is created up to batch_late_seconds later",
+    "fail_validation": "the batch fails its validation, no line runs",
     "stuck": "the batch never ends, unless it is cancelled",
-    "expire_part": "the batch expires with half of its lines done",
-    "expire_all": "the batch expires with nothing done",
+    "expire_part": "the batch expires when half of its lines have run",
+    "expire_all": "the batch expires before any line has run",
     "no_money_lines": "every line fails because the credit is used up",
     "list_lag": "the batch is missing from lists for up to batch_list_lag seconds",
     "get_lag": "the batch is not found by its id for up to batch_get_lag seconds",
     "shuffled": "results in another order than the requests",
     "wrong_counts": "the counts do not add up",
     "results_unavailable": "downloads are answered 503 for batch_results_outage seconds after the end",
-    "cut_download": "the first download of each result file ends early, and looks whole",
-    "odd_status": "a status word nobody knows, for the first half of the run",
+    "cut_download": "the first download of each result file is truncated, without an error",
+    "odd_status": "an undocumented status during the first half of the run",
     "cancel_completes": "the batch is completed although it was cancelled",
 }
-"""The faults of a create and of a whole batch: rates are a batch's chance to meet them."""
+"""The faults of a create and of a whole batch, with their effects; a rate is the probability per batch."""
 
 LINE_FAULTS = {
     "missing_lines": "the line ran and is billed, and is in no result",
@@ -55,11 +55,11 @@ LINE_FAULTS = {
     "item_error": "the line fails with an error of the service: sending it again may help",
     "item_invalid": "the line is refused: sending it again does not help",
     "no_usage": "the answer says nothing about tokens",
-    "foreign_lines": "one more result, under an id nobody asked for",
+    "foreign_lines": "an additional result with an id of no request",
 }
-"""The faults of single lines: rates are a line's chance to meet them."""
+"""The faults of single lines, with their effects; a rate is the probability per line."""
 
-# Of each group a batch (or line) meets one at most; everything else falls independently.
+# A batch (or line) has at most one fault of each group; faults outside the groups are independent.
 _GROUPS = (
     ("lost_create", "dropped_create", "late_create"),
     ("fail_validation", "stuck", "expire_part", "expire_all", "no_money_lines"),
@@ -67,8 +67,8 @@ _GROUPS = (
 )
 
 
-def group_of(name: str) -> tuple[str, ...]:
-    """Return the faults that exclude each other and this one, itself among them."""
+def fault_group(name: str) -> tuple[str, ...]:
+    """Return the group of mutually exclusive faults of this fault, itself included."""
     return next((group for group in _GROUPS if name in group), (name,))
 
 
@@ -87,33 +87,33 @@ def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
 
 @frozen(kw_only=True)
 class BatchSettings:
-    """How the emulator treats batches. All times are seconds.
+    """The settings of batches. All times are in seconds.
 
     Args:
-        batch_validating: from the create until the run is queued, or the validation failed.
+        batch_validating: from the create until the batch is queued, or its validation failed.
         batch_queueing: from the validation until the first line runs.
         batch_turnaround: median from create to end, validation and queue included.
-        batch_turnaround_sigma: sigma of the lognormal spread around it; 0 makes all equal.
-        batch_window: from create until what has not run expires.
+        batch_turnaround_sigma: sigma of the lognormal distribution around it; 0 makes all equal.
+        batch_window: from the create until the lines that have not run expire.
         batch_cancel_seconds: from a cancel until the batch has ended.
-        batch_retention: from the end until the results are gone; 29 days by default (Anthropic's).
-        batch_enqueued_tokens: tokens of prompts a model's unfinished batches may have together.
-        batch_enqueued_refusal: above it, ``"late"`` creates the batch, which fails then (OpenAI's way;
-            the others have none and answer early), ``"early"`` answers the create with 429.
-        batch_max_lines: lines of a batch; ``None`` for the provider's own limit.
-        batch_max_bytes: bytes of a batch's input; ``None`` for the provider's own limit.
+        batch_retention: from the end until the results are deleted; 29 days by default (Anthropic's).
+        batch_enqueued_tokens: prompt tokens that the unfinished batches of a model may have together.
+        batch_enqueued_refusal: above this limit, ``"late"`` creates the batch, whose validation then fails
+            (OpenAI; the other APIs always answer early), ``"early"`` answers the create with 429.
+        batch_max_lines: most lines of a batch; ``None`` for the provider's own limit.
+        batch_max_bytes: most bytes of a batch's input; ``None`` for the provider's own limit.
         batch_faults: rates by the names in :data:`BATCH_FAULTS` and :data:`LINE_FAULTS`.
         batch_fault_for: names the faults of a create by its index and label; in-process only.
         batch_line_fault_for: names the fault of a line by the index of its batch, its position and its
             custom id; in-process only.
-        batch_late_seconds: a late create lands within so many.
-        batch_list_lag: a batch with that fault is in the lists within so many.
-        batch_get_lag: a batch with that fault is found by its id within so many.
-        batch_results_outage: downloads fail so long after the end of a batch with that fault.
-        batch_echo_metadata: False drops the metadata of OpenAI's batches, as some servers do.
-        batch_echo_input_file: False leaves the id of the input file out of OpenAI's batches.
-        batch_inline_metadata: False leaves the metadata out of the inline results of Gemini's batches.
-        batch_error_details: True gives Gemini's error lines the ``details`` its SDK cannot read.
+        batch_late_seconds: a late create takes effect within this time.
+        batch_list_lag: a batch with this fault is in the lists within this time.
+        batch_get_lag: a batch with this fault is found by its id within this time.
+        batch_results_outage: downloads of a batch with this fault fail for this time after its end.
+        batch_echo_metadata: False omits the metadata of OpenAI's batches, as some compatible servers do.
+        batch_echo_input_file: False omits the id of the input file of OpenAI's batches.
+        batch_inline_metadata: False omits the metadata of the inline results of Gemini's batches.
+        batch_error_details: True adds ``details``, which the SDK cannot read, to Gemini's error lines.
     """
 
     batch_validating: float = 0.0

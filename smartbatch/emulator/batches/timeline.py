@@ -1,4 +1,4 @@
-"""When a batch does what, and which faults it meets: seeded, decided by its index and positions alone."""
+"""The timeline of a batch and its random faults, which depend on seed, index and positions only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, checked_names, group_of
+from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, checked_names, fault_group
 from smartbatch.emulator.settings import Settings
 
 __all__ = ["BatchRandomness", "Timeline", "timeline"]
@@ -18,11 +18,13 @@ __all__ = ["BatchRandomness", "Timeline", "timeline"]
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
 _FINALIZING = 0.1
-"""The part of a run in which all lines have run and the results are put together."""
+"""The fraction of a run after its last line, in which the results are prepared."""
 
 
 class BatchRandomness:
-    """The dice of one house. Every batch and every line draws from its own place, so no other moves it.
+    """The random numbers of one backend.
+
+    Each number is a hash of the seed and of what it is for, so that no other batch or line changes it.
 
     Args:
         settings: seed, rates and hooks.
@@ -35,29 +37,29 @@ class BatchRandomness:
         self._of_batches = {name: rates[name] for name in BATCH_FAULTS if rates.get(name)}
         self._of_lines = {name: rates[name] for name in LINE_FAULTS if rates.get(name)}
 
-    def die(self, what: str, *place: object) -> float:
-        """Return a number from 0 to 1 (not reached) that belongs to this place."""
+    def uniform(self, what: str, *place: object) -> float:
+        """Return the number of this place, uniformly distributed in [0, 1)."""
         digest = hashlib.blake2b(self._seed + f"{what} {place}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") * _SCALE
 
     def identity(self, what: str, *place: object) -> str:
-        """Return 24 hexadecimal digits that name what is at this place."""
+        """Return 24 hexadecimal digits that identify this place."""
         text = f"id {what} {place}".encode()
         return hashlib.blake2b(self._seed + text, digest_size=12).hexdigest()
 
-    def of_batch(self, api: str, index: int, label: Mapping[str, str]) -> frozenset[str]:
+    def batch_faults(self, api: str, index: int, label: Mapping[str, str]) -> frozenset[str]:
         """Return the faults of a create and its batch.
 
         Raises:
-            ConfigError: when the hook names an unknown one.
+            ConfigError: when the hook names an unknown fault.
         """
         hook = self._settings.batch_fault_for
         if hook is not None and (named := hook(index, label)) is not None:
             return frozenset(checked_names(named, BATCH_FAULTS, "batch_fault_for"))
         return self._drawn(self._of_batches, api, index)
 
-    def of_line(self, api: str, index: int, position: int, custom_id: str | None) -> frozenset[str]:
-        """Return the faults of a line; see :meth:`of_batch`."""
+    def line_faults(self, api: str, index: int, position: int, custom_id: str | None) -> frozenset[str]:
+        """Return the faults of a line; see :meth:`batch_faults`."""
         hook = self._settings.batch_line_fault_for
         if hook is not None and (named := hook(index, position, custom_id)) is not None:
             return frozenset(checked_names(named, LINE_FAULTS, "batch_line_fault_for"))
@@ -66,43 +68,43 @@ class BatchRandomness:
     def _drawn(self, rates: Mapping[str, float], *place: object) -> frozenset[str]:
         if not rates:
             return frozenset()
-        met = set()
-        rolled: dict[str, float] = {}  # what is left of the die of each group
+        faults = set()
+        remaining: dict[str, float] = {}  # of each group: its number minus the rates compared so far
         for name, rate in rates.items():
-            group = group_of(name)[0]
-            left = rolled[group] if group in rolled else self.die(group, *place)
+            group = fault_group(name)[0]
+            left = remaining[group] if group in remaining else self.uniform(group, *place)
             if 0 <= left < rate:
-                met.add(name)
-            rolled[group] = left - rate if left >= rate else -1.0
-        return frozenset(met)
+                faults.add(name)
+            remaining[group] = left - rate if left >= rate else -1.0
+        return frozenset(faults)
 
     def turnaround(self, api: str, index: int) -> float:
-        """Return the seconds from a batch's create to its end."""
+        """Return the seconds from the create of a batch to its end."""
         median, sigma = self._settings.batch_turnaround, self._settings.batch_turnaround_sigma
         if not sigma or not median:
             return median
-        die = min(max(self.die("turnaround", api, index), 1e-12), 1 - 1e-12)
-        return median * math.exp(sigma * _NORMAL.inv_cdf(die))
+        uniform = min(max(self.uniform("turnaround", api, index), 1e-12), 1 - 1e-12)
+        return median * math.exp(sigma * _NORMAL.inv_cdf(uniform))
 
 
 @frozen
 class Timeline:
-    """A batch's course as long as nobody cancels it. Times are monotonic seconds.
+    """The times of a batch that is not cancelled, in monotonic seconds.
 
     Attributes:
-        landed: it exists.
-        validated: its validation ends.
-        started: its first line begins.
-        run_seconds: that all lines take together.
-        finalizing: its last line has run; infinite when some never run.
-        ended: its end; infinite when it is stuck.
-        expires: what has not run by then expires.
-        total: its lines.
+        created: when it exists.
+        validated: when its validation ends.
+        started: when its first line starts.
+        run_seconds: seconds that all lines take together.
+        finalizing: when its last line has run; infinite when some never run.
+        ended: when it ends; infinite when it is stuck.
+        expires: when the lines that have not run expire.
+        total: number of its lines.
         runs: how many of them run at most.
-        final: its end.
+        final: its final state.
     """
 
-    landed: float
+    created: float
     validated: float
     started: float
     run_seconds: float
@@ -114,13 +116,13 @@ class Timeline:
     final: Literal["completed", "failed", "expired"]
 
     def ran(self, now: float) -> int:
-        """Return how many lines have run; they run in their order."""
+        """Return how many lines have run; they run in order."""
         if now < self.started or not self.runs:
             return 0
         if now >= self.line_at(self.runs - 1):
             return self.runs
         done = int((now - self.started) / self.run_seconds * self.total)
-        # The division may fall on either side of a line's own time.
+        # Rounding errors of the division are corrected by the times of the lines.
         while done and self.line_at(done - 1) > now:
             done -= 1
         while self.line_at(done) <= now:
@@ -128,28 +130,34 @@ class Timeline:
         return done
 
     def line_at(self, position: int) -> float:
-        """Return when a line has run."""
+        """Return when a line has run, in monotonic seconds."""
         return self.started + self.run_seconds * (position + 1) / self.total
 
 
 def timeline(
-    settings: Settings, landed: float, turnaround: float, total: int, faults: frozenset[str], *, failing: bool
+    settings: Settings,
+    created: float,
+    turnaround: float,
+    total: int,
+    faults: frozenset[str],
+    *,
+    failing: bool,
 ) -> Timeline:
-    """Return the course of a batch.
+    """Return the timeline of a batch.
 
     Args:
-        settings: its times.
-        landed: when it comes to exist.
+        settings: durations and the completion window.
+        created: monotonic seconds of its creation.
         turnaround: seconds from then to its end.
-        total: its lines.
-        faults: what it meets.
-        failing: True when it will not pass its validation.
+        total: number of its lines.
+        faults: its faults.
+        failing: True when its validation fails.
     """
-    validated = landed + settings.batch_validating
+    validated = created + settings.batch_validating
     started = validated + settings.batch_queueing
-    ended = max(started, landed + turnaround)
+    ended = max(started, created + turnaround)
     run_seconds = (ended - started) * (1 - _FINALIZING)
-    expires = landed + settings.batch_window
+    expires = created + settings.batch_window
     runs, final = total, "completed"
     if failing:
         runs, final, ended = 0, "failed", validated
@@ -162,7 +170,7 @@ def timeline(
         final, ended = "expired", expires
     finalizing = started + run_seconds if runs == total else math.inf
     return Timeline(
-        landed,
+        created,
         validated,
         started,
         run_seconds,

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Google's Gemini API: generation, embeddings, files and batches."""

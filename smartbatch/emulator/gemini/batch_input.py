@@ -1,88 +1,85 @@
-"""What a create of Gemini's batches holds: requests inline, or the lines of an uploaded file."""
+"""The requests of a Gemini batch: inline in its create, or the lines of an uploaded file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import frozen
 
-from smartbatch.emulator.batches.batch_records import Entry, Problem, entry_of, wrong_entry
-from smartbatch.emulator.gemini.parsing import GeminiRefused, found
-from smartbatch.emulator.openai.parsing import Refused, parse_body
-from smartbatch.emulator.provider_api import Task
+from smartbatch.emulator.batches.batch_records import Entry, Problem, parse_entry
+from smartbatch.emulator.gemini.parsing import api_error, decode_body, found
+from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["MOST_INLINE", "Asked", "asked_of", "entries_in_file", "inline_entries"]
+__all__ = ["Creation", "entries_in_file", "inline_entries", "parse_creation"]
 
-MOST_INLINE = 20 * 1024 * 1024
-"""Bytes of a create with inline requests."""
+MAX_INLINE = 20 * 1024 * 1024
+"""The most bytes of a create with inline requests."""
 
-Understand = Callable[[Mapping[str, Any]], Task]
-"""Turns the ``request`` of a line into a task, or raises ``Refused``."""
+ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
+"""Parses the ``request`` of a line, or raises ``ApiError``."""
 
 
 @frozen
-class Asked:
-    """What a create asks for: either of both.
+class Creation:
+    """A parsed create; it has either a file or inline requests.
 
     Attributes:
-        name: the display name, may be empty.
-        file: the name of the input file, with its ``files/``.
-        requests: those that came inline.
+        display_name: empty without one.
+        file: the name of the input file, with its prefix ``files/``.
+        requests: the inline requests.
     """
 
-    name: str
+    display_name: str
     file: str | None
     requests: list[Any] | None
 
 
-def asked_of(body: bytes) -> Asked:
-    """Return what is in the body of a create, or raise :class:`GeminiRefused`."""
-    try:
-        batch = parse_body(body).get("batch")
-    except Refused as refused:
-        raise GeminiRefused(400, f"Invalid JSON payload received. {refused}") from None
+def parse_creation(body: bytes) -> Creation:
+    """Parse the body of a create, or raise :class:`ApiError`."""
+    batch = decode_body(body).get("batch")
     config = found(batch, "inputConfig") if isinstance(batch, Mapping) else None
     if not isinstance(batch, Mapping) or not isinstance(config, Mapping):
-        raise GeminiRefused(400, "* BatchGenerateContentRequest.batch.input_config: input_config is required")
+        raise api_error(400, "* BatchGenerateContentRequest.batch.input_config: input_config is required")
     name = found(batch, "displayName") or ""
     if not isinstance(name, str):
-        raise GeminiRefused(400, "Invalid value at 'batch.display_name' (TYPE_STRING)")
+        raise api_error(400, "Invalid value at 'batch.display_name' (TYPE_STRING)")
     file, inline = found(config, "fileName"), found(config, "requests")
     if (file is None) == (inline is None):
-        raise GeminiRefused(400, "* input_config: exactly one of file_name and requests must be set")
+        raise api_error(400, "* input_config: exactly one of file_name and requests must be set")
     if file is not None:
         if not isinstance(file, str) or not file.startswith("files/"):
-            raise GeminiRefused(400, "* input_config.file_name: must be the name of a file, files/…")
-        return Asked(name, file, None)
+            raise api_error(400, "* input_config.file_name: must be the name of a file, files/…")
+        return Creation(name, file, None)
     requests = inline.get("requests") if isinstance(inline, Mapping) else None
     if not isinstance(requests, list) or not requests:
-        raise GeminiRefused(400, "* input_config.requests.requests: must not be empty")
-    if len(body) > MOST_INLINE:
-        raise GeminiRefused(400, f"Request payload size exceeds the limit: {MOST_INLINE} bytes.")
-    return Asked(name, None, requests)
+        raise api_error(400, "* input_config.requests.requests: must not be empty")
+    if len(body) > MAX_INLINE:
+        raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE} bytes.")
+    return Creation(name, None, requests)
 
 
-def inline_entries(requests: list[Any], understand: Understand, settings: Settings) -> list[Entry]:
-    """Return the entries of inline requests, or raise :class:`GeminiRefused` for what is none."""
+def inline_entries(requests: list[Any], parse_request: ParseRequest, settings: Settings) -> list[Entry]:
+    """Return the entries of inline requests, or raise :class:`ApiError` for an invalid one."""
     entries = []
     for number, item in enumerate(requests):
         request = item.get("request") if isinstance(item, Mapping) else None
         if not isinstance(request, Mapping):
-            raise GeminiRefused(400, f"* requests[{number}].request: request is required")
-        note = item.get("metadata")
-        if note is not None and not isinstance(note, Mapping):
-            raise GeminiRefused(400, f"Invalid value at 'requests[{number}].metadata'")
-        key = note.get("key") if note else None
-        entries.append(_entry(key if isinstance(key, str) else None, request, understand, settings, note))
+            raise api_error(400, f"* requests[{number}].request: request is required")
+        metadata = item.get("metadata")
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise api_error(400, f"Invalid value at 'requests[{number}].metadata'")
+        key = _text_or_none(metadata.get("key") if metadata else None)
+        entries.append(parse_entry(key, partial(parse_request, request), settings, metadata=metadata))
     return entries
 
 
 def entries_in_file(
-    data: bytes, understand: Understand, settings: Settings
+    data: bytes, parse_request: ParseRequest, settings: Settings
 ) -> tuple[list[Entry], list[Problem]]:
-    """Return the entries of a file of JSON lines, and what the whole batch fails its validation for."""
+    """Return the entries of a file of JSON lines, and the problems that its validation finds."""
     entries: list[Entry] = []
     if len(data) > (settings.batch_max_bytes or len(data)):
         return [], [Problem("too_large", "The input file is larger than a batch may be.")]
@@ -90,15 +87,14 @@ def entries_in_file(
         if not line.strip():
             continue
         try:
-            row = parse_body(line)
-        except Refused:
-            return [], [
-                Problem("invalid_json", f"Line {number} of the input file is no JSON object.", number)
-            ]
+            row = decode_object(line)
+        except MalformedBody:
+            message = f"Line {number} of the input file is no JSON object."
+            return [], [Problem("invalid_json", message, number)]
         request, key = row.get("request"), row.get("key")
         if not isinstance(request, Mapping):
             return [], [Problem("no_request", f"Line {number} of the input file has no request.", number)]
-        entries.append(_entry(key if isinstance(key, str) else None, request, understand, settings))
+        entries.append(parse_entry(_text_or_none(key), partial(parse_request, request), settings))
     if not entries:
         return [], [Problem("empty_file", "The input file has no requests.")]
     if len(entries) > (settings.batch_max_lines or len(entries)):
@@ -106,14 +102,5 @@ def entries_in_file(
     return entries, []
 
 
-def _entry(
-    key: str | None,
-    request: Mapping[str, Any],
-    understand: Understand,
-    settings: Settings,
-    note: Mapping[str, Any] | None = None,
-) -> Entry:
-    try:
-        return entry_of(key, understand(request), settings, note=note)
-    except Refused as wrong:
-        return wrong_entry(key, wrong, note=note)
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,7 +1,7 @@
 """Gemini's batches in JSON: the long-running operation of a batch, and the lines of its results.
 
 Source: the types and converters of ``google-genai`` 3.4 and Google's API reference of November 2026.
-Counts are texts, and fields that are zero are left out, as everywhere in this API.
+Counts are encoded as texts, and fields that are zero are omitted, as everywhere in this API.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smartbatch.emulator.batch_service import Desk
 from smartbatch.emulator.batches.batch_records import Counts, Line, RemoteBatch
+from smartbatch.emulator.provider_api import BatchContext
 
 __all__ = ["EMBED", "GENERATE", "inline_output", "line_shape", "operation"]
 
@@ -36,22 +36,24 @@ _INVALID, _DEADLINE, _CANCELLED, _EXHAUSTED, _UNAVAILABLE = 3, 4, 1, 8, 14
 _RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"}
 
 
-def operation(batch: RemoteBatch, service: Desk, inline: Sequence[Line] | None = None) -> dict[str, Any]:
-    """Return a batch as the service tells it.
+def operation(
+    batch: RemoteBatch, context: BatchContext, inline: Sequence[Line] | None = None
+) -> dict[str, Any]:
+    """Return the long-running operation of a batch.
 
     Args:
-        batch: as it is now.
-        service: has the clock and the settings.
-        inline: its results where it came inline and they are to be told.
+        batch: its present state.
+        context: time and settings.
+        inline: its inline results; ``None`` to omit them.
     """
     kind = _KINDS[batch.endpoint]
     metadata = {
         "@type": _TYPE + kind,
         "name": f"batches/{batch.id}",
         "model": f"models/{batch.model}",
-        "state": f"BATCH_STATE_{(batch.odd or _STATES[batch.state]).upper()}",
-        "createTime": service.say(batch.created_at),
-        "updateTime": service.say(min(service.now, batch.ended_at or service.now)),
+        "state": f"BATCH_STATE_{(batch.unknown_status or _STATES[batch.state]).upper()}",
+        "createTime": context.rfc3339(batch.created_at),
+        "updateTime": context.rfc3339(min(context.now, batch.ended_at or context.now)),
         "batchStats": _stats(batch.counts),
     }
     if batch.label:
@@ -59,9 +61,9 @@ def operation(batch: RemoteBatch, service: Desk, inline: Sequence[Line] | None =
     if batch.file_id is not None:
         metadata["inputConfig"] = {"fileName": f"files/{batch.file_id}"}
     if batch.ended_at is not None:
-        metadata["endTime"] = service.say(batch.ended_at)
+        metadata["endTime"] = context.rfc3339(batch.ended_at)
     shape: dict[str, Any] = {"name": f"batches/{batch.id}", "metadata": metadata}
-    output = _output(batch, service, inline)
+    output = _output(batch, context, inline)
     if output is not None:
         metadata["output"] = output
     if batch.ended:
@@ -83,43 +85,49 @@ def _stats(counts: Counts) -> dict[str, str]:
     return {name: str(count) for name, count in stats.items() if count}
 
 
-def _output(batch: RemoteBatch, service: Desk, inline: Sequence[Line] | None) -> dict[str, Any] | None:
-    """Return where the results are, or they themselves; ``None`` while, and where, there are none.
+def _output(
+    batch: RemoteBatch, context: BatchContext, inline: Sequence[Line] | None
+) -> dict[str, Any] | None:
+    """Return the file with the results, or the inline results; ``None`` without results.
 
-    A batch that expired may have no results at all: it has none when nothing of it was done.
+    A batch that expired before any line succeeded has no results.
     """
     if batch.output_id is None or (batch.state == "expired" and not batch.counts.succeeded):
         return None
     if batch.file_id is not None:
         return {"responsesFile": f"files/{batch.output_id}"}
-    return None if inline is None else inline_output(inline, batch.endpoint, service)
+    return None if inline is None else inline_output(inline, batch.endpoint, context)
 
 
-def inline_output(lines: Sequence[Line], endpoint: str, service: Desk) -> dict[str, Any]:
-    """Return results as they stand in the batch itself."""
-    shapes = [_inline(line, endpoint, service) for line in lines]
+def inline_output(lines: Sequence[Line], endpoint: str, context: BatchContext) -> dict[str, Any]:
+    """Return the inline results of a batch."""
+    shapes = [_inline(line, endpoint, context) for line in lines]
     return {_INLINE[endpoint]: {"inlinedResponses": shapes}}
 
 
-def _inline(line: Line, endpoint: str, service: Desk) -> dict[str, Any]:
-    # A line that is spoiled in a file is here one that says nothing.
-    shape = {} if line.torn else _outcome(line, endpoint, service)
-    note = line.note
-    if note is None and line.position is None and endpoint == GENERATE:
-        note = {"key": line.custom_id}
-    return {**shape, "metadata": dict(note)} if note and service.settings.batch_inline_metadata else shape
+def _inline(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]:
+    # A line that is malformed in a file is an empty object here.
+    shape = {} if line.damage else _outcome(line, endpoint, context)
+    metadata = line.metadata
+    if metadata is None and line.position is None and endpoint == GENERATE:
+        metadata = {"key": line.custom_id}
+    return (
+        {**shape, "metadata": dict(metadata)}
+        if metadata and context.settings.batch_inline_metadata
+        else shape
+    )
 
 
-def line_shape(line: Line, endpoint: str, service: Desk) -> bytes:
-    """Return a line of a file of results as JSON, without its end."""
-    named = {} if line.custom_id is None else {"key": line.custom_id}
-    shape = _outcome(line, endpoint, service)
+def line_shape(line: Line, endpoint: str, context: BatchContext) -> bytes:
+    """Return a line of a file of results as JSON, without its line end."""
+    key = {} if line.custom_id is None else {"key": line.custom_id}
+    shape = _outcome(line, endpoint, context)
     # The order of the fields varies, as it does in the service's files.
-    whole = {**named, **shape} if int(line.identity[-1], 16) % 2 else {**shape, **named}
+    whole = {**key, **shape} if int(line.identity[-1], 16) % 2 else {**shape, **key}
     return json.dumps(whole).encode()
 
 
-def _outcome(line: Line, endpoint: str, service: Desk) -> dict[str, Any]:
+def _outcome(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]:
     match line.outcome:
         case "succeeded":
             response: dict[str, Any] = json.loads(line.body)
@@ -130,18 +138,18 @@ def _outcome(line: Line, endpoint: str, service: Desk) -> dict[str, Any]:
             return {"error": {"code": _CANCELLED, "message": "The operation was cancelled."}}
         case "expired":
             return {"error": {"code": _DEADLINE, "message": "The batch expired before the request ran."}}
-    return {"error": _error(line, service)}
+    return {"error": _error(line, context)}
 
 
-def _error(line: Line, service: Desk) -> dict[str, Any]:
+def _error(line: Line, context: BatchContext) -> dict[str, Any]:
     code, message = 0, ""
     if line.error == "refused":
-        refusal = json.loads(line.body)["error"]
-        code, message = (5 if refusal["code"] == 404 else _INVALID), refusal["message"]
+        error_fields = json.loads(line.body)["error"]
+        code, message = (5 if error_fields["code"] == 404 else _INVALID), error_fields["message"]
     elif line.error in _ERRORS:
         code, message = _ERRORS[line.error]
     error: dict[str, Any] = {"code": code, "message": message}
-    return error | {"details": [_RETRY]} if service.settings.batch_error_details else error
+    return error | {"details": [_RETRY]} if context.settings.batch_error_details else error
 
 
 _ERRORS = {
@@ -155,7 +163,7 @@ _ERRORS = {
 
 
 def _failure(batch: RemoteBatch) -> Mapping[str, Any] | None:
-    """Return why a batch as a whole came to no good end."""
+    """Return the error of a batch that failed, expired or was cancelled."""
     match batch.state:
         case "failed":
             message = "; ".join(problem.message for problem in batch.problems)

@@ -1,4 +1,7 @@
-"""What the Gemini API accepts, in camel and in snake case, and how it refuses the rest."""
+"""Parsing of Gemini's requests, in camel and in snake case, and the errors for what the API does not accept.
+
+Source: the types of ``google-genai`` 3.4 and Google's API reference of November 2026.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.emulator.composed_answers import count_tokens
-from smartbatch.emulator.openai.parsing import Asked, Refused, parse_body
+from smartbatch.emulator.http.head import Head
+from smartbatch.emulator.parsed_requests import (
+    ApiError,
+    GenerationRequest,
+    MalformedBody,
+    decode_object,
+    last_user_text,
+    prompt_tokens,
+)
 
 __all__ = [
-    "GeminiRefused",
+    "QUOTA_EXHAUSTED",
+    "api_error",
     "check_fields",
+    "decode_body",
     "embedded_texts",
     "error_body",
     "fields_of",
@@ -20,12 +32,15 @@ __all__ = [
     "generation",
     "no_such_file",
     "texts_of",
+    "unknown_url",
 ]
 
+QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
+"""The message of a 429 that names no quota."""
 MAX_TEXTS = 100
-"""Requests of one ``batchEmbedContents``."""
+"""The most requests of one ``batchEmbedContents``."""
 DIMENSIONS = 3072
-"""The length of ``gemini-embedding-001``'s vectors, and the most there is."""
+"""The default and largest length of the vectors of ``gemini-embedding-001``."""
 
 _STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -47,29 +62,30 @@ _TIERS = ("unspecified", "standard", "flex", "priority")
 _JSON = "application/json"
 
 
-class GeminiRefused(Refused):
-    """A request the service answers with an error in the Gemini API's shape.
+def api_error(status: int, message: str, *details: dict[str, Any]) -> ApiError:
+    """Return an error in Gemini's shape.
 
     Args:
         status: HTTP status.
         message: for people.
         details: ``google.rpc`` details.
     """
-
-    def __init__(self, status: int, message: str, *details: dict[str, Any]) -> None:
-        Exception.__init__(self, message)
-        self.status = status
-        self.body = error_body(status, message, *details)
+    return ApiError(status, message, error_body(status, message, *details))
 
 
-def no_such_file(name: str) -> GeminiRefused:
-    """Return the refusal of a file that does not exist; the service does not say which of both it is."""
+def unknown_url(head: Head) -> ApiError:
+    """Return the error for a path or method that the API does not have."""
+    return api_error(404, f"The requested URL {head.path} was not found on this server.")
+
+
+def no_such_file(name: str) -> ApiError:
+    """Return the error for a file that does not exist; it is the same as for one of another account."""
     message = f"You do not have permission to access the File {name} or it may not exist."
-    return GeminiRefused(403, message)
+    return api_error(403, message)
 
 
 def error_body(status: int, message: str, *details: dict[str, Any]) -> bytes:
-    """Return an error in the service's shape."""
+    """Return the body of an error in Gemini's shape."""
     error: dict[str, Any] = {"code": status, "message": message, "status": _STATUSES.get(status, "UNKNOWN")}
     if details:
         error["details"] = list(details)
@@ -82,52 +98,54 @@ def found(fields: Mapping[str, Any], name: str) -> Any:
     return value if value is not None else fields.get(re.sub("[A-Z]", lambda m: "_" + m[0].lower(), name))
 
 
-def fields_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body, or raise :class:`GeminiRefused`."""
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a request's body, or raise :class:`ApiError`."""
     try:
-        fields = parse_body(body)
-    except Refused as refused:
-        raise GeminiRefused(400, f"Invalid JSON payload received. {refused}") from None
+        return decode_object(body)
+    except MalformedBody as error:
+        raise api_error(400, f"Invalid JSON payload received. {error}") from None
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in the body of a model call, or raise :class:`ApiError`."""
+    fields = decode_body(body)
     check_fields(fields)
     return fields
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise :class:`GeminiRefused` for a field of a request that is unknown."""
+    """Raise :class:`ApiError` for an unknown field of a request."""
     for name in fields:
         if _camel(name) not in _FIELDS:
-            raise GeminiRefused(
-                400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.'
-            )
+            raise api_error(400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.')
 
 
-def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Asked:
-    """Return what a ``generateContent`` asks for, or raise :class:`GeminiRefused`."""
+def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> GenerationRequest:
+    """Parse a ``generateContent``, or raise :class:`ApiError`."""
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
-        raise GeminiRefused(400, "* GenerateContentRequest.contents: contents is not specified")
+        raise api_error(400, "* GenerateContentRequest.contents: contents is not specified")
     turns = [(_role(content), texts_of(content, "contents")) for content in contents]
     instruction = found(fields, "systemInstruction")
-    said = [text for _, texts in turns for text in texts]
+    all_texts = [text for _, texts in turns for text in texts]
     if instruction is not None:
-        said += texts_of(instruction, "system_instruction")
+        all_texts += texts_of(instruction, "system_instruction")
     config = found(fields, "generationConfig") or {}
     if not isinstance(config, Mapping):
-        raise GeminiRefused(400, "Invalid value at 'generation_config'")
+        raise api_error(400, "Invalid value at 'generation_config'")
     _check_numbers(config)
     try:
-        tokens = sum(count_tokens(text) for text in said if text) or 1
+        tokens = prompt_tokens(all_texts)
     except UnicodeEncodeError:
-        raise GeminiRefused(400, "Invalid JSON payload: a text holds half of a surrogate pair.") from None
-    spoken = ["".join(texts) for role, texts in turns if role == "user"]
-    return Asked(
+        raise api_error(400, "Invalid JSON payload: a text holds half of a surrogate pair.") from None
+    return GenerationRequest(
         model=model,
-        prompt=spoken[-1] if spoken else "".join(turns[-1][1]),
+        prompt=last_user_text([(role, "".join(texts)) for role, texts in turns]),
         input_tokens=tokens,
         max_tokens=found(config, "maxOutputTokens"),
         stop=_stops(found(config, "stopSequences")),
         choices=1,
-        form=_form(config),
+        schema=_schema(config),
         stream=stream,
         include_usage=True,
         tier=_tier(found(fields, "serviceTier")),
@@ -135,42 +153,42 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Asked:
 
 
 def texts_of(content: Any, where: str) -> list[str]:
-    """Return the texts of a content's parts, or raise :class:`GeminiRefused`."""
+    """Return the texts of a content's parts, or raise :class:`ApiError`."""
     parts = content.get("parts") if isinstance(content, Mapping) else None
-    if isinstance(parts, Mapping):  # proto3 JSON takes a single part for a list of one
+    if isinstance(parts, Mapping):  # proto3 JSON accepts a single part as a list of one
         parts = [parts]
     if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
-        raise GeminiRefused(400, f"* GenerateContentRequest.{where}.parts: contents.parts must not be empty.")
+        raise api_error(400, f"* GenerateContentRequest.{where}.parts: contents.parts must not be empty.")
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
 def embedded_texts(model: str, fields: Mapping[str, Any]) -> tuple[list[str], int]:
-    """Return the text of each content to embed, and the vectors' length.
+    """Return the text of each content to embed, and the length of the vectors.
 
-    A content is one text and gets one vector, however many parts it has.
+    All parts of a content together are one text with one vector.
     """
     requests = found(fields, "requests")
     if not isinstance(requests, list) or not requests:
-        raise GeminiRefused(400, "* BatchEmbedContentsRequest.requests: must not be empty")
+        raise api_error(400, "* BatchEmbedContentsRequest.requests: must not be empty")
     if len(requests) > MAX_TEXTS:
         message = f"* BatchEmbedContentsRequest.requests: at most {MAX_TEXTS} requests can be in one batch"
-        raise GeminiRefused(400, message)
+        raise api_error(400, message)
     texts, dimensions = [], DIMENSIONS
     for number, request in enumerate(requests):
         where = f"* BatchEmbedContentsRequest.requests[{number}]"
         if not isinstance(request, Mapping) or request.get("model") != f"models/{model}":
-            raise GeminiRefused(400, f"{where}.model: must be the model of the path")
+            raise api_error(400, f"{where}.model: must be the model of the path")
         text = "".join(texts_of(found(request, "content"), "content"))
         if not text:
-            raise GeminiRefused(400, f"{where}.content: content is empty")
+            raise api_error(400, f"{where}.content: content is empty")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise GeminiRefused(400, f"{where}.content: a text holds half of a surrogate pair.") from None
+            raise api_error(400, f"{where}.content: a text holds half of a surrogate pair.") from None
         texts.append(text)
         dimensions = found(request, "outputDimensionality") or DIMENSIONS
         if type(dimensions) is not int or not 1 <= dimensions <= DIMENSIONS:
-            raise GeminiRefused(400, f"{where}.output_dimensionality: must be from 1 to {DIMENSIONS}")
+            raise api_error(400, f"{where}.output_dimensionality: must be from 1 to {DIMENSIONS}")
     return texts, dimensions
 
 
@@ -181,7 +199,7 @@ def _camel(name: str) -> str:
 def _role(content: Any) -> str:
     role = content.get("role", "user") if isinstance(content, Mapping) else None
     if role not in ("user", "model", "function"):
-        raise GeminiRefused(400, "Please use a valid role: user, model.")
+        raise api_error(400, "Please use a valid role: user, model.")
     return str(role)
 
 
@@ -189,48 +207,48 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
     for name, low, high in _RANGES:
         value = found(config, name)
         if value is not None and (type(value) not in (int, float) or not low <= value <= high):
-            raise GeminiRefused(
-                400, f"* GenerateContentRequest.generation_config.{name}: from {low} to {high}"
-            )
+            raise api_error(400, f"* GenerateContentRequest.generation_config.{name}: from {low} to {high}")
     for name in ("maxOutputTokens", "candidateCount"):
         value = found(config, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise GeminiRefused(400, f"* GenerateContentRequest.generation_config.{name}: must be positive")
+            raise api_error(400, f"* GenerateContentRequest.generation_config.{name}: must be positive")
     if (found(config, "candidateCount") or 1) > 1:
-        raise GeminiRefused(400, "Multiple candidates is not enabled for this model")
+        raise api_error(400, "Multiple candidates is not enabled for this model")
 
 
 def _tier(given: Any) -> str:
-    """Return the tier that serves a request; enumerated values may come in capitals."""
+    """Return the service tier; enumerated values may be in capitals."""
     if given is not None and (not isinstance(given, str) or given.lower() not in _TIERS):
-        raise GeminiRefused(400, 'Invalid value at "service_tier" (type.googleapis.com/ServiceTier)')
+        raise api_error(400, 'Invalid value at "service_tier" (type.googleapis.com/ServiceTier)')
     return "flex" if str(given).lower() == "flex" else "standard"
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     stops = given or []
     if not isinstance(stops, list) or len(stops) > 5 or not all(isinstance(stop, str) for stop in stops):
-        raise GeminiRefused(400, "* GenerateContentRequest.generation_config.stop_sequences: up to 5 texts")
+        raise api_error(400, "* GenerateContentRequest.generation_config.stop_sequences: up to 5 texts")
     return tuple(stops)
 
 
-def _form(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     schema = found(config, "responseJsonSchema")
     if schema is None:
-        schema = _lowered(found(config, "responseSchema"))
+        schema = _with_lower_case_types(found(config, "responseSchema"))
     kind = found(config, "responseMimeType")
     if schema is None:
         return {} if kind == _JSON else None
     if kind != _JSON or not isinstance(schema, Mapping):
-        raise GeminiRefused(400, f"* generation_config.response_mime_type: a schema needs {_JSON}")
+        raise api_error(400, f"* generation_config.response_mime_type: a schema needs {_JSON}")
     return schema
 
 
-def _lowered(schema: Any) -> Any:
+def _with_lower_case_types(schema: Any) -> Any:
     """Return an OpenAPI schema with its upper-case types as JSON Schema has them."""
     if isinstance(schema, Mapping):
         return {
-            name: value.lower() if name == "type" and isinstance(value, str) else _lowered(value)
+            name: value.lower()
+            if name == "type" and isinstance(value, str)
+            else _with_lower_case_types(value)
             for name, value in schema.items()
         }
-    return [_lowered(each) for each in schema] if isinstance(schema, list) else schema
+    return [_with_lower_case_types(each) for each in schema] if isinstance(schema, list) else schema

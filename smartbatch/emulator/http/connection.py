@@ -1,4 +1,4 @@
-"""One connection: requests are read one after the other, replies are written, whole or damaged."""
+"""One connection: requests are read in order, replies are written, whole or damaged by a fault."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.emulator.http.head import BadRequest, Chunks, Head, parse_head
+from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.provider_api import Reply
-from smartbatch.emulator.request_handling import Service
+from smartbatch.emulator.request_handling import RequestHandler
 
 __all__ = ["Connection"]
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
-_LINGER = 1.0  # seconds a refused client may still send before the connection is closed
-_TRICKLES = 20  # pieces of a slow body
+_LINGER = 1.0  # seconds from an error answer until the connection is closed
+_SLOW_PIECES = 20  # pieces of a slow body
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
 _STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
 _STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
@@ -31,35 +31,35 @@ class Connection(asyncio.Protocol):
     """The server's side of a connection.
 
     Args:
-        service: answers the requests.
-        loop: has the timers.
-        open_connections: all that are open, this one included while it is.
+        handler: answers the requests.
+        loop: runs the timers.
+        open_connections: all open connections; this one is added and removed.
     """
 
     def __init__(
-        self, service: Service, loop: asyncio.AbstractEventLoop, open_connections: set[Connection]
+        self, handler: RequestHandler, loop: asyncio.AbstractEventLoop, open_connections: set[Connection]
     ) -> None:
-        self._service = service
+        self._handler = handler
         self._loop = loop
         self._open = open_connections
         self._buffer = bytearray()
         self._head: Head | None = None
-        self._chunks: Chunks | None = None
+        self._chunks: ChunkedBody | None = None
         self._busy = False
         self._draining = False
         self._closed = False
         self._unsent: list[Reply] = []
         self._transport: asyncio.Transport
 
-    # asyncio's side
+    # callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        # With no room in the transport's buffer, resume_writing tells when all bytes have left.
+        # With this limit, resume_writing is called when all bytes have been written.
         transport.set_write_buffer_limits(high=0)
         self._open.add(self)
-        if len(self._open) > self._service.settings.max_connections:
+        if len(self._open) > self._handler.settings.max_connections:
             self._refuse(BadRequest(503, "Too many connections."))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         for reply in self._unsent:
-            self._settle(reply, delivered=True)
+            self._record(reply, delivered=True)
             if reply.delivered is not None:
                 reply.delivered()
         self._unsent.clear()
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._buffer += data
         if not self._busy:
             self._read()
-        elif len(self._buffer) > self._service.settings.max_body:
+        elif len(self._buffer) > self._handler.settings.max_body:
             self._transport.pause_reading()
 
     def abort(self) -> None:
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
     # reading
 
     def _read(self) -> None:
-        """Take requests from the buffer until one has to be waited for."""
+        """Handle requests from the buffer until one is incomplete or in progress."""
         try:
             while not self._busy and not self._draining and self._buffer:
                 found = self._next_request()
@@ -139,18 +139,20 @@ class Connection(asyncio.Protocol):
             return False
         head = parse_head(bytes(self._buffer[:end]))
         del self._buffer[:end]
-        most = self._service.most_body(head)
+        limit = self._handler.max_body_size(head)
         if head.length is None:
-            self._chunks = Chunks(head, most)
-        elif head.length > most:
-            raise BadRequest(413, f"Request body too large: {head.length} bytes, at most {most} are taken.")
+            self._chunks = ChunkedBody(head, limit)
+        elif head.length > limit:
+            raise BadRequest(
+                413, f"Request body too large: {head.length} bytes, at most {limit} are accepted."
+            )
         if head.expects_continue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._head = head
         return True
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer what is no request, then close; reading on keeps a reset from eating the answer."""
+        """Answer an invalid request, then close; reading continues, as a reset could discard the answer."""
         self._draining = True
         self._buffer.clear()
         body = error_body(error.message, type_="invalid_request_error")
@@ -162,54 +164,54 @@ class Connection(asyncio.Protocol):
     # answering
 
     def _answer(self, head: Head, body: bytes) -> None:
-        reply = self._service.handle(head, body, self._loop.time())
+        reply = self._handler.handle(head, body, self._loop.time())
         if reply.delay > 0:
             self._loop.call_later(reply.delay, self._deliver, head, reply)
         else:
             self._deliver(head, reply)
 
     def _deliver(self, head: Head, reply: Reply) -> None:
-        """The work is done: book it, and send what the reply's fault leaves of it."""
+        """Record a reply in the ledger and send it, with the damage of its fault."""
         if self._closed or self._transport.is_closing():
-            self._settle(reply, delivered=False, sent=False)
+            self._record(reply, delivered=False, sent=False)
             return
         match reply.damage:
             case "reset_before" | "reset":
-                self._settle(reply, delivered=False, sent=False)
+                self._record(reply, delivered=False, sent=False)
                 self._reset()
             case "hang":
-                self._settle(reply, delivered=False, sent=False)
-                self._loop.call_later(self._service.settings.hang_seconds, self.abort)
+                self._record(reply, delivered=False, sent=False)
+                self._loop.call_later(self._handler.settings.hang_seconds, self.abort)
             case "truncated":
-                self._settle(reply, delivered=False)
+                self._record(reply, delivered=False)
                 data = _encoded(head, reply)
                 self._transport.write(_half(data, reply))
                 self._transport.close()
             case "stall":
-                self._settle(reply, delivered=False)
+                self._record(reply, delivered=False)
                 self._transport.write(_half(_encoded(head, reply), reply))
-                self._loop.call_later(self._service.settings.hang_seconds, self.abort)
+                self._loop.call_later(self._handler.settings.hang_seconds, self.abort)
             case "slow_body":
                 self._send_slowly(head, reply)
-            case _ if reply.throughput > 0 and isinstance(reply.body, list):
+            case _ if reply.event_interval > 0 and isinstance(reply.body, list):
                 self._send_events(head, reply, reply.body)
             case _:
                 self._send(head, reply, _encoded(head, reply))
 
     def _send(self, head: Head, reply: Reply, data: bytes) -> None:
-        """Send the last bytes of a reply and go on to the next request."""
-        # Booked before it is written: a client that has its answer finds it in the ledger.
+        """Send the last bytes of a reply and continue with the next request."""
+        # Recorded before it is written, so that a client with its answer finds it in the ledger.
         if reply.delivered is not None:
-            # All but the last byte first: it tells whether the kernel takes a large reply whole.
+            # All but the last byte first, which shows whether the kernel accepts a large reply as a whole.
             self._transport.write(data[:-1])
             if not self._transport.get_write_buffer_size():
                 reply.delivered()
                 reply = evolve(reply, delivered=None)
             data = data[-1:]
-        self._settle(reply, delivered=True)
+        self._record(reply, delivered=True)
         self._transport.write(data)
         if self._transport.get_write_buffer_size():
-            self._settle(reply, delivered=False)
+            self._record(reply, delivered=False)
             self._unsent.append(reply)
         if not head.keep_alive:
             self._transport.close()
@@ -217,27 +219,29 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if self._buffer:
             self._transport.resume_reading()
-            # Not at once: a pipeline of many small requests would recurse and starve the others.
+            # Not at once: many pipelined requests would recurse and block other connections.
             self._loop.call_soon(self._read)
 
     def _send_slowly(self, head: Head, reply: Reply) -> None:
         data = _encoded(head, reply)
-        begin = len(data) - _body_size(reply)
-        step = max(1, (len(data) - begin) // _TRICKLES)
-        pieces = [data[at : at + step] for at in range(begin, len(data), step)]
-        self._trickle(head, reply, [data[:begin], *pieces], self._service.settings.hang_seconds / len(pieces))
+        start = len(data) - _body_size(reply)
+        step = max(1, (len(data) - start) // _SLOW_PIECES)
+        pieces = [data[at : at + step] for at in range(start, len(data), step)]
+        self._send_pieces(
+            head, reply, [data[:start], *pieces], self._handler.settings.hang_seconds / len(pieces)
+        )
 
     def _send_events(self, head: Head, reply: Reply, events: list[bytes]) -> None:
         first = _first_bytes(head, reply, None)
-        pieces = [_chunk(event) if head.modern else event for event in events]
+        pieces = [_chunk(event) if head.is_http_1_1 else event for event in events]
         pieces[0] = first + pieces[0]
-        if head.modern:
+        if head.is_http_1_1:
             pieces[-1] += b"0\r\n\r\n"
-        self._trickle(head, reply, pieces, reply.throughput)
+        self._send_pieces(head, reply, pieces, reply.event_interval)
 
-    def _trickle(self, head: Head, reply: Reply, pieces: list[bytes], pause: float) -> None:
-        """Send pieces with a pause between them; billed from the first one on."""
-        self._settle(reply, delivered=False)
+    def _send_pieces(self, head: Head, reply: Reply, pieces: list[bytes], pause: float) -> None:
+        """Send pieces with a pause in seconds between them; the reply is billed when the first is sent."""
+        self._record(reply, delivered=False)
         rest = iter(pieces[:-1])
 
         def step() -> None:
@@ -252,15 +256,15 @@ class Connection(asyncio.Protocol):
 
         step()
 
-    def _settle(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
+    def _record(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
         if reply.call is not None:
-            self._service.ledger.close(
+            self._handler.ledger.close(
                 reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered
             )
 
     def _reset(self) -> None:
         sock: Any = self._transport.get_extra_info("socket")
-        # Lingering for zero seconds makes the kernel send a reset instead of an orderly end.
+        # A linger time of zero makes the kernel send a reset instead of a regular end.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
@@ -270,7 +274,7 @@ def _body_size(reply: Reply) -> int:
 
 
 def _half(data: bytes, reply: Reply) -> bytes:
-    """The bytes of a reply without the last half of its body."""
+    """Return the bytes of a reply without the second half of its body."""
     return data[: len(data) - max(1, _body_size(reply) // 2)]
 
 
@@ -279,20 +283,20 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _encoded(head: Head, reply: Reply) -> bytes:
-    """Return the whole reply as bytes: a stream in chunks or, for HTTP/1.0, until the connection ends."""
+    """Return the whole reply as bytes; a stream is chunked or, for HTTP/1.0, ends with the connection."""
     body = reply.body
     size = len(body) if isinstance(body, bytes) else None
     first = _first_bytes(head, reply, size)
     if isinstance(body, bytes):
         return first if head.method == "HEAD" else first + body
-    if not head.modern:
+    if not head.is_http_1_1:
         return first + b"".join(body)
     return first + b"".join(map(_chunk, body)) + b"0\r\n\r\n"
 
 
 def _first_bytes(head: Head, reply: Reply, size: int | None) -> bytes:
     return _head_bytes(
-        reply.status, reply.content_type, size, reply.headers, keep=head.keep_alive, chunked=head.modern
+        reply.status, reply.content_type, size, reply.headers, keep=head.keep_alive, chunked=head.is_http_1_1
     )
 
 

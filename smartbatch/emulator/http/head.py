@@ -1,7 +1,7 @@
 """HTTP/1.1 request heads and chunked bodies, parsed by h11.
 
-Clients that keep connections alive repeat their heads to the byte, so what was parsed is remembered: a look
-into a dictionary instead of some hundred microseconds.
+Clients that keep connections alive send identical heads, so parsed heads are cached: a dictionary look-up
+instead of some hundred microseconds.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Mapping
 import h11
 from attrs import field, frozen
 
-__all__ = ["BadRequest", "Chunks", "Head", "parse_head"]
+__all__ = ["BadRequest", "ChunkedBody", "Head", "parse_head"]
 
-_KNOWN_HEADS = 512
-_KNOWN_SIZE = 4096  # bytes; larger heads are parsed each time
-_known: dict[bytes, Head] = {}
+_CACHED_HEADS = 512
+_CACHED_SIZE = 4096  # bytes; larger heads are not cached
+_cache: dict[bytes, Head] = {}
 
 
 class BadRequest(Exception):
-    """Bytes that are no request.
+    """Bytes that are no HTTP request.
 
     Args:
-        status: HTTP status to answer with before the connection is closed.
-        message: what is wrong with them.
+        status: HTTP status of the answer, after which the connection is closed.
+        message: the reason.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -39,11 +39,12 @@ class Head:
     Attributes:
         method: such as ``POST``.
         path: without the query.
-        query: what follows the question mark.
-        length: bytes of the body; ``None`` when it is chunked.
-        keep_alive: False when the connection ends with the answer.
+        query: the part after the question mark.
+        length: bytes of the body; ``None`` for a chunked body.
+        keep_alive: False when the connection is closed after the answer.
         expects_continue: True when the client waits for ``100 Continue``.
-        modern: False for HTTP/1.0, which knows no chunks.
+        is_http_1_1: False for HTTP/1.0, which has no chunked bodies.
+        headers: by lower-case name.
         raw: its bytes.
     """
 
@@ -53,29 +54,29 @@ class Head:
     length: int | None
     keep_alive: bool
     expects_continue: bool
-    modern: bool
+    is_http_1_1: bool
     headers: Mapping[str, str] = field(repr=False)
     raw: bytes = field(repr=False)
 
     @property
     def authorization(self) -> str:
-        """That header, or an empty text."""
+        """The header ``Authorization``; empty without one."""
         return self.headers.get("authorization", "")
 
 
 def parse_head(raw: bytes) -> Head:
-    """Return the head in ``raw``, which ends with its blank line.
+    """Parse a head, which ends with its blank line.
 
     Raises:
-        BadRequest: when it is none.
+        BadRequest: when it is no request head.
     """
-    head = _known.get(raw)
+    head = _cache.get(raw)
     if head is None:
         head = _parse(raw)
-        if len(raw) <= _KNOWN_SIZE:
-            if len(_known) >= _KNOWN_HEADS:
-                _known.clear()
-            _known[raw] = head
+        if len(raw) <= _CACHED_SIZE:
+            if len(_cache) >= _CACHED_HEADS:
+                _cache.clear()
+            _cache[raw] = head
     return head
 
 
@@ -91,44 +92,44 @@ def _parse(raw: bytes) -> Head:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
     path, _, query = event.target.decode("latin-1").partition("?")
     chunked = "transfer-encoding" in headers
-    modern = event.http_version >= b"1.1"
+    is_http_1_1 = event.http_version >= b"1.1"
     options = {word.strip().lower() for word in headers.get("connection", "").split(",")}
     return Head(
         method=event.method.decode("latin-1"),
         path=path,
         query=query,
         length=None if chunked else int(headers.get("content-length", "0")),
-        keep_alive=modern and "close" not in options,
-        expects_continue=modern and "100-continue" in headers.get("expect", "").lower(),
-        modern=modern,
+        keep_alive=is_http_1_1 and "close" not in options,
+        expects_continue=is_http_1_1 and "100-continue" in headers.get("expect", "").lower(),
+        is_http_1_1=is_http_1_1,
         headers=headers,
         raw=raw,
     )
 
 
-class Chunks:
-    """The reader of one chunked body.
+class ChunkedBody:
+    """The parser of one chunked body.
 
     Args:
         head: the request's head.
-        most: bytes the body may have.
+        limit: largest size of the body in bytes.
     """
 
-    def __init__(self, head: Head, most: int) -> None:
+    def __init__(self, head: Head, limit: int) -> None:
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=64 * 1024)
         self._connection.receive_data(head.raw)
         self._connection.next_event()
-        self._most = most
+        self._limit = limit
         self._parts: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Take in bytes; return the body and what follows it once it is whole.
+        """Parse more bytes; return the body and the bytes after it once it is complete.
 
         Raises:
             BadRequest: for malformed chunks or a body that is too large.
         """
-        if not data:  # no bytes yet; to h11 they would mean that the client is gone
+        if not data:  # h11 takes empty data for the end of the connection
             return None
         try:
             self._connection.receive_data(data)
@@ -137,7 +138,7 @@ class Chunks:
                 if isinstance(event, h11.Data):
                     self._parts.append(bytes(event.data))
                     self._size += len(event.data)
-                    if self._size > self._most:
+                    if self._size > self._limit:
                         raise BadRequest(413, "Request body too large.")
                 elif isinstance(event, h11.EndOfMessage):
                     return b"".join(self._parts), self._connection.trailing_data[0]

@@ -1,4 +1,4 @@
-"""The emulator's life: on a thread of its own in the caller's process, or as a process of its own."""
+"""The server: on a thread of its own in the caller's process, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from typing import Any
 
 from smartbatch.emulator.http.connection import Connection
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.request_handling import Service
+from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import Settings, loopback
 from smartbatch.errors import ConfigError
 
 __all__ = ["Emulator"]
 
-_BACKLOG = 1024  # connections the kernel holds for us before they are accepted
+_BACKLOG = 1024  # connections that the kernel queues before they are accepted
 
 
 class Emulator:
     """The APIs of OpenAI, Anthropic and Gemini on a loopback address, offline.
 
     ``with Emulator(latency=0.05) as emulator: …`` serves on a thread of its own until the block ends.
-    The port is open once the object exists.
+    The port is open as soon as the object exists.
 
     Args:
         host: a loopback address.
-        port: 0 takes a free one.
+        port: 0 selects a free one.
         ledger_file: see :class:`~smartbatch.emulator.ledger.Ledger`.
         settings: see :class:`~smartbatch.emulator.settings.Settings`.
 
     Attributes:
-        ledger: every request that arrived, and every line of a batch that ran.
+        ledger: every request, and every line of a batch that ran.
 
     Raises:
-        ConfigError: for settings out of range, a port in use, or an address that is not loopback.
+        ConfigError: for a setting out of its range, a port in use, or an address that is not loopback.
     """
 
     ledger: Ledger
@@ -51,9 +51,7 @@ class Emulator:
         ledger_file: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        if unknown := settings.keys() - Settings.names():
-            known = ", ".join(sorted(Settings.names()))
-            raise ConfigError(f"unknown setting {', '.join(sorted(unknown))}; known: {known}")
+        Settings.check_names(settings)
         checked = Settings(**settings)
         self._host = loopback(host)
         self._socket = _listen(self._host, port)
@@ -63,38 +61,38 @@ class Emulator:
         except ConfigError:
             self._socket.close()
             raise
-        self._service = Service(checked, self.ledger)
+        self._handler = RequestHandler(checked, self.ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     @property
     def url(self) -> str:
-        """The server's address: what goes into ``ANTHROPIC_BASE_URL`` and ``GOOGLE_GEMINI_BASE_URL``."""
+        """The server's address, for ``ANTHROPIC_BASE_URL`` and ``GOOGLE_GEMINI_BASE_URL``."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}"
 
     @property
     def base_url(self) -> str:
-        """What goes into ``OPENAI_BASE_URL``."""
+        """The address for ``OPENAI_BASE_URL``."""
         return f"{self.url}/v1"
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self._service.settings
+        return self._handler.settings
 
     def configure(self, **changes: Any) -> None:
-        """Change settings while serving; requests that are under way keep the old ones.
+        """Change settings while serving; requests in progress keep the old ones.
 
         Raises:
             ConfigError: for an unknown name or a value out of its range; then nothing changes.
         """
-        self._service.configure(**changes)
+        self._handler.configure(**changes)
 
     def reset(self) -> None:
-        """Forget every call; limits, faults and indexes start from the beginning."""
-        self._service.reset()
+        """Delete the ledger, files and batches; limits, faults and indexes start from the beginning."""
+        self._handler.reset()
 
     def __enter__(self) -> Emulator:
         return self.start()
@@ -105,13 +103,13 @@ class Emulator:
         self.stop()
 
     def start(self) -> Emulator:
-        """Serve on a thread of its own; starting twice is starting once.
+        """Serve on a thread of its own; a second call changes nothing.
 
         Raises:
-            ConfigError: when it was stopped before: make a new one.
+            ConfigError: when it was stopped before.
         """
         if self._stopped:
-            raise ConfigError("this emulator was stopped; make a new one")
+            raise ConfigError("this emulator was stopped and cannot be started again; create a new one")
         if self._thread is None:
             self._loop = asyncio.new_event_loop()
             self._end = self._loop.create_future()
@@ -136,7 +134,7 @@ class Emulator:
         """Serve on this (the main) thread until SIGINT or SIGTERM, then stop.
 
         Args:
-            ready: called once the signals are heeded.
+            ready: called once the signal handlers are installed.
         """
         loop = asyncio.new_event_loop()
         end = loop.create_future()
@@ -157,13 +155,13 @@ class Emulator:
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
         connections: set[Connection] = set()
         server = await loop.create_server(
-            lambda: Connection(self._service, loop, connections), sock=self._socket, backlog=_BACKLOG
+            lambda: Connection(self._handler, loop, connections), sock=self._socket, backlog=_BACKLOG
         )
         await end
         server.close()
         for connection in tuple(connections):
             connection.abort()
-        turn = loop.create_future()  # one more turn, in which the connections see their end
+        turn = loop.create_future()  # one more iteration, in which the connections are closed
         loop.call_soon(_finish, turn)
         await turn
 

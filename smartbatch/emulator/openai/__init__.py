@@ -1,1 +1,1 @@
-"""TODO."""
+"""OpenAI's API: chat completions, responses, embeddings, files and batches."""

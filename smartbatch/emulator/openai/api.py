@@ -1,21 +1,23 @@
-"""OpenAI's API as the service speaks it: real-time calls; files and batches are answered elsewhere."""
+"""OpenAI's API: real-time calls, models, errors and headers; ``batches`` and ``files`` have the rest.
+
+Source: OpenAI's API reference and guides (rate limits, error codes, flex processing) of November 2026.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
-from smartbatch.emulator.batch_service import BatchCall, Desk
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.limits import Limits, Refusal
+from smartbatch.emulator.limits import LimitExceeded, Limits, retry_after_seconds
 from smartbatch.emulator.openai import batches, bodies
-from smartbatch.emulator.openai.parsing import Refused, error_body, parse_body
-from smartbatch.emulator.openai.tasks import TASKS, composed
-from smartbatch.emulator.provider_api import Api, Parse, Reply
+from smartbatch.emulator.openai.model_calls import MODEL_CALLS
+from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
+from smartbatch.emulator.parsed_requests import ApiError
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["OpenAIApi", "composed", "retry_after"]
+__all__ = ["OpenAIApi"]
 
 
 class OpenAIApi(Api):
@@ -30,28 +32,25 @@ class OpenAIApi(Api):
             message = (
                 "You didn't provide an API key. Provide it in an Authorization header using Bearer auth."
             )
-            raise Refused(401, message)
+            raise api_error(401, message)
         if settings.keys is not None and key.strip() not in settings.keys:
-            raise Refused(401, "Incorrect API key provided.", code="invalid_api_key")
+            raise api_error(401, "Incorrect API key provided.", code="invalid_api_key")
 
-    def batch_call(self, head: Head) -> BatchCall | None:
-        if batches.PATH.fullmatch(head.path) is None:
-            return None
+    def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
+        return None if batches.PATH.fullmatch(head.path) is None else self._answer_batch
 
-        def answer(head: Head, body: bytes, service: Desk) -> Reply:
-            self.check_key(head, service.settings)
-            return batches.answer(head, body, service, head.authorization.partition(" ")[2].strip())
-
-        return answer
+    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> Reply:
+        self.check_key(head, context.settings)
+        return batches.answer(head, body, context, head.authorization.partition(" ")[2].strip())
 
     def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:  # noqa: ARG002
         if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
             return self._models(head, settings)
-        parse = TASKS.get(head.path)
+        parse = MODEL_CALLS.get(head.path)
         if parse is None:
-            raise Refused(404, f"Invalid URL ({head.method} {head.path})")
+            raise api_error(404, f"Invalid URL ({head.method} {head.path})")
         if head.method != "POST":
-            raise Refused(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
+            raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
         return parse
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
@@ -60,30 +59,29 @@ class OpenAIApi(Api):
     def check_model(self, model: str, settings: Settings) -> None:
         if settings.models is not None and model not in settings.models:
             message = f"The model `{model}` does not exist or you do not have access to it."
-            raise Refused(404, message, code="model_not_found", param="model")
+            raise api_error(404, message, code="model_not_found", param="model")
 
     def overloaded(self) -> Reply:
         message = "The server is currently overloaded. Please try again later."
         return Reply(503, error_body(message, type_="server_error", code="server_overloaded"))
 
-    def failed(self) -> Reply:
+    def internal_error(self) -> Reply:
         return Reply(500, error_body("The server had an error.", type_="server_error"))
 
-    def limited(self, refusal: Refusal, model: str, *, hint: bool) -> Reply:
-        headers = retry_after(refusal.wait) if hint else []
-        return Reply(429, bodies.limit_error(refusal, model), headers=headers)
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+        headers = _retry_after(exceeded.wait) if hint else []
+        return Reply(429, bodies.limit_error(exceeded, model), headers=headers)
 
-    def used_up(self, model: str) -> Reply:  # noqa: ARG002
-        message = "You exceeded your current quota, please check your plan and billing details."
-        return Reply(429, error_body(message, type_="insufficient_quota", code="insufficient_quota"))
+    def quota_exhausted(self, model: str) -> Reply:  # noqa: ARG002
+        return Reply(429, bodies.INSUFFICIENT_QUOTA)
 
-    def no_room(self) -> Reply:
+    def no_capacity(self) -> Reply:
         message = "Resource Unavailable: flex processing has no capacity for your request at this time."
         return Reply(429, error_body(message, type_="resource_unavailable", code="resource_unavailable"))
 
-    def no_tier(self, model: str) -> Refused:
+    def unsupported_tier(self, model: str) -> ApiError:
         message = f"Invalid service_tier argument: flex is not available for the model `{model}`."
-        return Refused(400, message, param="service_tier")
+        return api_error(400, message, param="service_tier")
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:
         return [
@@ -97,18 +95,14 @@ class OpenAIApi(Api):
 
     def _models(self, head: Head, settings: Settings) -> Reply:
         if head.method != "GET":
-            raise Refused(405, f"Not allowed to {head.method} on {head.path} (HINT: use GET)")
+            raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use GET)")
         name = head.path.removeprefix("/v1/models").removeprefix("/")
         if not name:
-            return Reply(200, json.dumps(bodies.models_body(settings.models)).encode())
+            return json_reply(bodies.models_body(settings.models))
         self.check_model(name, settings)
-        return Reply(200, json.dumps(bodies.model_body(name)).encode())
+        return json_reply(bodies.model_body(name))
 
 
-def retry_after(seconds: float | None) -> list[tuple[str, str]]:
-    """Return the headers that ask to wait."""
-    wait = max(0.0, seconds or 0.0)
-    return [
-        ("retry-after", str(math.ceil(wait - 1e-6))),
-        ("retry-after-ms", str(math.ceil(wait * 1000 - 1e-6))),
-    ]
+def _retry_after(wait: float | None) -> list[tuple[str, str]]:
+    milliseconds = math.ceil(max(0.0, wait or 0.0) * 1000 - 1e-6)
+    return [("retry-after", retry_after_seconds(wait)), ("retry-after-ms", str(milliseconds))]

@@ -1,4 +1,4 @@
-"""OpenAI's batches over HTTP: create, list, get, cancel, and the lines of their results.
+"""OpenAI's batches: create, list, get, cancel, and the lines of their results.
 
 Source: the types of the ``openai`` SDK and OpenAI's API reference and Batch guide of November 2026.
 """
@@ -11,35 +11,29 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from smartbatch.emulator.batch_service import Desk
 from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, RemoteBatch
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.openai import files as files
-from smartbatch.emulator.openai.batch_input import ENDPOINTS, read_input
-from smartbatch.emulator.openai.parsing import Refused, error_body, parse_body
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.openai import bodies, files
+from smartbatch.emulator.openai.batch_input import read_input
+from smartbatch.emulator.openai.model_calls import MODEL_CALLS
+from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
+from smartbatch.emulator.parsed_requests import ApiError
+from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
 __all__ = ["PATH", "answer"]
 
 PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")
 """The paths of files and batches."""
 _API = "openai"
-_WORDS = {"queued": "in_progress", "running": "in_progress"}
-_STATUS = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
+_STATUS_NAMES = {"queued": "in_progress", "running": "in_progress"}
+_STATUSES = {"no_such_file": 400, "enqueued": 429, "not_found": 404, "not_ended": 400, "gone": 404}
 _FAILED: dict[str, tuple[int, bytes]] = {
     "server": (500, error_body("The server had an error.", type_="server_error")),
     "invalid": (400, error_body("Invalid request.", type_="invalid_request_error", code="invalid_prompt")),
-    "no_money": (
-        429,
-        error_body(
-            "You exceeded your current quota, please check your plan and billing details.",
-            type_="insufficient_quota",
-            code="insufficient_quota",
-        ),
-    ),
+    "no_money": (429, bodies.INSUFFICIENT_QUOTA),
     "zero": (0, b'""'),
 }
-_UNRUN = {
+_NOT_RUN = {
     "expired": (
         "batch_expired",
         "This request could not be executed before the completion window expired.",
@@ -48,59 +42,62 @@ _UNRUN = {
 }
 
 
-def answer(head: Head, body: bytes, service: Desk, key: str) -> Reply:
+def answer(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
     """Answer a request about files or batches.
 
     Raises:
-        Refused: in the service's shape.
+        ApiError: in OpenAI's shape.
+        AnswerLost: for a create whose answer never arrives.
     """
     found = PATH.fullmatch(head.path)
-    assert found is not None  # it was asked for by this pattern
+    assert found is not None  # the API was found by this pattern
     try:
         match (head.method, *found.groups()):
             case ("POST", "files", None, None):
-                return files.uploaded(head, body, service, key)
+                return files.uploaded(head, body, context, key)
             case ("GET", "files", None, None):
-                return files.listed(head, service, key, written_line)
+                return files.listed(head, context, key, line_bytes)
             case ("GET", "files", str(name), None):
-                return files.information(name, service, key, written_line)
+                return files.information(name, context, key, line_bytes)
             case ("GET", "files", str(name), "content"):
-                return files.content(name, service, key, written_line)
+                return files.content(name, context, key, line_bytes)
             case ("DELETE", "files", str(name), None):
-                return files.deleted(name, service, key)
+                return files.deleted(name, context, key)
             case ("POST", "batches", None, None):
-                return _create(head, body, service, key)
+                return _create(head, body, context, key)
             case ("GET", "batches", None, None):
-                return _list(head, service, key)
+                return _list(head, context, key)
             case ("GET", "batches", str(name), None):
-                return _get(name, service, key)
+                return _get(name, context, key)
             case ("POST", "batches", str(name), "cancel"):
-                return _cancel(name, service, key)
+                return _cancel(name, context, key)
     except BatchBackendError as error:
-        raise _refused(error) from None
-    raise Refused(405, f"Not allowed to {head.method} on {head.path}")
+        raise _error(error) from None
+    raise api_error(405, f"Not allowed to {head.method} on {head.path}")
 
 
-def _create(head: Head, body: bytes, service: Desk, key: str) -> Reply:
+def _create(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
     fields = parse_body(body)
     endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
     label = _metadata(fields.get("metadata"))
-    if not isinstance(endpoint, str) or endpoint not in ENDPOINTS:
-        names = ", ".join(ENDPOINTS)
-        raise Refused(400, f"Invalid value for 'endpoint'. Supported values are: {names}.", param="endpoint")
+    if not isinstance(endpoint, str) or endpoint not in MODEL_CALLS:
+        names = ", ".join(MODEL_CALLS)
+        raise api_error(
+            400, f"Invalid value for 'endpoint'. Supported values are: {names}.", param="endpoint"
+        )
     if fields.get("completion_window") != "24h":
-        raise Refused(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
+        raise api_error(400, "Invalid value for 'completion_window': use '24h'.", param="completion_window")
     if not isinstance(file_id, str):
-        raise Refused(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
-    file = service.backend.file(_API, key, file_id, service.now)
+        raise api_error(400, "Missing required parameter: 'input_file_id'.", param="input_file_id")
+    file = context.backend.file(_API, key, file_id, context.now)
     if file is None or file.purpose != "batch":
-        raise Refused(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
-    given = read_input(file.data, endpoint, head, service.settings)
-    batch = service.backend.create(
-        _API, key, given.entries, now=service.now, label=label, model=given.model, endpoint=endpoint,
-        file_id=file_id, problems=given.problems,
+        raise api_error(400, f"Invalid file: there is no batch file '{file_id}'.", param="input_file_id")
+    content = read_input(file.data, endpoint, head, context.settings)
+    batch = context.backend.create(
+        _API, key, content.entries, now=context.now, label=label, model=content.model, endpoint=endpoint,
+        file_id=file_id, problems=content.problems,
     )  # fmt: skip
-    return _reply(_shape(batch, service))
+    return json_reply(_shape(batch, context))
 
 
 def _metadata(given: Any) -> dict[str, str]:
@@ -108,55 +105,55 @@ def _metadata(given: Any) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, dict) or len(given) > 16:
-        raise Refused(400, "Invalid 'metadata': expected an object of at most 16 pairs.", param="metadata")
+        raise api_error(400, "Invalid 'metadata': expected an object of at most 16 pairs.", param="metadata")
     for name, value in given.items():
         if not isinstance(value, str) or len(name) > 64 or len(value) > 512:
             message = "Invalid 'metadata': keys have at most 64 characters, values are texts of at most 512."
-            raise Refused(400, message, param="metadata")
+            raise api_error(400, message, param="metadata")
     return given
 
 
-def _list(head: Head, service: Desk, key: str) -> Reply:
-    found = service.backend.batches(_API, key, service.now)
+def _list(head: Head, context: BatchContext, key: str) -> Reply:
+    found = context.backend.batches(_API, key, context.now)
     shown, more = files.page(found, parse_qs(head.query), most=100, default=20)
-    return _reply(files.listing([_shape(batch, service) for batch in shown], more))
+    return json_reply(files.listing([_shape(batch, context) for batch in shown], more))
 
 
-def _get(name: str, service: Desk, key: str) -> Reply:
-    batch = service.backend.batch(_API, key, name, service.now)
+def _get(name: str, context: BatchContext, key: str) -> Reply:
+    batch = context.backend.batch(_API, key, name, context.now)
     if batch is None:
         raise _missing(name)
-    return _reply(_shape(batch, service))
+    return json_reply(_shape(batch, context))
 
 
-def _cancel(name: str, service: Desk, key: str) -> Reply:
-    before = service.backend.batch(_API, key, name, service.now)
+def _cancel(name: str, context: BatchContext, key: str) -> Reply:
+    before = context.backend.batch(_API, key, name, context.now)
     if before is None:
         raise _missing(name)
     if before.state in ("completed", "failed", "expired"):
-        raise Refused(409, f"Cannot cancel a batch with status '{before.state}'.")
-    batch = service.backend.cancel(_API, key, name, service.now)
+        raise api_error(409, f"Cannot cancel a batch with status '{before.state}'.")
+    batch = context.backend.cancel(_API, key, name, context.now)
     assert batch is not None
-    return _reply(_shape(batch, service))
+    return json_reply(_shape(batch, context))
 
 
-def _missing(name: str) -> Refused:
-    return Refused(404, f"No batch found with id '{name}'.")
+def _missing(name: str) -> ApiError:
+    return api_error(404, f"No batch found with id '{name}'.")
 
 
-def _refused(error: BatchBackendError) -> Refused:
+def _error(error: BatchBackendError) -> ApiError:
     match error.reason:
         case "unavailable":
-            return Refused(503, error.message, type_="server_error")
+            return api_error(503, error.message, type_="server_error")
         case "enqueued":
-            return Refused(429, error.message, type_="tokens", code="token_limit_exceeded")
-    return Refused(_STATUS[error.reason], error.message)
+            return api_error(429, error.message, type_="tokens", code="token_limit_exceeded")
+    return api_error(_STATUSES[error.reason], error.message)
 
 
-def _shape(batch: RemoteBatch, service: Desk) -> dict[str, Any]:
-    """Return a batch as the service sends it."""
+def _shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
+    """Return the JSON of a batch."""
     state, counts = batch.state, batch.counts
-    known = state not in ("validating", "failed")  # until then nobody has counted its lines
+    known = state not in ("validating", "failed")  # before the validation the lines are not counted
     shape = {
         "id": batch.id,
         "object": "batch",
@@ -165,21 +162,21 @@ def _shape(batch: RemoteBatch, service: Desk) -> dict[str, Any]:
         "errors": _problems(batch),
         "input_file_id": batch.file_id,
         "completion_window": "24h",
-        "status": batch.odd or _WORDS.get(state, state),
+        "status": batch.unknown_status or _STATUS_NAMES.get(state, state),
         "output_file_id": batch.output_id,
         "error_file_id": batch.error_id,
         "request_counts": {
             "total": counts.total if known else 0,
             "completed": counts.succeeded,
-            "failed": counts.errored,  # what did not run is not counted (seen at the service)
+            "failed": counts.errored,  # lines that did not run are not counted (observed at the service)
         },
         "usage": _usage(batch) if batch.ended else None,
         "metadata": dict(batch.label) or None,
-        **_times(batch, service),
+        **_times(batch, context),
     }
-    if not service.settings.batch_echo_metadata:
+    if not context.settings.batch_echo_metadata:
         shape["metadata"] = None
-    if not service.settings.batch_echo_input_file:
+    if not context.settings.batch_echo_input_file:
         del shape["input_file_id"]
     return shape
 
@@ -194,9 +191,9 @@ def _problems(batch: RemoteBatch) -> dict[str, Any] | None:
     return {"object": "list", "data": data}
 
 
-def _times(batch: RemoteBatch, service: Desk) -> dict[str, int | None]:
+def _times(batch: RemoteBatch, context: BatchContext) -> dict[str, int | None]:
     def unix(moment: float | None) -> int | None:
-        return None if moment is None else int(service.backend.unix(moment))
+        return None if moment is None else int(context.backend.unix(moment))
 
     ends = {f"{end}_at": None for end in ("completed", "failed", "expired", "cancelled")}
     if batch.ended:
@@ -221,11 +218,11 @@ def _usage(batch: RemoteBatch) -> Mapping[str, Any]:
     }
 
 
-def written_line(line: Line) -> bytes:
-    """Return the JSON of a line of results."""
+def line_bytes(line: Line) -> bytes:
+    """Return a line of results as JSON, without its line end."""
     error, response = b"null", b"null"
-    if line.outcome in _UNRUN:
-        code, message = _UNRUN[line.outcome]
+    if line.outcome in _NOT_RUN:
+        code, message = _NOT_RUN[line.outcome]
         error = json.dumps({"code": code, "message": message}).encode()
     else:
         status, body = line.status, line.body
@@ -238,7 +235,3 @@ def written_line(line: Line) -> bytes:
     return b'{"id": "batch_req_%b", "custom_id": %b, "response": %b, "error": %b}' % (
         line.identity.encode(), custom_id, response, error,
     )  # fmt: skip
-
-
-def _reply(body: dict[str, Any]) -> Reply:
-    return Reply(200, json.dumps(body).encode())

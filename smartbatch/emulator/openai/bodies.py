@@ -1,14 +1,16 @@
-"""What OpenAI's real-time API answers."""
+"""Response bodies of OpenAI's real-time API."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Composed
-from smartbatch.emulator.limits import Refusal, go_duration
-from smartbatch.emulator.openai.parsing import Asked, error_body
+from smartbatch.emulator.composed_answers import Completion
+from smartbatch.emulator.limits import LimitExceeded, go_duration
+from smartbatch.emulator.openai.parsing import error_body
+from smartbatch.emulator.parsed_requests import GenerationRequest
 
 __all__ = [
+    "INSUFFICIENT_QUOTA",
     "chat_body",
     "chat_usage",
     "limit_error",
@@ -19,25 +21,34 @@ __all__ = [
 ]
 
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
+INSUFFICIENT_QUOTA = error_body(
+    "You exceeded your current quota, please check your plan and billing details.",
+    type_="insufficient_quota",
+    code="insufficient_quota",
+)
+"""The body of a 429 when the credit is used up, in real time and in the lines of a batch."""
 
 
-def limit_error(refusal: Refusal, model: str) -> bytes:
+def limit_error(exceeded: LimitExceeded, model: str) -> bytes:
     """Return the body of a 429 for a limit that was reached."""
-    unit = "requests per min (RPM)" if refusal.what == "requests" else "tokens per min (TPM)"
-    if refusal.wait is None:
+    unit = "requests per min (RPM)" if exceeded.what == "requests" else "tokens per min (TPM)"
+    if exceeded.wait is None:
         message = (
-            f"Request too large for {model} on {unit}: Limit {refusal.limit}, Requested {refusal.requested}. "
+            f"Request too large for {model} on {unit}: Limit {exceeded.limit}, "
+            f"Requested {exceeded.requested}. "
             "The input or output tokens must be reduced in order to run successfully."
         )
     else:
         message = (
-            f"Rate limit reached for {model} on {unit}: Limit {refusal.limit}, Used {refusal.used}, "
-            f"Requested {refusal.requested}. Please try again in {go_duration(refusal.wait)}."
+            f"Rate limit reached for {model} on {unit}: Limit {exceeded.limit}, Used {exceeded.used}, "
+            f"Requested {exceeded.requested}. Please try again in {go_duration(exceeded.wait)}."
         )
-    return error_body(message, type_=refusal.what, code="rate_limit_exceeded")
+    return error_body(message, type_=exceeded.what, code="rate_limit_exceeded")
 
 
-def chat_body(asked: Asked, answer: Composed, *, identity: str, created: int) -> dict[str, Any]:
+def chat_body(
+    request: GenerationRequest, answer: Completion, *, identity: str, created: int
+) -> dict[str, Any]:
     """Return a chat completion."""
     choices: list[dict[str, Any]] = [
         {
@@ -46,27 +57,27 @@ def chat_body(asked: Asked, answer: Composed, *, identity: str, created: int) ->
             "logprobs": None,
             "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
         }
-        for number in range(asked.choices)
+        for number in range(request.choices)
     ]
     return {
         "id": f"chatcmpl-{identity}",
         "object": "chat.completion",
         "created": created,
-        "model": asked.model,
+        "model": request.model,
         "choices": choices,
-        "usage": chat_usage(asked, answer),
-        "service_tier": asked.tier,
+        "usage": chat_usage(request, answer),
+        "service_tier": request.tier,
         "system_fingerprint": "fp_emulator",
     }
 
 
-def chat_usage(asked: Asked, answer: Composed) -> dict[str, Any]:
+def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]:
     """Return the usage of a chat completion."""
-    output = answer.tokens * asked.choices
+    output = answer.tokens * request.choices
     return {
-        "prompt_tokens": asked.input_tokens,
+        "prompt_tokens": request.input_tokens,
         "completion_tokens": output,
-        "total_tokens": asked.input_tokens + output,
+        "total_tokens": request.input_tokens + output,
         "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {
             "reasoning_tokens": 0,
@@ -77,8 +88,10 @@ def chat_usage(asked: Asked, answer: Composed) -> dict[str, Any]:
     }
 
 
-def response_body(asked: Asked, answer: Composed, *, identity: str, created: int) -> dict[str, Any]:
-    """Return a response."""
+def response_body(
+    request: GenerationRequest, answer: Completion, *, identity: str, created: int
+) -> dict[str, Any]:
+    """Return a response of the Responses API."""
     cut = answer.finish_reason == "length"
     return {
         "id": f"resp_{identity}",
@@ -89,25 +102,25 @@ def response_body(asked: Asked, answer: Composed, *, identity: str, created: int
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None,
         "metadata": {},
-        "model": asked.model,
+        "model": request.model,
         "output": [response_message(answer, identity)],
         "parallel_tool_calls": True,
-        "service_tier": asked.tier,
+        "service_tier": request.tier,
         "temperature": 1.0,
         "tool_choice": "auto",
         "tools": [],
         "top_p": 1.0,
         "usage": {
-            "input_tokens": asked.input_tokens,
+            "input_tokens": request.input_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": answer.tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": asked.input_tokens + answer.tokens,
+            "total_tokens": request.input_tokens + answer.tokens,
         },
     }
 
 
-def response_message(answer: Composed, identity: str) -> dict[str, Any]:
+def response_message(answer: Completion, identity: str) -> dict[str, Any]:
     """Return the message inside a response."""
     return {
         "type": "message",

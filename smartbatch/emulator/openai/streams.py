@@ -1,62 +1,63 @@
-"""Answers as server-sent events, in the shapes of chat completions and of responses."""
+"""Streamed chat completions and responses as server-sent events."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Composed
+from smartbatch.emulator.composed_answers import Completion, text_pieces
 from smartbatch.emulator.openai.bodies import chat_usage, response_body, response_message
-from smartbatch.emulator.openai.parsing import Asked
+from smartbatch.emulator.parsed_requests import GenerationRequest
 
 __all__ = ["chat_events", "response_events"]
 
-_PIECES = re.compile(r"\s*\S+|\s+")
 
-
-def chat_events(asked: Asked, answer: Composed, *, identity: str, created: int) -> list[bytes]:
+def chat_events(
+    request: GenerationRequest, answer: Completion, *, identity: str, created: int
+) -> list[bytes]:
     """Return a chat completion as events: role, pieces of text, finish reason, usage, ``[DONE]``."""
     frame: dict[str, Any] = {
         "id": f"chatcmpl-{identity}",
         "object": "chat.completion.chunk",
         "created": created,
-        "model": asked.model,
+        "model": request.model,
     }
-    if asked.include_usage:
+    if request.include_usage:
         frame["usage"] = None
 
     def event(number: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish}
         return _data({**frame, "choices": [choice]})
 
-    everyone = range(asked.choices)
-    events = [event(number, {"role": "assistant", "content": ""}) for number in everyone]
-    for piece in _PIECES.findall(answer.text):
-        events += [event(number, {"content": piece}) for number in everyone]
-    events += [event(number, {}, answer.finish_reason) for number in everyone]
-    if asked.include_usage:
-        events.append(_data({**frame, "choices": [], "usage": chat_usage(asked, answer)}))
+    choices = range(request.choices)
+    events = [event(number, {"role": "assistant", "content": ""}) for number in choices]
+    for piece in text_pieces(answer.text):
+        events += [event(number, {"content": piece}) for number in choices]
+    events += [event(number, {}, answer.finish_reason) for number in choices]
+    if request.include_usage:
+        events.append(_data({**frame, "choices": [], "usage": chat_usage(request, answer)}))
     return [*events, b"data: [DONE]\n\n"]
 
 
-def response_events(asked: Asked, answer: Composed, *, identity: str, created: int) -> list[bytes]:
+def response_events(
+    request: GenerationRequest, answer: Completion, *, identity: str, created: int
+) -> list[bytes]:
     """Return a response as named, numbered events; the last one carries the whole response."""
-    whole = response_body(asked, answer, identity=identity, created=created)
-    begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    whole = response_body(request, answer, identity=identity, created=created)
+    started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     message = response_message(answer, identity)
     part = message["content"][0]
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
     empty = {**message, "status": "in_progress", "content": []}
     steps: list[tuple[str, dict[str, Any]]] = [
-        ("response.created", {"response": begun}),
-        ("response.in_progress", {"response": begun}),
+        ("response.created", {"response": started}),
+        ("response.in_progress", {"response": started}),
         ("response.output_item.added", {"output_index": 0, "item": empty}),
         ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
     ]
     steps += [
         ("response.output_text.delta", {**place, "delta": piece, "logprobs": []})
-        for piece in _PIECES.findall(answer.text)
+        for piece in text_pieces(answer.text)
     ]
     steps += [
         ("response.output_text.done", {**place, "text": answer.text, "logprobs": []}),

@@ -92,7 +92,7 @@ def judge(url: str, store: Path, jobs: Sequence[Orders]) -> Verdict:
                 (verdict.excused if excused else verdict.paid_twice).append(prompt)
     wires = _wires(store)
     verdict.fates.update(
-        record["fate"] for record in ledger["batch_records"] if str(record["custom_id"])[:22] in wires
+        record["outcome"] for record in ledger["batch_records"] if str(record["custom_id"])[:22] in wires
     )
     return verdict
 

@@ -271,7 +271,7 @@ class Sharing:
             if len(names) > 1:
                 self.faults.append(f"job {job}, epoch {epoch}: written by {sorted(names)}")
         ledger = ledger_of(self.url)
-        self.fates.update(record["fate"] for record in ledger["batch_records"])
+        self.fates.update(record["outcome"] for record in ledger["batch_records"])
         billed = billed_of(ledger)
         for orders in self._orders:
             self.faults += _judged(orders, billed)

@@ -12,7 +12,7 @@ from typing import Any
 
 from smartbatch.emulator.batches import batch_records as records
 from smartbatch.emulator.batches.backend import BatchBackend
-from smartbatch.emulator.provider_api import Done
+from smartbatch.emulator.parsed_requests import ModelOutput
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import (
     BatchAbilities,
@@ -118,9 +118,9 @@ class Wire:
 def _entry(custom_id: str, prompt: str) -> records.Entry:
     digest, tokens = digest_of(prompt), tokens_of(prompt)
 
-    def run(identity: str) -> Done:
+    def run(identity: str) -> ModelOutput:
         body = json.dumps({"text": f"{digest[:16]} {identity}", "usage": [tokens, 5]}).encode()
-        return Done(body, 5, tokens + 5)
+        return ModelOutput(body, 5, tokens + 5)
 
     return records.Entry(custom_id, digest, tokens, run)
 
@@ -197,7 +197,7 @@ class SimApi(BatchApi):
             try:
                 batch = self._create(creation)
                 break
-            except records.Lost:
+            except records.AnswerLost:
                 if sent == self._wire.repeats:
                     self._wire.points.reach("create.waiting")
                     raise _failed("the answer to the create is lost") from None
@@ -322,11 +322,11 @@ class SimApi(BatchApi):
 
     def _seen(self, batch: records.RemoteBatch) -> RemoteBatch:
         problem = batch.problems[0] if batch.problems else None
-        state = RemoteState.RUNNING if batch.odd else _STATES.get(batch.state, RemoteState.RUNNING)
+        state = RemoteState.RUNNING if batch.unknown_status else _STATES.get(batch.state, RemoteState.RUNNING)
         return RemoteBatch(
             id=batch.id,
             state=state,
-            word=batch.odd or batch.state,
+            word=batch.unknown_status or batch.state,
             created_at=self._unix(batch.created_at),
             mark=batch.label.get("sb") if self._flavour.shows_mark else None,
             file_id=batch.file_id,

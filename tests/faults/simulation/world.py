@@ -359,7 +359,7 @@ class World:
             crashed=tuple(self.points.crashed),
             frozen=self.points.frozen,
             incidents=incidents,
-            fates=Counter(batch.fate for batch in records if "stranger" not in batch.label),
+            fates=Counter(batch.outcome for batch in records if "stranger" not in batch.label),
             cancelled=sum(batch.state == "cancelled" for batch in records),
             double=sum(len(paid) > 1 for paid in self.ledger.billed_by_prompt.values()),
             unnamed=self.judge.unnamed,

@@ -1,0 +1,195 @@
+"""A parsed request, what running it returns, and the parsing steps that the three APIs share."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from attrs import frozen
+
+from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
+from smartbatch.emulator.settings import Settings
+
+__all__ = [
+    "ApiError",
+    "GenerationRequest",
+    "InvalidSchema",
+    "MalformedBody",
+    "ModelCall",
+    "ModelOutput",
+    "complete",
+    "decode_object",
+    "last_user_text",
+    "prompt_tokens",
+]
+
+
+class ApiError(Exception):
+    """An error response of an emulated API.
+
+    Args:
+        status: HTTP status.
+        message: for people; also the text of the exception.
+        body: the response body in the API's own JSON shape.
+    """
+
+    def __init__(self, status: int, message: str, body: bytes) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class MalformedBody(Exception):
+    """A request body that is no JSON object; the text says why."""
+
+
+class InvalidSchema(Exception):
+    """A JSON schema for which no instance can be built."""
+
+
+@frozen
+class ModelOutput:
+    """What a model call returns.
+
+    Attributes:
+        body: the body of a 200, or the events of a stream.
+        output_tokens: tokens that were generated; they determine the latency.
+        billed: tokens that are billed, input and output.
+    """
+
+    body: bytes | list[bytes]
+    output_tokens: int
+    billed: int
+
+
+class ModelCall(ABC):
+    """A parsed call of a model, from a real-time request or from a line of a batch.
+
+    Attributes:
+        model: the model's name.
+        prompt: the text that identifies the request in the ledger: that of the last user message.
+        charge: tokens that the rate limits charge at admission.
+        tier: the service tier; ``flex`` for the cheaper, slower one.
+    """
+
+    model: str
+    prompt: str
+    charge: int
+    tier: str = "default"
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt alone: what counts for the limit of enqueued tokens."""
+        return self.charge
+
+    @abstractmethod
+    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:
+        """Return the output.
+
+        Args:
+            settings: seed and scripted answers.
+            identity: 24 hexadecimal digits that identify the request.
+            refuse: the model refuses, or a filter blocks the prompt, in the API's own way.
+
+        Raises:
+            ApiError: for an error that shows only when the output is made, such as an invalid schema.
+        """
+
+
+@frozen
+class GenerationRequest:
+    """A text generation request, without the differences between the APIs.
+
+    Attributes:
+        model: the model's name.
+        prompt: the text of the last user message (of the last message when there is none of a user).
+        input_tokens: tokens of all messages.
+        max_tokens: the output cap; ``None`` without one.
+        stop: stop sequences.
+        choices: number of answers.
+        schema: JSON schema of the answer; empty for any JSON object, ``None`` for text.
+        stream: True when the answer is streamed.
+        include_usage: True when the stream ends with the usage.
+        tier: the service tier.
+    """
+
+    model: str
+    prompt: str
+    input_tokens: int
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    choices: int
+    schema: Mapping[str, Any] | None
+    stream: bool
+    include_usage: bool
+    tier: str = "default"
+
+    @property
+    def charge(self) -> int:
+        """Tokens that OpenAI's limits charge at admission: the larger of the output cap and the prompt."""
+        return max(self.max_tokens or 0, self.input_tokens)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body; ``NaN`` and ``Infinity`` are refused.
+
+    Raises:
+        MalformedBody: when the body is no JSON, or is another JSON value.
+    """
+    try:
+        value = _decoder.decode(body.decode())
+    except (ValueError, RecursionError):
+        raise MalformedBody("We could not parse the JSON body of your request.") from None
+    if not isinstance(value, dict):
+        raise MalformedBody("Invalid body: expected a JSON object.")
+    return value
+
+
+def prompt_tokens(texts: Iterable[str]) -> int:
+    """Return the tokens of all texts together, at least 1.
+
+    Raises:
+        UnicodeEncodeError: for a text with half of a surrogate pair.
+    """
+    return sum(count_tokens(text) for text in texts if text) or 1
+
+
+def last_user_text(messages: Sequence[tuple[str, str]]) -> str:
+    """Return the text of the last user message, or of the last message when there is none of a user.
+
+    Args:
+        messages: pairs of role and text, at least one.
+    """
+    texts = [text for role, text in messages if role == "user"]
+    return texts[-1] if texts else messages[-1][1]
+
+
+def complete(settings: Settings, request: GenerationRequest) -> Completion:
+    """Return the answer to a generation request.
+
+    Raises:
+        InvalidSchema: when no instance of the request's schema can be built.
+    """
+    try:
+        return compose(
+            request.prompt,
+            request.model,
+            seed=settings.seed,
+            answers=settings.answers,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            schema=request.schema,
+        )
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        if request.schema is None:
+            raise
+        raise InvalidSchema from error
