@@ -162,7 +162,7 @@ class _Jobs:
             return [service.find(name) for name in self._args.ids]
         found = []
         for row in reversed(service.store.jobs(unfinished=True, limit=_MANY)):
-            if row.policy.get("attended") and service.is_free(row.id):
+            if row.policy.attended and service.is_free(row.id):
                 say(
                     f"job {row.id}: its run in real time was interrupted, so it is left alone; smartbatch "
                     f"jobs resume {row.id} goes on with it, and so does the same line again"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_params, encode_request
-from smartbatch.jobs.records import NewItem, NewJob
+from smartbatch.jobs.records import Fallback, JobPolicy, NewItem, NewJob
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Kind, Request, Route
@@ -85,7 +85,7 @@ class Items:
         if self._api is not None and not alone:
             encode = self._api.encode
             size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
-        return NewItem(request.id, payload, size, estimate_request(request), direct=alone)
+        return NewItem(request.id, payload, size, estimate_request(request), realtime=alone)
 
 
 def kind_of(request: Request) -> Kind:
@@ -134,38 +134,29 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 def policy_of(
     config: BatchingConfig,
-    fallback: str,
+    fallback: Fallback,
     *,
     attended: bool = False,
     deadline: float | None = None,
     late_penalty: float | None = None,
     budget: float | None = None,
     route: Route | None = None,
-) -> dict[str, Any]:
-    """Return the choices a job keeps for whoever carries it on.
-
-    How often its batches are looked at is none of them: each process does that as its own settings say.
-
-    Args:
-        deadline: Unix seconds by which all of it should have its result.
-        late_penalty: what missing it counts as, see :func:`smartbatch.core.routing.risk.late_penalty`.
-        budget: most to spend on it, USD.
-        route: that was chosen for all of it; what is asked in real time goes by it.
-    """
-    return {
-        **({"attended": True} if attended else {}),
-        "fallback": fallback,
-        "on_unknown": config.batch_on_unknown,
-        "timeout": config.batch_timeout,
-        "settle": config.batch_settle,
-        "max_requests": config.batch_max_requests,
-        "retention": config.batch_retention,
-        "exclusive": config.exclusive_workspace,
-        "deadline": deadline,
-        "missed": late_penalty,
-        "budget": budget,
-        "route": None if route is None else route.value,
-    }
+) -> JobPolicy:
+    """Return a job's policy: what the settings say, and the given fields of :class:`JobPolicy`."""
+    return JobPolicy(
+        fallback=fallback,
+        on_unknown=config.batch_on_unknown,
+        timeout=config.batch_timeout,
+        settle=config.batch_settle,
+        max_requests=config.batch_max_requests,
+        retention=config.batch_retention,
+        exclusive_workspace=config.exclusive_workspace,
+        deadline=deadline,
+        late_penalty=late_penalty,
+        budget=budget,
+        route=route,
+        attended=attended,
+    )
 
 
 def new_job(
@@ -177,7 +168,7 @@ def new_job(
     kind: Kind,
     shared: Shared,
     metadata: Mapping[str, str],
-    policy: Mapping[str, Any],
+    policy: JobPolicy,
     at: float,
 ) -> NewJob:
     """Return the job's own row; its digest is known when its items were read."""

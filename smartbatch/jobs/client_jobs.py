@@ -91,10 +91,10 @@ class ClientJobs:
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
         limit = self.config.request_timeout
-        if limit is not None and request.timeout is None and row.policy.get("attended"):
+        if limit is not None and request.timeout is None and row.policy.attended:
             request = evolve(request, timeout=limit)
         model = row.model.partition(":")[2]
-        route = row.policy.get("route")
+        route = row.policy.route
         return self._enqueue(
             request,
             sink,
@@ -102,8 +102,8 @@ class ClientJobs:
             model=model,
             raw=True,
             own_budget=own_budget,
-            alone=route == Route.INDIVIDUAL.value,
-            flex=route == Route.FLEX.value,
+            alone=route is Route.INDIVIDUAL,
+            flex=route is Route.FLEX,
         )
 
     def _drop_direct(self, future: Future[Result]) -> None:
@@ -156,7 +156,7 @@ class ClientJobs:
 
     def _payer_beside(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""
-        mine = row.policy.get("account") == self._reservations.account or self._reservations.has(row.id)
+        mine = row.policy.budget_account == self._reservations.account or self._reservations.has(row.id)
         return None if mine else self._budget
 
     def _calibration_of(self, row: JobRow) -> Calibration:

@@ -55,7 +55,7 @@ class JobDependencies:
 
 def unknown_outcome(row: JobRow) -> bytes | None:
     """Return how items end that were half asked when their process ended; ``None``: they are asked again."""
-    if row.policy.get("on_unknown") != "hold":
+    if row.policy.on_unknown != "hold":
         return None
     return encode_error(
         ProviderError(

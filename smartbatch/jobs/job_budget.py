@@ -21,6 +21,7 @@ from smartbatch.errors import BudgetExceeded, SmartbatchError
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
+    ClaimedItem,
     ItemState,
     JobLease,
     JobRow,
@@ -28,11 +29,12 @@ from smartbatch.jobs.records import (
     NewResult,
     NewShard,
     OpenItem,
+    OverJobBudget,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.store.base import Direct, OverBudget, Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -106,15 +108,14 @@ class CostCeiling:
 
 def budget_of(row: JobRow) -> float | None:
     """Return what may be spent on a job, USD; ``None`` where nobody set a limit."""
-    budget = row.policy.get("budget")
-    return None if budget is None else float(budget)
+    return row.policy.budget
 
 
 def remaining_budget(row: JobRow) -> float:
     """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much."""
     budget = budget_of(row)
     assert budget is not None
-    return budget - row.cost - row.pledged
+    return budget - row.cost - row.reserved
 
 
 @frozen
@@ -145,7 +146,7 @@ def bill(store: Store, job_id: str) -> Bill:
         return Bill(row.cost, False, None)
     ended = not store.shards(job_id, states=OPEN_SHARDS)
     row = store.job(job_id) or row
-    reserved = max(0.0, row.pledged)
+    reserved = max(0.0, row.reserved)
     return Bill(row.cost + (reserved if ended else 0.0), ended, reserved)
 
 
@@ -206,19 +207,19 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
 
 def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     """Return the most that items of a shard can have cost whose answers are lost, USD."""
-    if not shard.most:
+    if not shard.reserved:
         return 0.0
     ceiling, most = _ceiling(step), 0.0
     for page in _pages(ixs):
         most += sum(ceiling.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
-    return min(shard.most, most)
+    return min(shard.reserved, most)
 
 
 def _under_way(store: Store, row: JobRow) -> bool:
     """Whether anything of a job may still cost less than was reserved for it."""
     if store.shards(row.id, states=OPEN_SHARDS):
         return True
-    return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.DIRECT, ItemState.ASKING))
+    return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.REALTIME, ItemState.IN_FLIGHT))
 
 
 def _ceiling(step: StepContext) -> CostCeiling:
@@ -266,7 +267,7 @@ class JobBudget:
         self._factors: dict[int, float] = {}
         self.calls = Budget(0.0, outer)
 
-    def reserve(self, items: Sequence[Direct]) -> dict[int, float]:
+    def reserve(self, items: Sequence[ClaimedItem]) -> dict[int, float]:
         """Reserve the most that items can cost; return those for which there was no room, with their most.
 
         Raises:
@@ -311,14 +312,14 @@ class JobBudget:
         if left <= 0:
             return
         try:
-            self._store.pledge(self._lease, -left)
+            self._store.reserve(self._lease, -left)
         except SmartbatchError as error:  # it stays reserved here, and is spent by the next items
             logs.warn("reservation_kept", job_id=self._lease.job_id, error=type(error).__name__)
             return
         self._reserved -= left
         self.calls.widen(-left)
 
-    def _most(self, item: Direct) -> float:
+    def _most(self, item: ClaimedItem) -> float:
         most = self._ceiling.in_real_time(item.payload) * self._factors.get(item.ix, 1.0)
         return math.ceil(most * _NANO) / _NANO  # as the budget counts
 
@@ -326,8 +327,8 @@ class JobBudget:
         more = self._committed_locked() + sum(mosts.values()) - self._reserved
         if more > 0:
             try:
-                self._store.pledge(self._lease, more)
-            except OverBudget:
+                self._store.reserve(self._lease, more)
+            except OverJobBudget:
                 return False
             self._reserved += more
             self.calls.widen(more)

@@ -39,9 +39,9 @@ from smartbatch.jobs.payload import (
     encode_error,
     encode_result,
 )
-from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, NewResult
+from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.context import held_note, report
-from smartbatch.jobs.store.base import Direct, LeaseLost, Store
+from smartbatch.jobs.store import Store
 from smartbatch.types import Request, Result
 
 __all__ = ["Ask", "RealtimeRunner", "item_id"]
@@ -163,7 +163,7 @@ class RealtimeItems:
     @property
     def attended(self) -> bool:
         """A user waits for it."""
-        return bool(self.row.policy.get("attended"))
+        return bool(self.row.policy.attended)
 
     def verdict_of(self, ix: int, result: Result) -> Verdict:
         """Return what becomes of an item; one that costs more than was reserved for it is sent again."""
@@ -396,7 +396,7 @@ class RealtimeRunner:
                 self._done(job.lease.job_id)
             return
         job.budget = job.budget or self._new_budget(job.lease, row)
-        items = self._store.claim_direct(job.lease, room)
+        items = self._store.claim_realtime(job.lease, room)
         with self._monitor:
             job.failures = 0
             job.wanting = job.wanting or len(items) == room
@@ -412,7 +412,9 @@ class RealtimeRunner:
             else:
                 self._ask_one(job, item)
 
-    def _reserve(self, job: RealtimeItems, budget: JobBudget, items: Sequence[Direct]) -> dict[int, Verdict]:
+    def _reserve(
+        self, job: RealtimeItems, budget: JobBudget, items: Sequence[ClaimedItem]
+    ) -> dict[int, Verdict]:
         """Reserve what items can cost; return what becomes of those the job's budget has no room for."""
         try:
             refused = budget.reserve(items)
@@ -441,7 +443,7 @@ class RealtimeRunner:
         error = exceeded(fresh, len(refused), min(refused.values()))
         return Verdict("failed", Result("", error=error, cost=0.0))
 
-    def _ask_one(self, job: RealtimeItems, item: Direct) -> None:
+    def _ask_one(self, job: RealtimeItems, item: ClaimedItem) -> None:
         def sink(result: Result) -> None:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 

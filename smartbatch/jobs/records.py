@@ -1,36 +1,56 @@
-"""What the store remembers: jobs, their items, the shards they go in, results and incidents.
+"""The records of the store: jobs, their items, the shards they go in, results and incidents.
 
 A *job* is what a user submits; an *item* is one of its requests; a *shard* is some items of a job sent as one
 provider batch. A shard is one attempt: it has its own nonce, is created at most once and never sent again.
-What a shard leaves over goes into a new one.
+Items that a shard leaves without a result go into a new shard, or are sent in real time.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 from attrs import field, frozen
+from attrs.converters import optional
+
+from smartbatch.errors import SmartbatchError
+from smartbatch.providers.batch_api import RemoteState
+from smartbatch.types import Route
 
 __all__ = [
     "OPEN_SHARDS",
     "TRANSITIONS",
     "UNSENT_SHARDS",
+    "ClaimedItem",
+    "Fallback",
     "IncidentRow",
+    "ItemSize",
     "ItemState",
     "JobLease",
+    "JobPolicy",
     "JobRow",
     "JobState",
+    "LeaseLost",
     "NewItem",
     "NewJob",
     "NewResult",
     "NewShard",
     "OpenItem",
+    "OverJobBudget",
+    "RemoteProgress",
     "ResultRow",
+    "ShardItem",
+    "ShardPayload",
     "ShardRow",
     "ShardState",
+    "StoredResults",
+    "UnsettledItem",
 ]
+
+
+Fallback = Literal["individual", "batch"]
+"""Where the items of a job go that a batch has not run."""
 
 
 class JobState(enum.Enum):
@@ -39,24 +59,24 @@ class JobState(enum.Enum):
     ACTIVE = "active"
     """Some items have no result yet."""
     HELD = "held"
-    """Waits for a person: its policy is ``hold`` and a create's outcome is unknown, or its account is out of
-    use. ``JobRow.note`` says what to do."""
+    """Waits for a person: its policy is ``hold`` and the outcome of a create is unknown, or its account
+    cannot be used. ``JobRow.note`` says what to do."""
     DONE = "done"
     """Every item has a result."""
 
 
 class ItemState(enum.Enum):
-    """Where an item stands."""
+    """The state of an item. The first three are unfinished work; see ``item_waiting``, the table's index."""
 
-    OPEN = "open"
+    OPEN = 0
     """To be put into a shard."""
-    SHARDED = "sharded"
+    REALTIME = 1
+    """To be sent in real time."""
+    IN_FLIGHT = 2
+    """Sent in real time, not answered yet; found so after a crash, the call may have been billed."""
+    SHARDED = 3
     """In a shard that is not settled."""
-    DIRECT = "direct"
-    """To be asked alone, in real time."""
-    ASKING = "asking"
-    """Being asked alone; found so after a crash, the call may have been billed."""
-    FINAL = "final"
+    FINAL = 4
     """Has its result."""
 
 
@@ -120,6 +140,109 @@ class JobLease:
     epoch: int
 
 
+class LeaseLost(SmartbatchError):
+    """Another process owns the job now, or moved the shard on; nothing was written."""
+
+
+class OverJobBudget(SmartbatchError):
+    """The job's budget has no room for it; nothing was written."""
+
+
+@frozen(kw_only=True)
+class JobPolicy:
+    """The choices a job was submitted with, for every process that carries it on.
+
+    How often its batches are polled is none of them: each process does that as its own settings say.
+
+    Attributes:
+        version: of the stored form. It grows with every change of the fields; a store that holds a newer one,
+            or a field that this release does not know, is refused and left as it is.
+        fallback: where items go that a batch has not run: in real time, or into a further batch.
+        on_unknown: what follows when nobody knows whether a batch was created: wait for the settle time and
+            send again, or hold the job for a person.
+        timeout: seconds after which a batch is cancelled, where the job may fall back to real time; ``None``
+            is the default of the process.
+        settle: seconds that a batch whose creation is unsure is searched for; ``None`` as above.
+        max_requests: most requests of one shard; ``None`` as above.
+        deadline: Unix seconds by which every item should have its result.
+        late_penalty: USD that missing the deadline counts as; ``None`` is the default.
+        budget: USD that may be spent on the job.
+        budget_account: id of the client that reserves the job's budget within its own.
+        retention: seconds after the job's end at which the provider's files are deleted; ``None`` is never.
+        exclusive_workspace: nobody else creates batches in the account's workspace.
+        route: the route that was chosen for all of it; items sent in real time count for it.
+        attended: the items are sent in real time, and only while a process that submitted or named the job
+            is running. They end as they would without a job, instead of waiting for money.
+    """
+
+    version: ClassVar[int] = 1
+
+    fallback: Fallback = "batch"
+    on_unknown: Literal["settle", "hold"] = "settle"
+    timeout: float | None = None
+    settle: float | None = None
+    max_requests: int | None = None
+    deadline: float | None = None
+    late_penalty: float | None = None
+    budget: float | None = None
+    budget_account: str | None = None
+    retention: float | None = None
+    exclusive_workspace: bool = False
+    route: Route | None = field(default=None, converter=optional(Route))
+    attended: bool = False
+
+
+def _texts(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+@frozen(kw_only=True)
+class RemoteProgress:
+    """What is known of a shard's batch at the provider, and what was already done about it.
+
+    Attributes:
+        version: of the stored form, as in :class:`JobPolicy`.
+        state: the batch's state when it was last polled; ``None`` before the first poll.
+        status: the provider's own word for that state.
+        completed: requests that the provider says succeeded; ``None`` where it does not say.
+        failed: requests that the provider says failed.
+        outputs: where its results are, as the provider's adapter names them.
+        cancel_sent_at: Unix seconds of our request to cancel it.
+        uploads: uploads of the input file that were begun anew because one may still have been under way.
+        results_fetched: the results lie in local files.
+        results_refetched: the results were fetched a second time because lines were missing.
+        results_gone: the provider deleted the results before they were fetched.
+        held_job: the job was put on hold once because nobody knew whether this batch was created. A job that
+            is active after that was resumed by a person.
+        checked_for_duplicates: the provider's list was searched for a second batch of this shard.
+        suspected_duplicates: ids of batches that may be a second batch of this shard and are still to be
+            examined.
+    """
+
+    version: ClassVar[int] = 1
+
+    state: RemoteState | None = field(default=None, converter=optional(RemoteState))
+    status: str | None = None
+    completed: int | None = None
+    failed: int | None = None
+    outputs: tuple[str, ...] = field(default=(), converter=_texts)
+    cancel_sent_at: float | None = None
+    uploads: int = 0
+    results_fetched: bool = False
+    results_refetched: bool = False
+    results_gone: bool = False
+    held_job: bool = False
+    checked_for_duplicates: bool = False
+    suspected_duplicates: tuple[str, ...] = field(default=(), converter=_texts)
+
+    @property
+    def done(self) -> int | None:
+        """Requests that have run, as far as the provider says."""
+        if self.completed is None and self.failed is None:
+            return None
+        return (self.completed or 0) + (self.failed or 0)
+
+
 @frozen
 class NewJob:
     """A job to be accepted.
@@ -132,12 +255,6 @@ class NewJob:
         kind: ``generate`` or ``embed``.
         params: what all items share, as JSON bytes (see :mod:`smartbatch.jobs.payload`).
         metadata: the user's labels.
-        policy: JSON-able choices: ``fallback`` (``"individual"`` or ``"batch"``), ``on_unknown``
-            (``"settle"`` or ``"hold"``), ``timeout``, ``settle``, ``max_requests``, ``deadline`` (Unix
-            seconds or None), ``budget`` (USD or None), ``account`` (who holds it back), ``retention``
-            (seconds or None), ``exclusive``, ``route`` and what else the engine wants to find again.
-            ``attended`` marks the job of a command somebody sits before: only a process that was told to
-            carries it on, and its requests end as they would in real time, instead of waiting for money.
         created_at: Unix seconds.
         digest: over all items in order; a key that comes again with other items is refused.
     """
@@ -149,7 +266,7 @@ class NewJob:
     kind: str
     params: bytes
     metadata: Mapping[str, Any]
-    policy: Mapping[str, Any]
+    policy: JobPolicy
     created_at: float
     digest: bytes = b""
 
@@ -163,14 +280,14 @@ class NewItem:
         payload: the request as bytes, see :mod:`smartbatch.jobs.payload`.
         size: bytes of its encoded line, about; for cutting.
         tokens: estimated input tokens.
-        direct: True when it is asked alone from the beginning.
+        realtime: True when it is sent in real time from the beginning.
     """
 
     user_id: str | None
     payload: bytes
     size: int
     tokens: int
-    direct: bool = False
+    realtime: bool = False
 
 
 @frozen
@@ -187,8 +304,9 @@ class JobRow:
         epoch: of the present or last owner.
         owner: of the present owner; ``None`` when it was given back.
         finished_at: Unix seconds of the last result.
-        pledged: USD that may be spent besides ``cost``: the most that shards, and items being asked alone,
-            can still cost, and what answers that are lost may have cost. Counted for jobs with a budget.
+        reserved: USD that may be spent besides ``cost``: the most that shards, and items in flight in real
+            time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
+            budget.
     """
 
     id: str
@@ -198,7 +316,7 @@ class JobRow:
     kind: str
     params: bytes
     metadata: Mapping[str, Any]
-    policy: Mapping[str, Any]
+    policy: JobPolicy
     state: JobState
     created_at: float
     finished_at: float | None
@@ -216,7 +334,7 @@ class JobRow:
     epoch: int
     owner: str | None
     digest: bytes
-    pledged: float = 0.0
+    reserved: float = 0.0
 
     @property
     def finished(self) -> int:
@@ -226,7 +344,7 @@ class JobRow:
 
 @frozen
 class OpenItem:
-    """An item that waits to be put into a shard, or to be asked alone."""
+    """An item that waits to be put into a shard, or to be sent in real time."""
 
     ix: int
     size: int
@@ -242,7 +360,7 @@ class NewShard:
         id: unique in the store.
         nonce: see :mod:`smartbatch.jobs.wire_ids`.
         items: positions in the job, in the shard's order.
-        most: USD it can cost, taken from the budget of a job that has one.
+        reserved: the most it can cost, USD; reserved from the budget of a job that has one.
     """
 
     id: str
@@ -251,7 +369,7 @@ class NewShard:
     bytes: int
     tokens: int
     due_at: float
-    most: float = 0.0
+    reserved: float = 0.0
 
 
 @frozen
@@ -270,13 +388,13 @@ class ShardRow:
         uncertain_since: when its outcome became unknown.
         fenced_at: when its input file was deleted.
         candidate: id of the batch that could be ours.
-        foreign: ids of batches that certainly are not.
-        remote: what the provider last said: ``word``, ``completed``, ``failed``, ``outputs``, ``reason``, …
+        foreign_batches: ids of batches that certainly are not.
+        remote: what is known of its batch.
         cancelled: the provider was asked to cancel it.
         died_at: when it became DEAD.
-        tidied: its remote files are deleted.
-        results_until: when the provider will have dropped its results.
-        most: USD it is counted with besides the results that are stored, in ``JobRow.pledged``.
+        cleaned_up: its remote files are deleted.
+        results_until: when the provider will have deleted its results.
+        reserved: USD it is counted with in ``JobRow.reserved``, besides the results that are stored.
     """
 
     id: str
@@ -299,17 +417,17 @@ class ShardRow:
     uncertain_since: float | None
     fenced_at: float | None
     candidate: str | None
-    foreign: tuple[str, ...]
-    remote: Mapping[str, Any]
+    foreign_batches: tuple[str, ...]
+    remote: RemoteProgress
     cancelled: bool
     ended_at: float | None
     settled_at: float | None
     died_at: float | None
-    tidied: bool
+    cleaned_up: bool
     results_until: float | None
     cost: float | None
     note: str | None
-    most: float = 0.0
+    reserved: float = 0.0
 
 
 @frozen
@@ -318,8 +436,8 @@ class NewResult:
 
     Attributes:
         ix: the item's position in its job.
-        outcome: ``succeeded``, ``failed`` or ``cancelled``; or, not final, ``again`` (ask it alone) or
-            ``unrun`` (never executed).
+        outcome: ``succeeded``, ``failed`` or ``cancelled``; or, not final, ``again`` (send it in real time)
+            or ``unrun`` (never executed).
         body: the result as bytes, see :mod:`smartbatch.jobs.payload`; for ``again`` and ``unrun`` the error.
         digest: of the line it came in, so that a second, different one is noticed; 16 bytes.
         cost, realtime_cost: USD; ``None`` where the price is unknown.
@@ -374,3 +492,69 @@ class IncidentRow:
     detail: str
     money: float | None
     at: float
+
+
+@frozen
+class ShardPayload:
+    """A request of a shard: its position in the shard and in the job, and its bytes."""
+
+    position: int
+    ix: int
+    payload: bytes = field(repr=False)
+
+
+@frozen
+class ShardItem:
+    """An item of a shard: its position in the job, the user's id, its bytes, its estimated input tokens."""
+
+    ix: int
+    user_id: str | None
+    payload: bytes = field(repr=False)
+    tokens: int
+
+
+@frozen
+class ItemSize:
+    """The size of an item: bytes of its request in the store, estimated input tokens."""
+
+    bytes: int
+    tokens: int
+
+
+@frozen
+class ClaimedItem:
+    """An item in flight: claimed to be sent in real time."""
+
+    ix: int
+    user_id: str | None
+    payload: bytes = field(repr=False)
+    tries: int
+
+
+@frozen
+class UnsettledItem:
+    """An item of a shard that has no result yet.
+
+    Attributes:
+        verdict: ``again`` or ``unrun`` where a line said so; ``None`` when no line came: it is missing.
+        body: the error that came with the verdict.
+        tries: shards and calls it went through before.
+    """
+
+    ix: int
+    verdict: str | None
+    body: bytes | None = field(repr=False)
+    tries: int
+
+
+@frozen
+class StoredResults:
+    """What an ingest changed.
+
+    Attributes:
+        final: items that have their result by it.
+        doubled: items that had another result already, which stays.
+    """
+
+    final: tuple[int, ...] = ()
+    doubled: tuple[int, ...] = ()

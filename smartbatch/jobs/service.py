@@ -38,7 +38,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.time_left import time_left
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
@@ -204,7 +204,7 @@ class JobService:
 
     def serves(self, row: JobRow) -> bool:
         """Whether this process can carry a job on, and may: an attended one only where it was named."""
-        if row.policy.get("attended") and row.id not in self._attended:
+        if row.policy.attended and row.id not in self._attended:
             return False
         return self.serving.provider_of(row) is not None
 
@@ -332,7 +332,7 @@ class JobService:
         asking = (
             0
             if row.state is JobState.DONE
-            else len(store.open_items(row.id, state=ItemState.ASKING, limit=ASKING))
+            else len(store.open_items(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
         )
         return status_of(
             row,
@@ -407,7 +407,7 @@ class JobService:
             return None
         if supervisor is not None and (error := supervisor.error_of(row.id)) is not None:
             return error
-        if row.policy.get("attended") and row.id not in self._attended and self.is_free(row.id):
+        if row.policy.attended and row.id not in self._attended and self.is_free(row.id):
             goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
             return f"its run was interrupted: {goes_on}"
         if row.owner is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import field, frozen
 
@@ -168,15 +168,9 @@ def _submitted(job: JobRow, open_shards: Sequence[ShardRow], asking: int) -> int
 
 
 def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
-    told = sum(_told(shard.remote) or 0 for shard in open_shards if shard.state is _S.SUBMITTED)
+    told = sum(shard.remote.done or 0 for shard in open_shards if shard.state is _S.SUBMITTED)
     ready = sum(shard.size for shard in open_shards if shard.state is _S.ENDED)
     return max(0, min(told + ready, job.total - job.finished))
-
-
-def _told(remote: Mapping[str, object]) -> int | None:
-    figures = [remote.get(name) for name in ("completed", "failed")]
-    known = [figure for figure in figures if isinstance(figure, int)]
-    return sum(known) if known else None
 
 
 def _shard(shard: ShardRow, wall: float) -> ShardStatus:
@@ -186,9 +180,9 @@ def _shard(shard: ShardRow, wall: float) -> ShardStatus:
         state=shard.state.value,
         batch_id=shard.batch_id,
         size=shard.size,
-        done=_told(shard.remote),
+        done=shard.remote.done,
         age=None if shard.submitted_at is None else max(0.0, (ended or wall) - shard.submitted_at),
-        word=scrub(str(shard.remote.get("word") or ""), limit=60),
+        word=scrub(shard.remote.status or "", limit=60),
         cost=shard.cost,
         note=shard.note,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -24,7 +24,7 @@ from smartbatch.jobs.client_jobs import LAST_STEP, ClientJobs
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_budget import budget_of
 from smartbatch.jobs.payload import Shared
-from smartbatch.jobs.records import JobRow, JobState
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, JobState
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
@@ -35,7 +35,6 @@ from smartbatch.types import Answer, Kind, Prompt, Request, Result, Route
 
 __all__ = ["Fallback", "JobSubmission"]
 
-Fallback = Literal["batch", "individual"]
 OnProgress = Callable[[JobStatus], object]
 KEY = 512
 """Letters of a job's key."""
@@ -57,7 +56,7 @@ class _Draft:
     kind: Kind
     requests: Iterator[Request]
     params: Mapping[str, Any]
-    policy: Mapping[str, Any]
+    policy: JobPolicy
     key: str | None
     metadata: Mapping[str, str] | None
     realtime: int | None = field(kw_only=True)
@@ -188,7 +187,7 @@ class JobSubmission(ClientJobs):
     def _patience(self, job: Job) -> float:
         """Return the seconds that waiting for a job lasts by default."""
         row = self._service.store.job(job.id)
-        deadline = None if row is None else row.policy.get("deadline")
+        deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._clock.wall()
         return max(self.config.batch_timeout, left)
 
@@ -205,7 +204,7 @@ class JobSubmission(ClientJobs):
         most: int | None = None,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        fallback: str | None = None,
+        fallback: Fallback | None = None,
     ) -> Job:
         """Store checked requests of one kind as a job whose route was chosen.
 
@@ -217,7 +216,7 @@ class JobSubmission(ClientJobs):
         """
         policy = self._policy(fallback, constraints, late_penalty, route)
         if most is not None:
-            policy["max_requests"] = min(most, policy["max_requests"])
+            policy = evolve(policy, max_requests=min(most, policy.max_requests or most))
         return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
 
     def _check_batches(self, kind: Kind, fallback: str | None) -> None:
@@ -231,11 +230,15 @@ class JobSubmission(ClientJobs):
             raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
 
     def _policy(
-        self, fallback: str | None, constraints: Constraints, late_penalty: float | None, route: Route | None
-    ) -> dict[str, Any]:
+        self,
+        fallback: Fallback | None,
+        constraints: Constraints,
+        late_penalty: float | None,
+        route: Route | None,
+    ) -> JobPolicy:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
-        chosen = "individual" if deadline is not None else self._fallback_of(fallback)
+        chosen: Fallback = "individual" if deadline is not None else self._fallback_of(fallback)
         return policy_of(
             self.config,
             chosen,
@@ -258,15 +261,15 @@ class JobSubmission(ClientJobs):
         return self._accept(_Draft(kind, rows, {}, policy, key, metadata, realtime=None))
 
     def _accept(self, draft: _Draft) -> Job:
-        if self.config.budget is None or draft.policy.get("attended"):  # asked within the client's
+        if self.config.budget is None or draft.policy.attended:  # asked within the client's
             return self._stored(draft)
         for job_id in self._reservations.jobs:  # they may have ended elsewhere
             self._refresh_reservation(job_id)
         if draft.key is not None and self._service.store.job(draft.key) is not None:
             self._take_up(draft.key)
             return self._stored(draft)
-        with self._reservations.reserved(draft.policy.get("budget")) as reservation:
-            policy = {**draft.policy, "budget": reservation.usd, "account": self._reservations.account}
+        with self._reservations.reserved(draft.policy.budget) as reservation:
+            policy = evolve(draft.policy, budget=reservation.usd, budget_account=self._reservations.account)
             job = self._stored(evolve(draft, policy=policy))
             self._reservations.assign(job.id, reservation, 0.0)
         self._refresh_reservation(job.id)
@@ -275,7 +278,7 @@ class JobSubmission(ClientJobs):
     def _take_up(self, id_or_key: str) -> None:
         """Hold back in the client's budget what a job of earlier can still spend."""
         row = self._service.store.job(id_or_key)
-        if self.config.budget is None or row is None or row.policy.get("attended"):
+        if self.config.budget is None or row is None or row.policy.attended:
             return
         if row.state is JobState.DONE or self._reservations.has(row.id):
             return
@@ -304,7 +307,7 @@ class JobSubmission(ClientJobs):
 
     def _stored(self, draft: _Draft) -> Job:
         api, _ = self._batches(draft.kind)
-        if draft.policy.get("budget") is not None:
+        if draft.policy.budget is not None:
             self._check_priced(by_batch=api is not None)
         shared = Shared(self._admission.defaults_of(draft.params), draft.params.get("embedding"))
         model = f"{self._provider.name}:{self.model}"
@@ -331,11 +334,11 @@ class JobSubmission(ClientJobs):
         )
         return self._service.accept(row, items)
 
-    def _fallback_of(self, fallback: str | None) -> str:
+    def _fallback_of(self, fallback: str | None) -> Fallback:
         chosen = fallback or self.config.batch_fallback
         if chosen not in ("batch", "individual"):
             raise ConfigError(f"fallback = {chosen!r:.40} is out of range: 'batch' or 'individual'")
-        return chosen
+        return "individual" if chosen == "individual" else "batch"
 
     def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
         """Return what the first request asks for, and all of them, checked as they are read."""

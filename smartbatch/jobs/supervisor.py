@@ -18,9 +18,9 @@ from attrs import define
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import SmartbatchError, StoreError
-from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.runner import StepResult
-from smartbatch.jobs.store.base import LeaseLost, Store
+from smartbatch.jobs.store import Store
 
 __all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
 

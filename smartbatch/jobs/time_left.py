@@ -18,7 +18,7 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.turnaround_log import late
 
 __all__ = ["time_left"]
@@ -52,7 +52,7 @@ def time_left(
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
     rest = max(0, job.total - job.finished - sum(shard.size for shard in waiting))
-    alone = bool(asking) or _some(store, job, ItemState.DIRECT)
+    alone = bool(asking) or _some(store, job, ItemState.REALTIME)
     unplanned = [rest] if rest and not job.cancel_requested and _some(store, job, ItemState.OPEN) else []
     batches = _batches(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
     if batches is None:
@@ -93,5 +93,4 @@ def _batches(
 
 
 def _done(shard: ShardRow) -> int | None:
-    done = shard.remote.get("completed")
-    return done if isinstance(done, int) and shard.state is ShardState.SUBMITTED else None
+    return shard.remote.completed if shard.state is ShardState.SUBMITTED else None

@@ -10,10 +10,7 @@ from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-__all__ = ["CANCELLED_AT", "cancelling", "late", "learn"]
-
-CANCELLED_AT = "cancelled_at"
-"""Where a shard keeps the Unix seconds of our cancel, among what is known of its batch."""
+__all__ = ["cancelling", "late", "learn"]
 
 
 def late(model: str) -> str:
@@ -31,8 +28,8 @@ def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
     if shard.submitted_at is None:
         return
     now, model, store = step.wall, step.job.model, step.store
-    cancelled_at = shard.remote.get(CANCELLED_AT)
-    if isinstance(cancelled_at, float) and cancelled_at <= now:
+    cancelled_at = shard.remote.cancel_sent_at
+    if cancelled_at is not None and cancelled_at <= now:
         provider = model.partition(":")[0]
         store.observe_turnaround(cancelling(provider), shard.size, now - cancelled_at, now)
         ran = max(0.0, cancelled_at - shard.submitted_at)

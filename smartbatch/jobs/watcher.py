@@ -16,7 +16,7 @@ from smartbatch._clock import Clock
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.types import Result
 
 __all__ = ["ChangeNotifier", "JobFuture", "WatchedService", "Watcher"]

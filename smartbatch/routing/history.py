@@ -23,7 +23,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
 

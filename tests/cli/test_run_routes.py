@@ -334,6 +334,6 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
         assert main([*line, "--quiet"]) == 1
         first, second = stored_jobs()
     assert (first.total, first.succeeded, second.total) == (20, 20, 10)
-    assert first.policy["budget"] == float(budget)
-    assert second.policy["budget"] == 0
+    assert first.policy.budget == float(budget)
+    assert second.policy.budget == 0
     assert {row["error"] and row["error"]["kind"] for row in written()} == {None, "budget_exceeded"}

@@ -23,6 +23,7 @@ import pytest
 from smartbatch._clock import VirtualClock
 from smartbatch.jobs.records import (
     JobLease,
+    JobPolicy,
     JobRow,
     NewItem,
     NewJob,
@@ -130,15 +131,15 @@ def new_job(job_id: str, **changes: Any) -> NewJob:
             "kind": "generate",
             "params": b"{}",
             "metadata": {},
-            "policy": {"fallback": "individual"},
+            "policy": JobPolicy(fallback="individual"),
             "created_at": 1000.0,
             **changes,
         }
     )
 
 
-def new_items(count: int, *, direct: bool = False) -> list[NewItem]:
-    return [NewItem(f"row-{ix}", b"ask %d" % ix, 100 + ix, 10 + ix, direct) for ix in range(count)]
+def new_items(count: int, *, realtime: bool = False) -> list[NewItem]:
+    return [NewItem(f"row-{ix}", b"ask %d" % ix, 100 + ix, 10 + ix, realtime) for ix in range(count)]
 
 
 def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: Any) -> NewResult:
@@ -187,7 +188,7 @@ def led(store: Store, lease: JobLease, shard: ShardRow, to: ShardState) -> Shard
     """Lead a planned shard to a state, step by step."""
     for step in ROADS[to]:
         if step is ShardState.SUBMITTING:
-            intended = store.intend(lease, shard, exclusive=False)
+            intended = store.mark_submitting(lease, shard, exclusive=False)
             assert intended is not None
             shard = intended
         else:

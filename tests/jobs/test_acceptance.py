@@ -30,5 +30,5 @@ def test_the_first_rows_go_in_real_time_as_many_as_are_wanted(
         head=b"",
     )
     rows = list(items)
-    assert [row.direct for row in rows] == [ix < alone for ix in range(5)]
-    assert all((row.size == len(row.payload)) == row.direct for row in rows)
+    assert [row.realtime for row in rows] == [ix < alone for ix in range(5)]
+    assert all((row.size == len(row.payload)) == row.realtime for row in rows)

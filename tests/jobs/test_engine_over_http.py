@@ -14,9 +14,9 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items, new_job
 from smartbatch.jobs.payload import Shared, decode_result
-from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
+from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, ShardState
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.store.opening import open_store
 from smartbatch.prices import PriceBook
 from smartbatch.providers import create
@@ -68,7 +68,7 @@ class Bench:
             kind=Kind.GENERATE,
             shared=shared,
             metadata={},
-            policy=policy,
+            policy=JobPolicy(**policy),
             at=CLOCK.wall(),
         )
         store.accept(job, items, digest=items.digest)

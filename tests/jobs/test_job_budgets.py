@@ -83,7 +83,7 @@ def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
         assert "requests were not sent" in told
         assert "of the job's budget of 0.2 USD" in told
         w.pass_time(10 * MINUTE)
-        assert row_of(client, job.id).pledged == pytest.approx(0.0, abs=TINY)
+        assert row_of(client, job.id).reserved == pytest.approx(0.0, abs=TINY)
         assert client.spent == pytest.approx(paid(w))
 
 
@@ -105,7 +105,7 @@ def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) ->
         assert 0.3 - 4 * MOST < paid(w) <= 0.3
         assert 20 < answered(results) < 80
         assert not w.creates
-        assert row_of(client, job.id).pledged == pytest.approx(0.0, abs=TINY)
+        assert row_of(client, job.id).reserved == pytest.approx(0.0, abs=TINY)
         assert client.spent == pytest.approx(paid(w))
 
 
@@ -124,8 +124,8 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
         row = row_of(client, job.id)
         billed = [line.billed for line in w.creates[0].lines.values()]
         assert len(billed) == 40
-        assert TOKEN / 2 * sum(billed) / 2 <= row.pledged <= 20 * MOST  # the answers taught what they take
-        assert client.spent == pytest.approx(row.cost + row.pledged)
+        assert TOKEN / 2 * sum(billed) / 2 <= row.reserved <= 20 * MOST  # the answers taught what they take
+        assert client.spent == pytest.approx(row.cost + row.reserved)
 
 
 def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: P
         dead = open_store(w.store, wall=w.clock.wall, rng=random.Random(1))
         lease = dead.claim(job.id, 15.0)
         assert lease is not None
-        assert len(dead.claim_direct(lease, 10)) == 10
-        dead.pledge(lease, 10 * alone)
+        assert len(dead.claim_realtime(lease, 10)) == 10
+        dead.reserve(lease, 10 * alone)
         w.pass_time(MINUTE)
         w.service.meet = lambda seen: None
         second = buyer(w, batch_enabled=False)
@@ -165,7 +165,7 @@ def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: P
         results = w.results(again)
         assert 0 < answered(results) < 60
         assert 10 * alone - 2 * alone < paid(w) <= 10 * alone
-        assert row_of(second, job.id).pledged == pytest.approx(10 * alone)
+        assert row_of(second, job.id).reserved == pytest.approx(10 * alone)
         dead.close()
 
 

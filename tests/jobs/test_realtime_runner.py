@@ -55,7 +55,7 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
 
     def reply(prompt: str) -> str:
         job = looking.jobs()[0]
-        seen.append((prompt, {item.ix for item in looking.open_items(job.id, state=ItemState.ASKING)}))
+        seen.append((prompt, {item.ix for item in looking.open_items(job.id, state=ItemState.IN_FLIGHT)}))
         return prompt
 
     client = client_of(Remote(clock, batches=False, reply=reply, latency=1.0), store=place, parallelism=3)
@@ -119,7 +119,7 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
     row = looking.job(job.id)
     assert row is not None
     assert (row.succeeded, row.owner) == (asked, None)
-    waiting = looking.open_items(job.id, state=ItemState.DIRECT)
+    waiting = looking.open_items(job.id, state=ItemState.REALTIME)
     assert (len(waiting), {item.tries for item in waiting}) == (30 - asked, {0})
     second = client_of(remote, store=place, seed_of_rng=2)
     assert second.job(job.id).wait(LONG).completed == 30
@@ -225,7 +225,7 @@ def test_items_that_were_being_asked_when_their_process_died(
     dead = another_store(place, clock)
     lease = dead.claim(job.id, LEASE)
     assert lease is not None
-    dead.claim_direct(lease, 2)
+    dead.claim_realtime(lease, 2)
     dead.abandon()  # as its death would
     second = client_of(remote, store=place, seed_of_rng=2)
     results = list(second.job(job.id).results(timeout=LONG))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import asdict, evolve
 from jobs.stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
@@ -16,19 +16,25 @@ from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
     IncidentRow,
+    ItemSize,
     ItemState,
     JobLease,
+    JobPolicy,
     JobState,
+    LeaseLost,
     NewItem,
+    RemoteProgress,
+    ShardPayload,
     ShardState,
 )
-from smartbatch.jobs.store import LeaseLost, Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store import result_table as results_module
 from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store import sql_store as book_module
-from smartbatch.jobs.store.base import Measure, Payload
 from smartbatch.jobs.wire_ids import new_nonce
+from smartbatch.providers.batch_api import RemoteState
+from smartbatch.types import Route
 
 __all__ = ["bench", "postgres_address", "store"]  # fixtures
 
@@ -48,13 +54,49 @@ def ingesting(store: Store, bench: Bench, lease: JobLease, *items: int, **change
     return led(store, lease, store.plan(lease, bench.shard(*items, **changes)), ShardState.INGESTING)
 
 
+POLICY = JobPolicy(
+    fallback="individual",
+    on_unknown="hold",
+    timeout=1.5,
+    settle=2.5,
+    max_requests=3,
+    deadline=4.5,
+    late_penalty=5.5,
+    budget=6.5,
+    budget_account="account",
+    retention=7.5,
+    exclusive_workspace=True,
+    route=Route.FLEX,
+    attended=True,
+)
+PROGRESS = RemoteProgress(
+    state=RemoteState.COMPLETED,
+    status="finished",
+    completed=3,
+    failed=0,
+    outputs=("file-1", "file-2"),
+    cancel_sent_at=1.5,
+    uploads=2,
+    results_fetched=True,
+    results_refetched=True,
+    results_gone=True,
+    held_job=True,
+    checked_for_duplicates=True,
+    suspected_duplicates=("batch-2",),
+)
+
+
+def test_the_samples_of_records_differ_from_the_defaults_in_every_field() -> None:
+    for sample in (POLICY, PROGRESS):
+        unset = asdict(type(sample)())
+        assert [name for name, value in asdict(sample).items() if value == unset[name]] == []
+
+
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
 def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
-    new = bench.job(
-        key="mine", metadata={"team": "é"}, policy={"n": [1, None]}, params=b"\x00\xff", digest=b"d"
-    )
+    new = bench.job(key="mine", metadata={"team": "é"}, policy=POLICY, params=b"\x00\xff", digest=b"d")
     job, is_new = bench.open().accept(new, new_items(3))
     other = bench.open()
     assert is_new
@@ -63,7 +105,7 @@ def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
         3,
         JobState.ACTIVE,
         {"team": "é"},
-        {"n": [1, None]},
+        POLICY,
     )
     assert (job.params, job.digest, job.epoch, job.owner, job.finished_at) == (
         b"\x00\xff",
@@ -116,7 +158,7 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: in
     assert len({job_id for job_id, _ in got}) == 1
     assert sorted(is_new for _, is_new in got) == [False, False, False, True]
     assert bench.behind("SELECT count(*) FROM item") == [(count,)]
-    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 3_500])
@@ -134,7 +176,7 @@ def test_a_job_of_any_size_is_stored_whole(store: Store, bench: Bench, count: in
     assert job.total == count == len(store.open_items(job.id))
     assert job.digest == b"after %d" % count
     assert [item.ix for item in store.open_items(job.id)] == list(range(count))
-    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
 
 
 def test_pages_end_at_their_bytes_too(store: Store, bench: Bench, monkeypatch: Any) -> None:
@@ -162,7 +204,7 @@ def test_an_input_that_fails_half_way_leaves_nothing(
     with pytest.raises(ZeroDivisionError):
         store.accept(bench.job(key="k"), items())
     assert store.job("k") is None
-    for table in ("job", "job_params", "item", "payload", "loose"):
+    for table in ("job", "job_params", "item", "payload", "incomplete_job"):
         assert bench.behind(f"SELECT count(*) FROM {table}") == [(0,)], table
     assert store.accept(bench.job(key="k"), new_items(1))[1]
 
@@ -212,7 +254,7 @@ def test_a_job_without_items_is_done(store: Store, bench: Bench) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text: str) -> None:
     new = bench.job(key=text + "!", metadata={text: text})
-    item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, direct=True)
+    item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, realtime=True)
     job, _ = store.accept(new, [item])
     assert store.job(text + "!") == job
     assert (job.key, job.metadata) == (text + "!", {text: text})
@@ -221,7 +263,7 @@ def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text:
     store.note(lease, text)
     store.remember(text, {"value": text})
     assert store.add_incident(IncidentRow("kind", job.id, None, text, None, 1.0))
-    (asked,) = store.claim_direct(lease, 5)
+    (asked,) = store.claim_realtime(lease, 5)
     store.answer(lease, [result(0, text=item.payload or b"e")], at=2.0)
     (got,) = store.results(job.id)
     assert (asked.user_id, asked.payload) == (got.user_id, got.payload) == (text, item.payload)
@@ -245,7 +287,7 @@ def test_jobs_are_listed_newest_first(store: Store, bench: Bench) -> None:
 def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: Bench) -> None:
     assert store.job("job-x") is None
     assert store.job("nul \0") is None
-    assert store.shard("s") is store.shard_of("n") is store.recall("k") is None
+    assert store.shard("s") is store.shard_with_nonce("n") is store.recall("k") is None
     assert store.payloads("s") == store.unsettled("s") == []
     assert store.items_at("s", [0]) == store.measures("s") == {}
     assert store.claim("job-x", 60) is None
@@ -442,12 +484,12 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
         lambda: frozen.plan(lease, bench.shard(4)),
         lambda: frozen.advance(lease, planned, ShardState.UPLOADING),
         lambda: frozen.advance(lease, planned, ShardState.PLANNED, tries=3),
-        lambda: frozen.intend(lease, ready, exclusive=False),
+        lambda: frozen.mark_submitting(lease, ready, exclusive=False),
         lambda: frozen.discard(lease, planned, items=ItemState.OPEN, tried=True, note="n", at=at),
         lambda: frozen.fail_shard(lease, planned, b"no", note="n", at=at),
         lambda: frozen.ingest(lease, taking, [result(2)], at=at),
         lambda: frozen.settle(lease, taking, opened=[2, 3], at=at),
-        lambda: frozen.claim_direct(lease, 5),
+        lambda: frozen.claim_realtime(lease, 5),
         lambda: frozen.answer(lease, [result(4)], at=at),
         lambda: frozen.drop_unsent(lease, b"", at=at),
         lambda: frozen.note(lease, "mine!", hold=True),
@@ -478,7 +520,7 @@ def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_tidied(bench: B
     assert [job.id for job in other.claimable(limit=1)] == [fresh.id]
     again = other.claim(tidy.id, 60)
     assert again is not None
-    other.advance(again, shard, ShardState.SETTLED, tidied=True)
+    other.advance(again, shard, ShardState.SETTLED, cleaned_up=True)
     other.release(again)
     assert [job.id for job in other.claimable()] == [fresh.id, held.id]
 
@@ -505,10 +547,10 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
 def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: bytes | None) -> None:
     """They may have been billed: asked again with a try more, or ended where the job sends nothing twice."""
     dead, other = bench.open(), bench.open()
-    job, _ = dead.accept(bench.job(), new_items(4, direct=True))
+    job, _ = dead.accept(bench.job(), new_items(4, realtime=True))
     lease = dead.claim(job.id, 60)
     assert lease is not None
-    assert [item.ix for item in dead.claim_direct(lease, 2)] == [0, 1]
+    assert [item.ix for item in dead.claim_realtime(lease, 2)] == [0, 1]
     dead.abandon()
     bench.clock.sleep(5)
     taken = other.claim(job.id, 60, unknown=unknown)
@@ -520,7 +562,7 @@ def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: byt
     found = other.job(job.id)
     assert found is not None
     if unknown is None:
-        assert [(i.ix, i.tries) for i in other.claim_direct(taken, 9)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+        assert [(i.ix, i.tries) for i in other.claim_realtime(taken, 9)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
         assert (found.failed, found.unpriced) == (0, 0)
     else:
         assert [(r.ix, r.outcome, r.body, r.cost) for r in other.results(job.id)] == [
@@ -528,17 +570,17 @@ def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: byt
             (1, "failed", b"not known", None),
         ]
         assert (found.failed, found.unpriced, found.cost) == (2, 2, 0.0)
-        assert [item.ix for item in other.claim_direct(taken, 9)] == [2, 3]
+        assert [item.ix for item in other.claim_realtime(taken, 9)] == [2, 3]
 
 
 def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> None:
     first = bench.open()
-    job, _ = first.accept(bench.job(), new_items(1, direct=True))
+    job, _ = first.accept(bench.job(), new_items(1, realtime=True))
     for taking in range(3):
         lease = first.claim(job.id, 60)
         assert lease is not None
         assert len(first.incidents()) == taking
-        assert [item.tries for item in first.claim_direct(lease, 1)] == [taking]
+        assert [item.tries for item in first.claim_realtime(lease, 1)] == [taking]
         first.abandon()
 
 
@@ -556,18 +598,23 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: B
         ShardState.PLANNED,
         5.0,
     )
-    assert (shard.remote, shard.foreign, shard.tidied, shard.cancelled) == ({}, (), False, False)
-    assert store.shard(new.id) == store.shard_of(new.nonce) == shard == store.shards(job.id)[0]
+    assert (shard.remote, shard.foreign_batches, shard.cleaned_up, shard.cancelled) == (
+        RemoteProgress(),
+        (),
+        False,
+        False,
+    )
+    assert store.shard(new.id) == store.shard_with_nonce(new.nonce) == shard == store.shards(job.id)[0]
     assert [item.ix for item in store.open_items(job.id)] == [1, 2]
     assert [item.ix for item in store.open_items(job.id, state=ItemState.SHARDED)] == [0, 3, 4]
     assert store.payloads(shard.id) == [
-        Payload(0, 3, b"ask 3"),
-        Payload(1, 0, b"ask 0"),
-        Payload(2, 4, b"ask 4"),
+        ShardPayload(0, 3, b"ask 3"),
+        ShardPayload(1, 0, b"ask 0"),
+        ShardPayload(2, 4, b"ask 4"),
     ]
-    assert store.payloads(shard.id, after=0, limit=1) == [Payload(1, 0, b"ask 0")]
+    assert store.payloads(shard.id, after=0, limit=1) == [ShardPayload(1, 0, b"ask 0")]
     assert store.payloads(shard.id, after=2) == []
-    assert store.measures(shard.id) == {0: Measure(5, 13), 1: Measure(5, 10), 2: Measure(5, 14)}
+    assert store.measures(shard.id) == {0: ItemSize(5, 13), 1: ItemSize(5, 10), 2: ItemSize(5, 14)}
     at = store.items_at(shard.id, [2, 0, 7, -1])
     assert {position: (i.ix, i.user_id, i.payload, i.tokens) for position, i in at.items()} == {
         0: (3, "row-3", b"ask 3", 13),
@@ -615,13 +662,13 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
         "uncertain_since": 4.5,
         "fenced_at": 5.5,
         "candidate": "c",
-        "foreign": ("x", "y"),
-        "remote": {"word": "in_progress", "completed": 3, "outputs": ["o"]},
+        "foreign_batches": ("x", "y"),
+        "remote": PROGRESS,
         "cancelled": True,
         "ended_at": 6.5,
         "settled_at": 7.5,
         "died_at": 8.5,
-        "tidied": True,
+        "cleaned_up": True,
         "results_until": 9.5,
         "cost": 0.25,
         "note": "why",
@@ -631,8 +678,10 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
     moved = store.advance(lease, shard, ShardState.READY, **changes)
     assert moved == evolve(shard, state=ShardState.READY, **changes)
     assert bench.open().shard(shard.id) == moved
-    cleared = store.advance(lease, moved, ShardState.READY, note=None, batch_id=None, foreign=(), cost=None)
-    assert (cleared.note, cleared.batch_id, cleared.foreign, cleared.cost) == (None, None, (), None)
+    cleared = store.advance(
+        lease, moved, ShardState.READY, note=None, batch_id=None, foreign_batches=(), cost=None
+    )
+    assert (cleared.note, cleared.batch_id, cleared.foreign_batches, cleared.cost) == (None, None, (), None)
     assert cleared.remote == moved.remote
 
 
@@ -664,24 +713,24 @@ def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
             assert store.shard(shard.id) == shard
 
 
-def test_submitting_begins_with_intend_only(store: Store, bench: Bench) -> None:
+def test_submitting_begins_with_mark_submitting_only(store: Store, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
-    with pytest.raises(ValueError, match="intend"):
+    with pytest.raises(ValueError, match="mark_submitting"):
         store.advance(lease, shard, ShardState.SUBMITTING)
-    intended = store.intend(lease, shard, exclusive=False, watermark="w", submitted_at=4.0)
+    intended = store.mark_submitting(lease, shard, exclusive=False, watermark="w", submitted_at=4.0)
     assert intended is not None
     assert (intended.state, intended.watermark, intended.submitted_at) == (ShardState.SUBMITTING, "w", 4.0)
     with pytest.raises(ValueError, match="only a ready shard"):
-        store.intend(lease, intended, exclusive=False)
+        store.mark_submitting(lease, intended, exclusive=False)
 
 
 def test_who_comes_second_with_a_shard_loses(store: Store, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     ready = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
-    assert store.intend(lease, ready, exclusive=False)
+    assert store.mark_submitting(lease, ready, exclusive=False)
     for second in (
-        lambda: store.intend(lease, ready, exclusive=False),
+        lambda: store.mark_submitting(lease, ready, exclusive=False),
         lambda: store.advance(lease, ready, ShardState.UPLOADING),
         lambda: store.advance(lease, ready, ShardState.READY, tries=1),
         lambda: store.discard(lease, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
@@ -700,11 +749,11 @@ def test_an_exclusive_create_waits_for_others_of_the_account(bench: Bench, state
     unresolved = led(store, lease, store.plan(lease, bench.shard(0)), state)
     ready = led(other, theirs, other.plan(theirs, bench.shard(0)), ShardState.READY)
     elsewhere = led(other, far, other.plan(far, bench.shard(0)), ShardState.READY)
-    assert other.intend(theirs, ready, exclusive=True) is None
+    assert other.mark_submitting(theirs, ready, exclusive=True) is None
     assert other.shard(ready.id) == ready
-    assert other.intend(far, elsewhere, exclusive=True) is not None
+    assert other.mark_submitting(far, elsewhere, exclusive=True) is not None
     store.advance(lease, unresolved, ShardState.SUBMITTED)
-    assert other.intend(theirs, ready, exclusive=True) is not None
+    assert other.mark_submitting(theirs, ready, exclusive=True) is not None
 
 
 def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
@@ -716,11 +765,11 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     together = threading.Barrier(4)
     went: list[bool] = []
 
-    def intend(one: Store, lease: JobLease, shard: Any) -> None:
+    def mark_submitting(one: Store, lease: JobLease, shard: Any) -> None:
         together.wait(10)
-        went.append(one.intend(lease, shard, exclusive=True) is not None)
+        went.append(one.mark_submitting(lease, shard, exclusive=True) is not None)
 
-    threads = [threading.Thread(target=intend, args=row) for row in ready]
+    threads = [threading.Thread(target=mark_submitting, args=row) for row in ready]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -728,7 +777,7 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     assert sorted(went) == [False, False, False, True]
 
 
-@pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.DIRECT])
+@pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.REALTIME])
 @pytest.mark.parametrize("tried", [True, False])
 def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemState, tried: bool) -> None:
     job, lease = started(store, bench, 4)
@@ -863,7 +912,11 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     assert [(row.ix, row.seq) for row in store.fresh(job.id)] == [(ix, ix + 1) for ix in range(21)]
     store.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == bench.behind("SELECT count(*) FROM payload") == [(6,)]
-    assert bench.behind("SELECT count(*) FROM result") == bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert (
+        bench.behind("SELECT count(*) FROM result")
+        == bench.behind("SELECT count(*) FROM incomplete_job")
+        == [(0,)]
+    )
     assert [len(store.open_items(one.id)) for one in (other, last)] == [3, 3]
 
 
@@ -1031,14 +1084,14 @@ def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None
     with pytest.raises(ValueError, match=r"3 items of shard .* go nowhere"):
         store.settle(lease, shard, at=2.0)
     with pytest.raises(ValueError, match="1 items"):
-        store.settle(lease, shard, opened=[1], direct=[2], at=2.0)
+        store.settle(lease, shard, opened=[1], realtime=[2], at=2.0)
     with pytest.raises(ValueError, match="one way only"):
-        store.settle(lease, shard, opened=[1, 2], direct=[2, 3], at=2.0)
+        store.settle(lease, shard, opened=[1, 2], realtime=[2, 3], at=2.0)
     with pytest.raises(ValueError, match="final"):
         store.settle(lease, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
     assert store.shard(shard.id) == shard
     settled = store.settle(
-        lease, shard, opened=[1], direct=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
+        lease, shard, opened=[1], realtime=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
     )
     assert (settled.state, settled.settled_at, settled.cost, settled.note) == (
         ShardState.SETTLED,
@@ -1047,10 +1100,10 @@ def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None
         "n",
     )
     assert [(i.ix, i.tries) for i in store.open_items(job.id)] == [(1, 1), (4, 0), (5, 0)]
-    assert [(i.ix, i.tries) for i in store.open_items(job.id, state=ItemState.DIRECT)] == [(2, 1)]
+    assert [(i.ix, i.tries) for i in store.open_items(job.id, state=ItemState.REALTIME)] == [(2, 1)]
     assert [(r.ix, r.outcome) for r in store.results(job.id)] == [(0, "succeeded"), (3, "failed")]
     with pytest.raises(LeaseLost):
-        store.settle(lease, shard, opened=[1], direct=[2], at=4.0)
+        store.settle(lease, shard, opened=[1], realtime=[2], at=4.0)
 
 
 def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, bench: Bench) -> None:
@@ -1063,20 +1116,20 @@ def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, be
 
 
 def test_direct_items_are_taken_in_order_and_once(store: Store, bench: Bench) -> None:
-    job, _ = store.accept(bench.job(), new_items(5, direct=True))
+    job, _ = store.accept(bench.job(), new_items(5, realtime=True))
     lease = store.claim(job.id, 60)
     assert lease is not None
-    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.claim_direct(lease, 2)] == [
+    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.claim_realtime(lease, 2)] == [
         (0, "row-0", b"ask 0", 0),
         (1, "row-1", b"ask 1", 0),
     ]
-    assert [d.ix for d in store.claim_direct(lease, 2)] == [2, 3]
-    assert [i.ix for i in store.open_items(job.id, state=ItemState.ASKING)] == [0, 1, 2, 3]
+    assert [d.ix for d in store.claim_realtime(lease, 2)] == [2, 3]
+    assert [i.ix for i in store.open_items(job.id, state=ItemState.IN_FLIGHT)] == [0, 1, 2, 3]
     told = store.answer(lease, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
     assert (told.final, told.doubled) == ((1,), ())
-    assert [(d.ix, d.tries) for d in store.claim_direct(lease, 9)] == [(0, 1), (2, 0), (4, 0)]
+    assert [(d.ix, d.tries) for d in store.claim_realtime(lease, 9)] == [(0, 1), (2, 0), (4, 0)]
     assert store.answer(lease, [result(1, text=b"other")], at=2.0).doubled == (1,)
-    assert store.claim_direct(lease, 9) == []
+    assert store.claim_realtime(lease, 9) == []
     with pytest.raises(ValueError, match="no item 9"):
         store.answer(lease, [result(9)], at=2.0)
     store.answer(lease, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
@@ -1089,8 +1142,8 @@ def test_a_cancelled_job_drops_what_was_not_sent(store: Store, bench: Bench) -> 
     job, lease = started(store, bench, 6)
     sent = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.SUBMITTED)
     dead = store.plan(lease, bench.shard(1, 2))
-    store.discard(lease, dead, items=ItemState.DIRECT, tried=False, note="", at=0.0)
-    assert [d.ix for d in store.claim_direct(lease, 1)] == [1]
+    store.discard(lease, dead, items=ItemState.REALTIME, tried=False, note="", at=0.0)
+    assert [d.ix for d in store.claim_realtime(lease, 1)] == [1]
     assert store.drop_unsent(lease, b"cancelled", at=5.0) == 4
     assert store.drop_unsent(lease, b"cancelled", at=5.0) == 0
     assert [(r.ix, r.outcome, r.body, r.cost) for r in store.results(job.id)] == [
@@ -1173,7 +1226,7 @@ def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_
     store.advance(lease, submitted, ShardState.SUBMITTED, batch_id="ours")
     unsure = led(store, lease, store.plan(lease, bench.shard(1)), ShardState.UNCERTAIN)
     unsure = store.advance(
-        lease, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign=("alien", "other")
+        lease, unsure, ShardState.PROVISIONAL, candidate="maybe", foreign_batches=("alien", "other")
     )
     store.advance(far, store.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
     given_up = led(store, lease, store.plan(lease, bench.shard(2)), ShardState.UNCERTAIN)
@@ -1213,5 +1266,5 @@ def test_a_nonce_of_the_wire_fits(store: Store, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     nonce = new_nonce(bench.rng)
     store.plan(lease, bench.shard(0, nonce=nonce))
-    assert store.shard_of(nonce) is not None
+    assert store.shard_with_nonce(nonce) is not None
     assert new_job("job-1").id == "job-1"

@@ -9,7 +9,7 @@ import pytest
 from jobs.stores import Bench, bench, new_items, postgres_address, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobState, ShardState
+from smartbatch.jobs.records import ItemState, JobPolicy, JobState, ShardState
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store.migrations import MIGRATIONS
 from smartbatch.jobs.store.sqlite import APPLICATION
@@ -46,7 +46,7 @@ def test_a_store_of_any_release_opens_with_all_it_has(form: Path, tmp_path: Path
     job = store.job("the key")
     assert job is not None
     assert (job.id, job.total, job.succeeded, job.failed, job.state) == ("job-old", 6, 1, 1, JobState.ACTIVE)
-    assert (job.metadata, job.policy, job.params) == ({"team": "é"}, {"fallback": "individual"}, b"{}")
+    assert (job.metadata, job.policy, job.params) == ({"team": "é"}, JobPolicy(fallback="individual"), b"{}")
     assert [(r.ix, r.user_id, r.body, r.payload) for r in store.results(job.id)] == [
         (0, "row-0", b"answer 0", b"ask 0"),
         (2, "row-2", b"no", b"ask 2"),
@@ -130,6 +130,6 @@ def sample(store_path: str) -> None:
     with sqlite3.connect(store_path) as connection:
         lines = [line for line in connection.iterdump() if "sqlite_sequence" not in line]
     connection.close()
-    form = Path(__file__).parent / "forms" / f"{len(MIGRATIONS)}.sql"
+    form = Path(__file__).parent / "old_stores" / f"{len(MIGRATIONS)}.sql"
     form.parent.mkdir(exist_ok=True)
     form.write_text("\n".join(lines) + "\n")

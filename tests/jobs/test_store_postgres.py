@@ -17,8 +17,8 @@ from jobs.stores import Bench, led, new_items, postgres_address, result, started
 from psycopg.conninfo import conninfo_to_dict
 
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import IncidentRow, ShardState
-from smartbatch.jobs.store import LeaseLost, open_store
+from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
+from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store.dsn import Address
 from smartbatch.jobs.store.postgres import PostgresStore
 
@@ -79,16 +79,16 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     cut()
     shard = store.advance(lease, shard, ShardState.READY)
     cut()
-    intended = store.intend(lease, shard, exclusive=True)
+    intended = store.mark_submitting(lease, shard, exclusive=True)
     assert intended is not None
     assert store.shard(shard.id) == intended
     shard = led_on(store, lease, intended)
     cut()
     assert store.ingest(lease, shard, [result(0), result(1)], at=1.0).final == (0, 1)
     cut()
-    assert store.settle(lease, shard, direct=[2], at=2.0).state is ShardState.SETTLED
+    assert store.settle(lease, shard, realtime=[2], at=2.0).state is ShardState.SETTLED
     cut()
-    assert [item.ix for item in store.claim_direct(lease, 5)] == [2]
+    assert [item.ix for item in store.claim_realtime(lease, 5)] == [2]
     cut()
     assert store.add_incident(IncidentRow("kind", job.id, None, "x", None, 1.0))
     cut()

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from jobs.stores import Bench, bench, new_items, postgres_address, started
 
-from smartbatch.jobs.records import JobLease
-from smartbatch.jobs.store import LeaseLost
+from smartbatch.jobs.records import JobLease, LeaseLost
 
 __all__ = ["bench", "postgres_address"]  # fixtures
 
 PRELUDE = """
 import os, random, sys
 from smartbatch.jobs.records import *
-from smartbatch.jobs.store import LeaseLost, open_store
+from smartbatch.jobs.records import LeaseLost
+from smartbatch.jobs.store import open_store
 
 place, *rest = sys.argv[1:]
 def say(*words): print(*words, flush=True)
@@ -348,7 +348,7 @@ def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: B
         assert job.total == int(job.id.split("-")[2]) % 40
         assert [item.ix for item in store.open_items(job.id)] == list(range(job.total))
     job, lease = started(store, bench, 1)  # sweeps what never became a job
-    assert bench.behind("SELECT count(*) FROM loose") == [(0,)]
+    assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
     assert bench.behind("SELECT count(*) FROM item") == [(sum(job.total for job in jobs.values()) + 1,)]
     assert len(bench.behind("SELECT id FROM owner")) == 1
     store.release(lease)

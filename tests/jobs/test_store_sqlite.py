@@ -114,8 +114,8 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(bench: Bench) -> N
     _, lease = started(store, bench, 20)
     shard = led(store, lease, store.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
     store.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
-    store.settle(lease, shard, direct=[9], at=2.0)
-    store.answer(lease, [result(d.ix) for d in store.claim_direct(lease, 5)], at=3.0)
+    store.settle(lease, shard, realtime=[9], at=2.0)
+    store.answer(lease, [result(d.ix) for d in store.claim_realtime(lease, 5)], at=3.0)
     store.drop_unsent(lease, b"", at=4.0)
     store.forget(lease.job_id)
     inside = False

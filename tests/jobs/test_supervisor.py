@@ -16,9 +16,9 @@ from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.runner import StepResult
-from smartbatch.jobs.store.base import LeaseLost, Store
+from smartbatch.jobs.store import Store
 from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
 

@@ -37,11 +37,11 @@ from smartbatch.jobs.records import (
     ItemState,
     JobLease,
     JobState,
+    LeaseLost,
     NewResult,
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.store import LeaseLost
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store.sql_store import Book
 
@@ -253,7 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
         verbs = (self.plan, self.hurry, self.advance, self.ingest, self.ingest, self.settle, self.answer)
         for _ in range(6):
             self.rng.choice(verbs)(self.rng.getrandbits(32))
-            self.claim_direct(self.rng.getrandbits(32), self.rng.randint(1, 5))
+            self.claim_realtime(self.rng.getrandbits(32), self.rng.randint(1, 5))
 
     # -- jobs ----------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
     def accept(self, who: int, count: int, direct: bool, key: str | None, scope: str) -> None:
         at = self.tick()
         new = self.bench.job(key=key, scope=scope, created_at=at)
-        row, is_new = self.stores[who].accept(new, new_items(count, direct=direct))
+        row, is_new = self.stores[who].accept(new, new_items(count, realtime=direct))
         assert is_new == (key is None or key not in self.keys)
         if not is_new:
             assert row.id == self.keys[str(key)]
@@ -395,7 +395,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.stores[pick % 2]
         verbs: list[Callable[[], Any]] = [
             lambda: store.note(lost, "lost"),
-            lambda: store.claim_direct(lost, 5),
+            lambda: store.claim_realtime(lost, 5),
             lambda: store.drop_unsent(lost, b"", at=0.0),
             lambda: store.plan(lost, self.bench.shard(0)),
         ]
@@ -442,7 +442,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for other in any_job.shards.values()
                 if any_job.scope == job.scope and other.row.id != shard.row.id
             }
-            row = store.intend(lease, shard.row, exclusive=exclusive, tries=pick % 5)
+            row = store.mark_submitting(lease, shard.row, exclusive=exclusive, tries=pick % 5)
             assert (row is None) == bool(exclusive and others & UNRESOLVED)
             if row is None:
                 return
@@ -464,7 +464,7 @@ class StoreMachine(RuleBasedStateMachine):
         while (to := STRAIGHT.get(shard.row.state)) is not None:
             shard.old.append(shard.row)
             if to is ShardState.SUBMITTING:
-                row = store.intend(lease, shard.row, exclusive=False)
+                row = store.mark_submitting(lease, shard.row, exclusive=False)
                 assert row is not None
                 shard.row = row
             else:
@@ -563,9 +563,9 @@ class StoreMachine(RuleBasedStateMachine):
             short = [[ix for ix in way if ix != dropped] for way in (opened, direct)]
             rest = [result for result in finals if result.ix != dropped]
             with pytest.raises(ValueError, match="go nowhere"):
-                store.settle(lease, shard.row, opened=short[0], direct=short[1], finals=rest, at=at)
+                store.settle(lease, shard.row, opened=short[0], realtime=short[1], finals=rest, at=at)
             return
-        row = store.settle(lease, shard.row, opened=opened, direct=direct, finals=finals, at=at, cost=1.5)
+        row = store.settle(lease, shard.row, opened=opened, realtime=direct, finals=finals, at=at, cost=1.5)
         assert row == evolve(shard.row, state=ShardState.SETTLED, settled_at=at, cost=1.5)
         for to, ixs in ((OPEN, opened), (DIRECT, direct)):
             for ix in ixs:
@@ -580,10 +580,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owned(0, has_direct))
     @rule(pick=picks, limit=st.integers(1, 5))
-    def claim_direct(self, pick: int, limit: int) -> None:
+    def claim_realtime(self, pick: int, limit: int) -> None:
         if found := self.owned(pick, has_direct):
             job, store, lease = found
-            asked = store.claim_direct(lease, limit)
+            asked = store.claim_realtime(lease, limit)
             assert [d.ix for d in asked] == job.those(DIRECT)[:limit]
             assert [d.tries for d in asked] == [job.items[d.ix].tries for d in asked]
             for item in asked:

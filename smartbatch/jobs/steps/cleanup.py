@@ -11,14 +11,14 @@ __all__ = ["tidy"]
 
 def tidy(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SETTLED``, not tidied: delete input, outputs and what else the provider keeps of the batch."""
-    if shard.remote.get(duplicates.SUSPECTS):
+    if shard.remote.suspected_duplicates:
         return duplicates.examine(step, shard)
-    retention = step.policy("retention", None)
+    retention = step.policy.retention
     if retention is None:
-        return step.later(shard, 0.0, tidied=True)
+        return step.later(shard, 0.0, cleaned_up=True)
     if step.job.state is not JobState.DONE:
         return step.later(shard, step.limits.longest_pause)
-    rest = (step.job.finished_at or step.wall) + float(retention) - step.wall
+    rest = (step.job.finished_at or step.wall) + retention - step.wall
     if rest > 0:
         return step.later(shard, min(rest, step.limits.longest_pause))
     try:
@@ -31,4 +31,4 @@ def tidy(step: StepContext, shard: ShardRow) -> ShardRow:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
     except Exception as error:
         return step.stumbled(shard, step.api.classify(error))
-    return step.later(shard, 0.0, tidied=True)
+    return step.later(shard, 0.0, cleaned_up=True)

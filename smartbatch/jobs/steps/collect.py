@@ -11,11 +11,11 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from attrs import define
+from attrs import define, evolve
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.records import NewResult, ShardRow, ShardState
+from smartbatch.jobs.records import NewResult, ShardItem, ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.steps.result_lines import (
     OddLines,
@@ -25,7 +25,6 @@ from smartbatch.jobs.steps.result_lines import (
     pages_of,
     read_lines,
 )
-from smartbatch.jobs.store.base import ItemAt
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = [
@@ -60,11 +59,8 @@ def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
         raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
         return _not_fetched(step, shard, step.api.classify(error))
-    return _fetched(step, shard, outputs=list(batch.outputs), state=batch.state.value)
-
-
-def _fetched(step: StepContext, shard: ShardRow, **remote: object) -> ShardRow:
-    return step.move(shard, ShardState.INGESTING, remote={**shard.remote, **remote, "fetched": True})
+    remote = evolve(shard.remote, outputs=batch.outputs, state=batch.state, results_fetched=True)
+    return step.move(shard, ShardState.INGESTING, remote=remote)
 
 
 def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
@@ -83,7 +79,8 @@ def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> Sh
 
 def _gone(step: StepContext, shard: ShardRow) -> ShardRow:
     """Nobody fetched the results while the provider kept them; what has none is settled as lost."""
-    return _fetched(step, shard, outputs=[], gone=True)
+    remote = evolve(shard.remote, outputs=(), results_gone=True, results_fetched=True)
+    return step.move(shard, ShardState.INGESTING, remote=remote)
 
 
 def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
@@ -97,8 +94,8 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     Returns:
         True when everything was read, so that the shard can be settled.
     """
-    paths = [_path(step, shard, number) for number in range(len(shard.remote.get("outputs") or ()))]
-    if shard.remote.get("fetched") and all(path.exists() for path in paths):
+    paths = [_path(step, shard, number) for number in range(len(shard.remote.outputs))]
+    if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
             again = store_results(step, shard, paths).doubled
         except FileNotFoundError:  # whoever took the job over has read and deleted them
@@ -151,7 +148,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> Resu
 
 
 def _results(
-    reader: ResultReader, items: Mapping[int, ItemAt], page: Iterable[ResultLine]
+    reader: ResultReader, items: Mapping[int, ShardItem], page: Iterable[ResultLine]
 ) -> list[NewResult]:
     return [
         reader.result(items[line.position], line.line, line.digest) for line in page if line.position in items
@@ -159,7 +156,7 @@ def _results(
 
 
 def _calibrate(
-    step: StepContext, page: list[ResultLine], items: Mapping[int, ItemAt], final: Collection[int]
+    step: StepContext, page: list[ResultLine], items: Mapping[int, ShardItem], final: Collection[int]
 ) -> None:
     """Learn from answers that were stored now how many tokens requests of the model take."""
     known = step.calibration(step.job)
@@ -282,4 +279,4 @@ def clear(step: StepContext, shard: ShardRow) -> None:
 
 def ended_by_itself(shard: ShardRow) -> bool:
     """Whether the batch was completed, and neither cancelled nor expired: then every item was run."""
-    return shard.remote.get("state") == RemoteState.COMPLETED.value
+    return shard.remote.state is RemoteState.COMPLETED

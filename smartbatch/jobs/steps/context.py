@@ -17,8 +17,8 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
-from smartbatch.jobs.records import IncidentRow, JobLease, JobRow, JobState, ShardRow, ShardState
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.records import IncidentRow, JobLease, JobPolicy, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.store import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
@@ -103,15 +103,24 @@ class StepContext:
         """Unix seconds, now."""
         return self.clock.wall()
 
-    def policy(self, name: str, default: Any) -> Any:
-        """Return a choice the job was submitted with."""
-        value = self.job.policy.get(name)
-        return default if value is None else value
+    @property
+    def policy(self) -> JobPolicy:
+        return self.job.policy
 
     @property
     def falls_back(self) -> bool:
-        """Whether items that a batch has not run may be asked alone, in real time."""
-        return bool(self.policy("fallback", "batch") == "individual")
+        """Whether items that a batch has not run may be sent in real time."""
+        return self.policy.fallback == "individual"
+
+    @property
+    def timeout(self) -> float:
+        """The limit of that name, unless the job's policy sets its own."""
+        return self.limits.timeout if self.policy.timeout is None else self.policy.timeout
+
+    @property
+    def settle_time(self) -> float:
+        """The limit ``settle``, unless the job's policy sets its own."""
+        return self.limits.settle if self.policy.settle is None else self.policy.settle
 
     def move(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
         """Commit a change of state and tell it; unless it says otherwise, the next step is due at once."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from attrs import evolve
+
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.jobs import enqueued_quota
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
-from smartbatch.jobs.records import ItemState, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.context import MINUTE, StepContext, report
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.steps.redaction import redacted
@@ -31,7 +33,6 @@ _REPEAT = frozenset(
 _ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN = "waits until another create of this account is settled"
-_UPLOADS = "uploads"
 """What a shard remembers: how often its input was sent again, each time under a name of its own."""
 FILE_PAUSE = 2.0
 """Seconds between two looks at a file the provider still processes; it takes a few."""
@@ -54,8 +55,8 @@ def upload(step: StepContext, shard: ShardRow) -> ShardRow:
     if found is None:
         # an upload may still be under way, of a process that stands still: were its name used again, it could
         # bring the input of a late create back after the fence. What it leaves is no batch's, and expires
-        uploads = int(shard.remote.get(_UPLOADS) or 0) + 1
-        return _send_file(step, step.later(shard, 0.0, remote={**shard.remote, _UPLOADS: uploads}))
+        remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
+        return _send_file(step, step.later(shard, 0.0, remote=remote))
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
         # half an upload that landed as a whole: its name, like its nonce, is never used again
@@ -66,7 +67,7 @@ def upload(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def _input_name(shard: ShardRow) -> str:
-    return file_name(shard.nonce, int(shard.remote.get(_UPLOADS) or 0))
+    return file_name(shard.nonce, shard.remote.uploads)
 
 
 def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -104,7 +105,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     find_orphans(step, page.batches)
     began = step.clock.now()
     now = step.wall
-    intended = step.store.intend(
+    intended = step.store.mark_submitting(
         step.lease,
         shard,
         exclusive=not step.api.abilities.labels,
@@ -144,7 +145,7 @@ def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = 
         reason,
         batch_id=batch.id,
         candidate=None,
-        remote={"word": batch.word},
+        remote=RemoteProgress(status=batch.word),
         results_until=submitted + step.api.abilities.retention,
         due_at=step.wall + min(step.limits.poll_interval, MINUTE),
     )
@@ -226,7 +227,7 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     if error.status == 413 and shard.size > 1:
         return _halve(step, shard)
     if step.falls_back:
-        return _give_up(step, shard, f"refused: {error.message}", to=ItemState.DIRECT)
+        return _give_up(step, shard, f"refused: {error.message}", to=ItemState.REALTIME)
     now = step.wall
     dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=error.message, at=now)
     step.told(shard, dead, error.message)

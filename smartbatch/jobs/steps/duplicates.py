@@ -10,46 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attrs import evolve
+
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ShardRow
+from smartbatch.jobs.records import LeaseLost, RemoteProgress, ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
-from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["AUDITED", "SUSPECTS", "audit", "examine", "stop"]
+__all__ = ["audit", "examine", "stop"]
 
-AUDITED = "audited"
-SUSPECTS = "suspects"
-"""What a shard remembers: that the list was looked through, and which batches are to be looked into."""
 READINGS = 4
 """How often the results of a suspect are read before nothing can be found out."""
 
 
-def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
+def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
     """Look for twins of a shard's batch once: when whatever was created must be listed, or it has ended.
 
     Returns:
         What the shard is to remember. A list that cannot be read holds nothing up: it is tried again as long
         as the batch runs.
     """
-    known = {key: shard.remote[key] for key in (AUDITED, SUSPECTS) if key in shard.remote}
+    known = shard.remote
     age = step.wall - (shard.submitted_at or step.wall)
-    if known or not (batch.state.ended or age >= step.limits.visibility):
+    if known.checked_for_duplicates or not (batch.state.ended or age >= step.limits.visibility):
         return known
     try:
         others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
         if step.api.abilities.labels:
-            twins = [other for other in others if has_label(other, shard)]
-            stop(step, shard, twins)
+            found = [other for other in others if has_label(other, shard)]
+            stop(step, shard, found)
         else:
-            twins = unclaimed(step, shard, others)
+            found = unclaimed(step, shard, others)
     except (LeaseLost, StoreError):
         raise
     except Exception:
         return known
-    return {AUDITED: True} | ({SUSPECTS: [twin.id for twin in twins]} if twins else {})
+    return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
 
 
 def stop(step: StepContext, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
@@ -71,7 +69,7 @@ def stop(step: StepContext, shard: ShardRow, twins: Iterable[RemoteBatch]) -> No
 
 def examine(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SETTLED``, with suspects: look into the first of them, and say what it cost where it was a twin."""
-    suspect, *others = shard.remote[SUSPECTS]
+    suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
     try:
         batch = step.api.get(suspect, step.limits.call_timeout)
@@ -86,7 +84,8 @@ def examine(step: StepContext, shard: ShardRow) -> ShardRow:
         raise
     except Exception as error:
         return step.stumbled(shard, step.api.classify(error))
-    return step.later(shard, 0.0, tries=0, remote={**shard.remote, SUSPECTS: others}, most=shard.most + twice)
+    remote = evolve(shard.remote, suspected_duplicates=others)
+    return step.later(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
 
 
 def _price(step: StepContext, shard: ShardRow, twin: RemoteBatch) -> float:

@@ -89,7 +89,11 @@ def unclaimed(step: StepContext, shard: ShardRow, batches: Iterable[RemoteBatch]
 
 
 def _could_be(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:
-    return batch.id not in claimed and batch.id not in shard.foreign and batch.total in (None, shard.size)
+    return (
+        batch.id not in claimed
+        and batch.id not in shard.foreign_batches
+        and batch.total in (None, shard.size)
+    )
 
 
 def _could_be_orphan(batch: RemoteBatch, shard: ShardRow, claimed: set[str]) -> bool:

@@ -41,7 +41,7 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
     except Exception as error:
         return step.stumbled(shard, step.api.classify(error))
     collect.clear(step, shard)
-    return step.later(shard, 0.0, tidied=True)
+    return step.later(shard, 0.0, cleaned_up=True)
 
 
 def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
@@ -78,7 +78,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
 
 def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
     """Remember that a batch is not the shard's, and go on watching."""
-    return step.later(shard, 0.0, candidate=None, tries=0, foreign=(*shard.foreign, batch_id))
+    return step.later(shard, 0.0, candidate=None, tries=0, foreign_batches=(*shard.foreign_batches, batch_id))
 
 
 def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
@@ -94,5 +94,7 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
             totals.usd,
         )
     collect.clear(step, shard)
-    most = shard.most if totals.wasted is None else totals.wasted  # the useful answers are charged already
-    return step.later(shard, 0.0, tidied=True, batch_id=batch.id, most=most)
+    most = (
+        shard.reserved if totals.wasted is None else totals.wasted
+    )  # the useful answers are charged already
+    return step.later(shard, 0.0, cleaned_up=True, batch_id=batch.id, most=most)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import ItemState, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import HOUR, StepContext, report
 from smartbatch.jobs.steps.redaction import repeats
@@ -35,14 +37,13 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
         return step.stumbled(shard, step.api.classify(error))
     if batch is None:
         return _vanished(step, shard)
-    audited = duplicates.audit(step, shard, batch)
+    remote = _progress(duplicates.audit(step, shard, batch), batch)
     if batch.state.ended:
-        return _ended(step, shard, batch, audited)
+        return _ended(step, shard, batch, remote)
     late = step.wall - (shard.submitted_at or step.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
-    told = _told(shard, batch) | audited
-    moved = step.later(shard, step.limits.poll_interval, tries=0, note=note, remote=told)
-    if told != shard.remote:
+    moved = step.later(shard, step.limits.poll_interval, tries=0, note=note, remote=remote)
+    if remote != shard.remote:
         report(step.store, step.job, step.tell, step.clock, running=_running(step))
     return moved
 
@@ -57,7 +58,7 @@ def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
         if found.status == 404 and _is_unknown(step, shard.batch_id):
             return _vanished(step, shard)
         return step.stumbled(shard, found)
-    remote = {**shard.remote, turnaround_log.CANCELLED_AT: step.wall}
+    remote = evolve(shard.remote, cancel_sent_at=step.wall)
     pause = min(step.limits.poll_interval, 1.0)
     return step.later(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
@@ -73,19 +74,18 @@ def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
     if step.job.cancel_requested:
         return "the job was cancelled"
     age = step.wall - (shard.submitted_at or step.wall)
-    timed = step.falls_back and step.policy("deadline", None) is None  # a deadline has its own rescue
-    if timed and age >= step.policy("timeout", step.limits.timeout):
+    timed = step.falls_back and step.policy.deadline is None  # a deadline has its own rescue
+    if timed and age >= step.timeout:
         return "it takes too long; what it has not run goes on in real time"
     return None
 
 
-def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, audited: dict[str, object]) -> ShardRow:
+def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgress) -> ShardRow:
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(step, shard, batch)
     enqueued_quota.admitted(step)
     turnaround_log.learn(step, shard, batch)
-    told = _told(shard, batch) | audited
-    return step.move(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=told)
+    return step.move(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
 
 
 def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
@@ -104,7 +104,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if create.tries_of(step, shard) + 1 < REFUSALS:
         return _again(step, shard, reason, tried=True)
     if step.falls_back:
-        return _again(step, shard, reason, tried=True, to=ItemState.DIRECT)
+        return _again(step, shard, reason, tried=True, to=ItemState.REALTIME)
     now = step.wall
     dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=reason, at=now)
     step.told(shard, dead, reason)
@@ -149,20 +149,18 @@ def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
     )
 
 
-def _told(shard: ShardRow, batch: RemoteBatch) -> dict[str, object]:
-    known = {key: shard.remote[key] for key in (turnaround_log.CANCELLED_AT,) if key in shard.remote}
-    return known | {
-        "word": batch.word,
-        "state": batch.state.value,
-        "completed": batch.completed,
-        "failed": batch.failed,
-        "outputs": list(batch.outputs),
-    }
+def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
+    return evolve(
+        known,
+        state=batch.state,
+        status=batch.word,
+        completed=batch.completed,
+        failed=batch.failed,
+        outputs=batch.outputs,
+    )
 
 
 def _running(step: StepContext) -> int:
     """Items the provider says it has done, of shards whose results are not stored yet."""
     shards = step.store.shards(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
-    return sum(
-        int(shard.remote.get("completed") or 0) + int(shard.remote.get("failed") or 0) for shard in shards
-    )
+    return sum(shard.remote.done or 0 for shard in shards)

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, JobState, LeaseLost, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
-from smartbatch.jobs.store.base import LeaseLost
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["READINGS", "answered", "doubt", "fenced", "look", "prove", "tell_unreadable"]
@@ -43,7 +44,7 @@ def answered(step: StepContext) -> bool:
     if step.job.state is not JobState.HELD or step.job.note != HELD:
         return False
     states = (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
-    return not any(shard.remote.get("held") for shard in step.store.shards(step.job.id, states=states))
+    return not any(shard.remote.held_job for shard in step.store.shards(step.job.id, states=states))
 
 
 def doubt(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -72,7 +73,7 @@ def look(step: StepContext, shard: ShardRow) -> ShardRow:
 def fenced(step: StepContext, shard: ShardRow) -> ShardRow:
     """``FENCED``: its input file is gone; whatever landed before that is in the list by now."""
     since = shard.fenced_at or step.wall
-    settled = (shard.uncertain_since or since) + step.policy("settle", step.limits.settle)
+    settled = (shard.uncertain_since or since) + step.settle_time
     rest = max(since + step.limits.visibility, settled) - step.wall
     try:
         mine = [batch for batch in newer_than_intent(step, shard) if has_label(batch, shard)]
@@ -118,7 +119,7 @@ def prove(step: StepContext, shard: ShardRow) -> ShardRow:
         ShardState.UNCERTAIN,
         "the batch that looked like it belongs to somebody else",
         candidate=None,
-        foreign=(*shard.foreign, shard.candidate),
+        foreign_batches=(*shard.foreign_batches, shard.candidate),
     )
 
 
@@ -137,7 +138,7 @@ def _look_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch
     candidates = unclaimed(step, shard, newer)
     if candidates:
         oldest = candidates[-1]
-        if len(candidates) == 1 and step.policy("exclusive", False):
+        if len(candidates) == 1 and step.policy.exclusive_workspace:
             return adopt(step, shard, oldest, "the only new batch of a workspace nobody else uses")
         return step.move(shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id)
     if _waited(step, shard) >= _until(step, shard):
@@ -201,29 +202,29 @@ def _until(step: StepContext, shard: ShardRow) -> float:
     the fence sees to the rest), for the settle time, or until every batch that could exist has ended."""
     if _holds(step, shard):
         return step.limits.orphan_watch
-    settle: float = step.policy("settle", step.limits.settle)
+    settle = step.settle_time
     return min(settle, step.limits.visibility) if _can_fence(step, shard) else settle
 
 
 def _holds(step: StepContext, shard: ShardRow) -> bool:
     """Whether the job's policy is to wait for a person, and no person has resumed it since."""
-    if step.policy("on_unknown", "settle") != "hold":
+    if step.policy.on_unknown != "hold":
         return False
-    return not (shard.remote.get("held") and step.job.state is JobState.ACTIVE)
+    return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
 
 
 def _look_again(step: StepContext, shard: ShardRow) -> ShardRow:
     rest = max(0.0, _until(step, shard) - _waited(step, shard))
     changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SOUGHT}
-    if _holds(step, shard) and not shard.remote.get("held") and _waited(step, shard) > step.limits.visibility:
+    if _holds(step, shard) and not shard.remote.held_job and _waited(step, shard) > step.limits.visibility:
         step.store.note(step.lease, HELD, hold=True)
-        changes["remote"] = {**shard.remote, "held": True}
+        changes["remote"] = evolve(shard.remote, held_job=True)
     return step.later(shard, min(rest, _step(step, shard)), **changes)
 
 
 def _tell_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
     """The batch is another shard's, which was given up: its own step deals with it."""
-    other = None if nonce is None else step.store.shard_of(nonce)
+    other = None if nonce is None else step.store.shard_with_nonce(nonce)
     if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
         step.later(other, 0.0, candidate=batch_id)
 

@@ -19,9 +19,8 @@ from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
-from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.records import ItemSize, NewResult, ShardItem, ShardRow
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.store.base import ItemAt, Measure
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
@@ -183,7 +182,7 @@ def read_lines(
                 yield ResultLine(position, line, digest, len(raw.data))
 
 
-def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, Measure]) -> Iterator[list[ResultLine]]:
+def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> Iterator[list[ResultLine]]:
     """Yield up to :data:`PAGE` lines at a time; fewer where they, or the requests they answer, are large."""
     page: list[ResultLine] = []
     size = 0
@@ -235,7 +234,7 @@ class ResultReader:
         self._realtime = step.prices.rates(provider, step.model, wall)
         self.suspicious = 0
 
-    def result(self, item: ItemAt, line: Line, digest: bytes) -> NewResult:
+    def result(self, item: ShardItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
 
         1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
@@ -257,7 +256,7 @@ class ResultReader:
         """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
         return _cost(self._batch, usage)
 
-    def _answered(self, item: ItemAt, answer: Answer, digest: bytes) -> NewResult:
+    def _answered(self, item: ShardItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or self._estimated(item, answer)
         if not usage.estimated and self._check.suspicious(item.tokens, usage.input_tokens):
@@ -310,7 +309,7 @@ class ResultReader:
             _cost(self._realtime, usage),
         )
 
-    def _estimated(self, item: ItemAt, answer: Answer) -> Usage:
+    def _estimated(self, item: ShardItem, answer: Answer) -> Usage:
         return Usage(item.tokens, estimate(answer.text or ""), estimated=True)
 
 

@@ -32,7 +32,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps import cleanup, collect, create, orphans, poll, recover, settle, take_back
 from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
 from smartbatch.jobs.steps.shard import plan
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
@@ -200,9 +200,9 @@ class StepRunner:
 
     def _has_realtime(self, job: JobRow) -> bool:
         return job.state is JobState.ACTIVE and bool(
-            self._store.open_items(job.id, state=ItemState.DIRECT, limit=1)
+            self._store.open_items(job.id, state=ItemState.REALTIME, limit=1)
         )
 
 
 def _alive(shard: ShardRow) -> bool:
-    return shard.state in OPEN_SHARDS or not shard.tidied
+    return shard.state in OPEN_SHARDS or not shard.cleaned_up

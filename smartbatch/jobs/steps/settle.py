@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, encode_error
-from smartbatch.jobs.records import NewResult, ShardRow
-from smartbatch.jobs.steps import collect, duplicates
+from smartbatch.jobs.records import NewResult, ShardRow, UnsettledItem
+from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.store.base import Unsettled
 
 __all__ = ["settle"]
 
@@ -17,7 +18,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     """Classify what the results left over; items that may have been run are looked for once more."""
     rest = step.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
-    if missing and shard.remote.get("gone"):
+    if missing and shard.remote.results_gone:
         step.incident(
             "results_gone",
             f"the provider no longer keeps the results of batch {shard.batch_id}, and nobody fetched them in "
@@ -25,12 +26,12 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             shard,
         )
     doubtful = bool(missing) and _may_have_run(shard, rest)
-    if doubtful and not shard.remote.get("reread"):
+    if doubtful and not shard.remote.results_refetched:
         # a file that was not complete yet when it was fetched; the second reading decides
         again = step.later(
             shard,
             step.limits.reread_pause,
-            remote={**shard.remote, "reread": True, "fetched": False},
+            remote=evolve(shard.remote, results_refetched=True, results_fetched=False),
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
         collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
@@ -53,12 +54,12 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         step.lease,
         shard,
         opened=sorted_out.opened,
-        direct=sorted_out.direct,
+        realtime=sorted_out.direct,
         finals=sorted_out.finals,
         at=now,
         settled_at=now,
-        most=_lost(step, shard, missing) if doubtful or shard.remote.get("gone") else 0.0,
-        tidied=step.policy("retention", None) is None and not shard.remote.get(duplicates.SUSPECTS),
+        reserved=_lost(step, shard, missing) if doubtful or shard.remote.results_gone else 0.0,
+        cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
         note=None,
     )
     step.told(shard, settled)
@@ -67,27 +68,26 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     return settled
 
 
-def _lost(step: StepContext, shard: ShardRow, missing: list[Unsettled]) -> float:
+def _lost(step: StepContext, shard: ShardRow, missing: list[UnsettledItem]) -> float:
     """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
     return job_budget.lost_cost(step, shard, [item.ix for item in missing])
 
 
-def _may_have_run(shard: ShardRow, rest: list[Unsettled]) -> bool:
+def _may_have_run(shard: ShardRow, rest: list[UnsettledItem]) -> bool:
     """Whether items without a line may have been run, and billed.
 
     In a batch that ended by itself all were. In one that expired or was cancelled, when others are said to be
     unrun and these are not, or when the provider counts more that were run than there are lines of. Where the
     results are gone, nothing more can be found out.
     """
-    if shard.remote.get("gone"):
+    if shard.remote.results_gone:
         return False
     if collect.ended_by_itself(shard):
         return True
     if any(item.verdict == "unrun" for item in rest):
         return True
     answered = shard.size - len(rest) + sum(item.verdict == "again" for item in rest)
-    counted = int(shard.remote.get("completed") or 0) + int(shard.remote.get("failed") or 0)
-    return counted > answered
+    return (shard.remote.done or 0) > answered
 
 
 class _Sorting:
@@ -96,11 +96,11 @@ class _Sorting:
     def __init__(self, step: StepContext, shard: ShardRow) -> None:
         self._work = step
         self._complete = collect.ended_by_itself(shard)
-        self._word = str(shard.remote.get("word") or "ended")
+        self._word = shard.remote.status or "ended"
         self._cancelled = encode_error(
             RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
         )
-        self._gone = bool(shard.remote.get("gone"))
+        self._gone = shard.remote.results_gone
         self._lost = encode_error(
             ProviderError(
                 "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
@@ -115,7 +115,7 @@ class _Sorting:
         self.finals: list[NewResult] = []
         self.no_money: ProviderError | None = None
 
-    def add(self, item: Unsettled) -> None:
+    def add(self, item: UnsettledItem) -> None:
         """Decide on one item."""
         step = self._work
         error = None if item.body is None else decode_error(item.body)
@@ -136,7 +136,7 @@ class _Sorting:
         else:
             self.opened.append(item.ix)
 
-    def _exhausted(self, item: Unsettled) -> bytes:
+    def _exhausted(self, item: UnsettledItem) -> bytes:
         tries = item.tries + 1
         what = "had no result in" if self._complete else "was not run in"
         return encode_error(

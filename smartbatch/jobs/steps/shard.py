@@ -8,9 +8,8 @@ from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard
+from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard, OverJobBudget
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.store.base import OverBudget
 from smartbatch.jobs.wire_ids import new_nonce
 
 __all__ = ["most_key", "plan"]
@@ -36,7 +35,7 @@ def plan(step: StepContext) -> bool:
         items = [item for item in items if item.ix in costs]
     abilities = step.api.abilities
     most = min(
-        step.policy("max_requests", step.limits.max_requests),
+        step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
         step.store.recall(most_key(step)) or abilities.max_requests,
         enqueued_quota.known_most(step, abilities.max_requests),
@@ -65,11 +64,11 @@ def plan(step: StepContext) -> bool:
             bytes=sum(item.size + 1 for item in members),
             tokens=sum(item.tokens for item in members),
             due_at=step.wall,
-            most=sum(costs.get(ix, 0.0) for ix in ixs),
+            reserved=sum(costs.get(ix, 0.0) for ix in ixs),
         )
         try:
             step.store.plan(step.lease, shard)
-        except OverBudget:  # what is asked alone took the room meanwhile: it is cut anew
+        except OverJobBudget:  # what is asked alone took the room meanwhile: it is cut anew
             return True
     if pieces.too_big:
         _refuse(step, pieces.too_big)
@@ -97,7 +96,7 @@ def _refuse(step: StepContext, ixs: tuple[int, ...]) -> None:
     if step.falls_back:
         reason = "too big for a batch; asked in real time"
         discarded = step.store.discard(
-            step.lease, shard, items=ItemState.DIRECT, tried=False, note=reason, at=step.wall
+            step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
         )
         step.told(shard, discarded, reason)
         return

@@ -11,7 +11,6 @@ from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import poll
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.turnaround_log import CANCELLED_AT
 
 __all__ = ["in_time"]
 
@@ -24,7 +23,7 @@ def in_time(step: StepContext, shards: Sequence[ShardRow]) -> float:
 
     One batch is cancelled a step; ``work.wall`` is returned while there are more.
     """
-    deadline = step.policy("deadline", None)
+    deadline = step.policy.deadline
     if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
     held = [shard for shard in shards if shard.state in OPEN_SHARDS]
@@ -49,19 +48,19 @@ def _found(step: StepContext, deadline: float, held: Sequence[ShardRow]) -> Resc
         max(0, backlog),
         [_held(shard, step.wall) for shard in held],
         step.speed(step.job),
-        step.policy("missed", LATE_PENALTY),
+        LATE_PENALTY if step.policy.late_penalty is None else step.policy.late_penalty,
     )
 
 
 def _held(shard: ShardRow, wall: float) -> PendingShard:
-    done = shard.remote.get("completed")
-    left = shard.size - done if isinstance(done, int) and shard.state is _S.SUBMITTED else shard.size
+    done = shard.remote.completed if shard.state is _S.SUBMITTED else None
+    left = shard.size - (done or 0)
     paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
     unsent = shard.state in UNSENT_SHARDS
     movable = unsent or (shard.state is _S.SUBMITTED and not shard.cancelled and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
-    asked = shard.remote.get(CANCELLED_AT)
-    cancelled = max(0.0, wall - asked) if isinstance(asked, float) else None
+    asked = shard.remote.cancel_sent_at
+    cancelled = None if asked is None else max(0.0, wall - asked)
     return PendingShard(max(0, left), not unsent, not movable, shard.size, age, cancelled)
 
 
@@ -73,7 +72,7 @@ def _take_back(step: StepContext, shard: ShardRow, deadline: float, found: Rescu
     )
     if shard.state in UNSENT_SHARDS:
         dead = step.store.discard(
-            step.lease, shard, items=ItemState.DIRECT, tried=False, note=reason, at=step.wall
+            step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
         )
         step.told(shard, dead, reason)
     elif not poll.cancel(step, shard, reason).cancelled:

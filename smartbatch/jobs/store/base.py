@@ -2,10 +2,10 @@
 
 Rules all stores keep:
 
-- Every write to a job names the writer's :class:`~smartbatch.jobs.records.Grip`. When the job was taken over
-  meanwhile nothing is written and :class:`LeaseLost` is raised.
-- A change of a shard's state is guarded by the state it was read in: who comes second gets
-:class:`LeaseLost`.
+- Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. When the job was taken
+  over meanwhile nothing is written and :class:`LeaseLost` is raised.
+- A change of a shard's state is guarded by the state it was read in: the second writer gets
+  :class:`LeaseLost`.
 - What a method returned from is on disk. An error at a commit is looked up, never guessed.
 - Pages of requests and results end early where these are large, as some megabytes are read at a time, and
   at gaps; only behind the last one there is none.
@@ -18,11 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from attrs import field, frozen
-
-from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.records import (
+    ClaimedItem,
     IncidentRow,
+    ItemSize,
     ItemState,
     JobLease,
     JobRow,
@@ -32,95 +31,15 @@ from smartbatch.jobs.records import (
     NewShard,
     OpenItem,
     ResultRow,
+    ShardItem,
+    ShardPayload,
     ShardRow,
     ShardState,
+    StoredResults,
+    UnsettledItem,
 )
 
-__all__ = [
-    "Direct",
-    "Ingested",
-    "ItemAt",
-    "LeaseLost",
-    "Measure",
-    "OverBudget",
-    "Payload",
-    "Store",
-    "Unsettled",
-]
-
-
-class LeaseLost(SmartbatchError):
-    """Another process owns the job now, or moved the shard on; nothing was written."""
-
-
-class OverBudget(SmartbatchError):
-    """The job's budget has no room for it; nothing was written."""
-
-
-@frozen
-class Payload:
-    """A request of a shard: where it stands in the shard and in the job, and its bytes."""
-
-    position: int
-    ix: int
-    payload: bytes = field(repr=False)
-
-
-@frozen
-class ItemAt:
-    """An item of a shard: its position in the job, its own id, its bytes, its estimated input tokens."""
-
-    ix: int
-    user_id: str | None
-    payload: bytes = field(repr=False)
-    tokens: int
-
-
-@frozen
-class Measure:
-    """How large an item is: the bytes of its request in the store, its estimated input tokens."""
-
-    bytes: int
-    tokens: int
-
-
-@frozen
-class Direct:
-    """An item to be asked alone."""
-
-    ix: int
-    user_id: str | None
-    payload: bytes = field(repr=False)
-    tries: int
-
-
-@frozen
-class Unsettled:
-    """An item of a shard that has no result yet.
-
-    Attributes:
-        verdict: ``again`` or ``unrun`` where a line said so; ``None`` when no line came: it is missing.
-        body: the error that came with the verdict.
-        tries: shards and calls it went through before.
-    """
-
-    ix: int
-    verdict: str | None
-    body: bytes | None = field(repr=False)
-    tries: int
-
-
-@frozen
-class Ingested:
-    """What an ingest changed.
-
-    Attributes:
-        final: items that have their result by it.
-        doubled: items that had another result already, which stays.
-    """
-
-    final: tuple[int, ...] = ()
-    doubled: tuple[int, ...] = ()
+__all__ = ["Store"]
 
 
 class Store(ABC):
@@ -222,7 +141,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def pledge(self, lease: JobLease, usd: float) -> None:
+    def reserve(self, lease: JobLease, usd: float) -> None:
         """Take ``usd`` from the job's budget before it may be spent, or give back what was not.
 
         Held by this and by :meth:`plan`: what is booked and what is pledged never exceed the budget, as long
@@ -241,7 +160,7 @@ class Store(ABC):
         """Return a job's shards by number."""
 
     @abstractmethod
-    def shard_of(self, nonce: str) -> ShardRow | None:
+    def shard_with_nonce(self, nonce: str) -> ShardRow | None:
         """Return the shard with that nonce."""
 
     @abstractmethod
@@ -249,15 +168,15 @@ class Store(ABC):
         """Return shards of all jobs of an account."""
 
     @abstractmethod
-    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[Payload]:
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardPayload]:
         """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
 
     @abstractmethod
-    def measures(self, shard_id: str) -> dict[int, Measure]:
+    def measures(self, shard_id: str) -> dict[int, ItemSize]:
         """Return how large the item at each position of the shard is."""
 
     @abstractmethod
-    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ItemAt]:
+    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ShardItem]:
         """Return the item at each position of the shard that exists."""
 
     @abstractmethod
@@ -274,7 +193,9 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def intend(self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any) -> ShardRow | None:
+    def mark_submitting(
+        self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any
+    ) -> ShardRow | None:
         """Move ``READY`` to ``SUBMITTING``: after it, and never before, the one create is sent.
 
         Args:
@@ -312,14 +233,14 @@ class Store(ABC):
     @abstractmethod
     def ingest(
         self, lease: JobLease, shard: ShardRow, results: Sequence[NewResult], *, at: float
-    ) -> Ingested:
+    ) -> StoredResults:
         """Store up to a thousand results of a shard; the first of an item wins, the same again is nothing.
 
         Also takes those of a ``DEAD`` shard, for items that are still open: a orphan's paid answers are used.
         """
 
     @abstractmethod
-    def unsettled(self, shard_id: str) -> list[Unsettled]:
+    def unsettled(self, shard_id: str) -> list[UnsettledItem]:
         """Return the items of a shard that have no result, by position."""
 
     @abstractmethod
@@ -329,7 +250,7 @@ class Store(ABC):
         shard: ShardRow,
         *,
         opened: Collection[int] = (),
-        direct: Collection[int] = (),
+        realtime: Collection[int] = (),
         finals: Sequence[NewResult] = (),
         at: float,
         **changes: Any,
@@ -338,22 +259,22 @@ class Store(ABC):
 
         Args:
             opened: items for a new shard, with one try more.
-            direct: items to be asked alone, with one try more.
+            realtime: items to be sent in real time, with one try more.
             finals: results for the rest.
-            changes: as in :meth:`advance`; ``most`` is 0 unless it is given: results say what it cost.
+            changes: as in :meth:`advance`; ``reserved`` is 0 unless it is given: results say what it cost.
 
         Raises:
             ValueError: when an item without a result is in none of the three.
         """
 
     @abstractmethod
-    def claim_direct(self, lease: JobLease, limit: int) -> list[Direct]:
+    def claim_realtime(self, lease: JobLease, limit: int) -> list[ClaimedItem]:
         """Turn ``DIRECT`` items to ``ASKING`` and return them: only after that are they asked."""
 
     @abstractmethod
     def answer(
         self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
-    ) -> Ingested:
+    ) -> StoredResults:
         """Store what came of ``ASKING`` items; ``again`` makes them ``DIRECT`` with one try more, ``unrun``
         makes them ``DIRECT`` without. What those cost all the same is booked.
 

@@ -11,7 +11,7 @@ from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import ItemState, JobRow, JobState, NewItem, NewJob
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Transaction
-from smartbatch.jobs.store.rows import CODES, bare, encoded, job_row, number
+from smartbatch.jobs.store.rows import bare, encoded, job_row, number, record_text
 from smartbatch.jobs.store.sql_store import Book
 
 __all__ = ["Jobs"]
@@ -58,10 +58,10 @@ class Jobs(Book):
             tx.lock("accept")
             if (found := self._meanwhile(tx, job)) is not None:
                 return found, False
-            row = tx.row(sql.NEW_LOOSE, "")
+            row = tx.row(sql.NEW_INCOMPLETE, "")
             assert row is not None
             no = int(row[0])
-            tx.change(sql.DROP_LOOSE, no)
+            tx.change(sql.DROP_INCOMPLETE, no)
             _store_items(tx, no, 0, page)
             return _store_job(tx, no, _digested(job, digest), len(page)), True
 
@@ -71,7 +71,7 @@ class Jobs(Book):
         """Store a job of many pages."""
         owner = self._me()
         with self._db.writing() as tx:
-            row = tx.row(sql.NEW_LOOSE, owner)
+            row = tx.row(sql.NEW_INCOMPLETE, owner)
             assert row is not None
             no = int(row[0])
         made = False
@@ -87,7 +87,7 @@ class Jobs(Book):
                 if (found := self._meanwhile(tx, job)) is not None:
                     return found, False
                 _store_items(tx, no, total, page)
-                tx.change(sql.DROP_LOOSE, no)
+                tx.change(sql.DROP_INCOMPLETE, no)
                 stored = _store_job(tx, no, _digested(job, digest), total + len(page))
             made = True
             return stored, True
@@ -129,7 +129,7 @@ class Jobs(Book):
             for statement in (*sql.DROP_JOB, *sql.DROP_SHARDS):
                 tx.change(statement, no)
             tx.change(sql.DROP_INCIDENTS, job_id)
-            tx.change(sql.MARK_LOOSE, no, "")  # killed before the last row is gone, the next owner goes on
+            tx.change(sql.MARK_INCOMPLETE, no, "")  # until the last row is gone
         self._drop_items(no)
         self._db.give_back()
 
@@ -167,12 +167,12 @@ def _pages(items: Iterable[NewItem]) -> Iterator[tuple[list[NewItem], bool]]:
 
 
 def _store_items(tx: Transaction, job: int, start: int, page: list[NewItem]) -> None:
-    waiting = {True: CODES[ItemState.DIRECT], False: CODES[ItemState.OPEN]}
+    waiting = {True: ItemState.REALTIME.value, False: ItemState.OPEN.value}
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
     tx.insert(
         "item",
         _ITEM,
-        ((no, waiting[item.direct], 0, item.size, item.tokens) for no, item in numbered),
+        ((no, waiting[item.realtime], 0, item.size, item.tokens) for no, item in numbered),
     )
     tx.insert("payload", _PAYLOAD, ((no, encoded(item.user_id), item.payload) for no, item in numbered))
 
@@ -187,7 +187,7 @@ def _store_job(tx: Transaction, no: int, job: NewJob, total: int) -> JobRow:
         job.model,
         job.kind,
         bare(dict(job.metadata)),
-        bare(dict(job.policy)),
+        record_text(job.policy),
         job.digest,
         job.created_at,
         (JobState.ACTIVE if total else JobState.DONE).value,

@@ -8,14 +8,15 @@ Texts of users and providers are bytes: a text column refuses some characters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Transaction
 
-__all__ = ["MIGRATIONS", "SHIFT", "migrate"]
+__all__ = ["MIGRATIONS", "SHIFT", "Step", "migrate", "refuse_newer"]
 
 SHIFT = 32
 """Bits of an item's number that are its position in the job."""
@@ -136,7 +137,68 @@ _MONEY = (
     "ALTER TABLE shard ADD COLUMN most {real} NOT NULL DEFAULT 0",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _MONEY)
+_POLICY_FIELDS = {
+    "fallback": "fallback",
+    "on_unknown": "on_unknown",
+    "timeout": "timeout",
+    "settle": "settle",
+    "max_requests": "max_requests",
+    "deadline": "deadline",
+    "missed": "late_penalty",
+    "budget": "budget",
+    "account": "budget_account",
+    "retention": "retention",
+    "exclusive": "exclusive_workspace",
+    "route": "route",
+    "attended": "attended",
+}
+_REMOTE_FIELDS = {
+    "word": "status",
+    "state": "state",
+    "completed": "completed",
+    "failed": "failed",
+    "outputs": "outputs",
+    "cancelled_at": "cancel_sent_at",
+    "uploads": "uploads",
+    "fetched": "results_fetched",
+    "reread": "results_refetched",
+    "gone": "results_gone",
+    "held": "held_job",
+    "audited": "checked_for_duplicates",
+    "suspects": "suspected_duplicates",
+}
+"""Keys of version 2, and the fields of the records that hold the same from version 3 on."""
+
+
+def _write_records(tx: Transaction) -> None:
+    """Make records of the policies of jobs and of what is known of remote batches; other keys are dropped."""
+    for no, policy in tx.rows("SELECT no, policy FROM job"):
+        tx.change("UPDATE job SET policy = ? WHERE no = ?", _first_record(policy, _POLICY_FIELDS), no)
+    for shard_id, remote in tx.rows("SELECT id, remote FROM shard"):
+        tx.change("UPDATE shard SET remote = ? WHERE id = ?", _first_record(remote, _REMOTE_FIELDS), shard_id)
+
+
+def _first_record(stored: str, fields: Mapping[str, str]) -> str:
+    """Return the record of version 1 that a dictionary of version 2 of the tables stands for."""
+    known = {
+        fields[key]: value for key, value in json.loads(stored).items() if key in fields and value is not None
+    }
+    return json.dumps({"version": 1, **known}, separators=(",", ":"))
+
+
+_RECORDS = (
+    "ALTER TABLE loose RENAME TO incomplete_job",
+    "ALTER TABLE job RENAME COLUMN pledged TO reserved",
+    "ALTER TABLE shard RENAME COLUMN most TO reserved",
+    "ALTER TABLE shard RENAME COLUMN strangers TO foreign_batches",
+    "ALTER TABLE shard RENAME COLUMN tidied TO cleaned_up",
+    "ALTER TABLE verdict RENAME COLUMN word TO outcome",
+    _write_records,
+)
+
+Step = Sequence[str | Callable[[Transaction], None]]
+
+MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS)
 """Step *n* leads from version *n* to *n* + 1."""
 
 
@@ -146,9 +208,7 @@ class _Migrated(Protocol):
     def writing(self) -> AbstractContextManager[Transaction]: ...
 
 
-def migrate(
-    database: _Migrated, types: Mapping[str, str], steps: Sequence[Sequence[str]] = MIGRATIONS
-) -> None:
+def migrate(database: _Migrated, types: Mapping[str, str], steps: Sequence[Step] = MIGRATIONS) -> None:
     """Bring a database to the present form in one transaction.
 
     Args:
@@ -165,14 +225,17 @@ def migrate(
         refuse_newer(version, database.place, steps)
         for step in steps[version:]:
             for statement in step:
-                tx.change(statement.format_map(types).replace("{", "{{").replace("}", "}}"))
+                if callable(statement):
+                    statement(tx)
+                else:
+                    tx.change(statement.format_map(types).replace("{", "{{").replace("}", "}}"))
         if found is None:
             tx.change("INSERT INTO schema_version VALUES (?)", len(steps))
         elif version < len(steps):
             tx.change("UPDATE schema_version SET version = ?", len(steps))
 
 
-def refuse_newer(version: int, place: str, steps: Sequence[Sequence[str]] = MIGRATIONS) -> None:
+def refuse_newer(version: int, place: str, steps: Sequence[Step] = MIGRATIONS) -> None:
     """Raise StoreError when ``version`` is unknown to this release."""
     if version > len(steps):
         raise StoreError(

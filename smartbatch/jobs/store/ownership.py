@@ -9,7 +9,7 @@ from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Transaction
 from smartbatch.jobs.store.incident_table import incident_digest
 from smartbatch.jobs.store.result_table import Results
-from smartbatch.jobs.store.rows import CODES, encoded, first_of, job_row, position
+from smartbatch.jobs.store.rows import encoded, first_of, job_row, position
 
 __all__ = ["Ownership"]
 
@@ -57,7 +57,7 @@ class Ownership(Results):
     ) -> None:
         """End the state of items whose asking nobody saw the end of, and say what that may have cost."""
         # those that end as failed are direct for a moment of this transaction
-        rows = tx.rows(sql.ASKING_ENDED, CODES[ItemState.DIRECT], first_of(job), first_of(job + 1))
+        rows = tx.rows(sql.FREE_IN_FLIGHT, ItemState.REALTIME.value, first_of(job), first_of(job + 1))
         asked = sorted(row[0] for row in rows)
         if not asked:
             return

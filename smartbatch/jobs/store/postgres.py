@@ -23,7 +23,7 @@ from smartbatch.jobs.store.database import Database, Row
 from smartbatch.jobs.store.dsn import Address
 from smartbatch.jobs.store.incident_table import Notes
 from smartbatch.jobs.store.job_table import Jobs
-from smartbatch.jobs.store.migrations import MIGRATIONS, migrate, refuse_newer
+from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
 from smartbatch.jobs.store.ownership import Ownership
 from smartbatch.jobs.store.sessions import SessionOwners, leave_to_parent, lock_number, psycopg
 
@@ -72,7 +72,7 @@ class PostgresStore(Jobs, Ownership, Notes):
         rng: Random,
         state_folder: str,
         patience: float = PATIENCE,
-        steps: Sequence[Sequence[str]] = MIGRATIONS,
+        steps: Sequence[Step] = MIGRATIONS,
     ) -> None:
         database = PostgresDatabase(Address.of(dsn), patience=patience, steps=steps)
         spool = os.path.join(state_folder, f"spool-{database.address.digest}")
@@ -89,7 +89,7 @@ class PostgresDatabase(Database):
         "skip_locked": " FOR UPDATE SKIP LOCKED",
     }
 
-    def __init__(self, address: Address, *, patience: float, steps: Sequence[Sequence[str]]) -> None:
+    def __init__(self, address: Address, *, patience: float, steps: Sequence[Step]) -> None:
         super().__init__()
         self.address = address
         self.place = address.place

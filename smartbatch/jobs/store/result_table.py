@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from smartbatch.jobs.records import ItemState, JobLease, NewResult, ResultRow, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    ClaimedItem,
+    ItemState,
+    JobLease,
+    LeaseLost,
+    NewResult,
+    ResultRow,
+    ShardRow,
+    ShardState,
+    StoredResults,
+    UnsettledItem,
+)
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import Direct, Ingested, LeaseLost, Unsettled
 from smartbatch.jobs.store.database import Transaction
 from smartbatch.jobs.store.rows import (
-    CODES,
     decoded,
     first_of,
     fitting,
@@ -24,11 +33,11 @@ from smartbatch.jobs.store.shard_table import Shards
 __all__ = ["Results"]
 
 _RESULT = ("no", "seq", "outcome", "digest", "cost", "body")
-_VERDICT = ("no", "word", "digest", "body")
-_ASKING, _FINAL = CODES[ItemState.ASKING], CODES[ItemState.FINAL]
+_VERDICT = ("no", "outcome", "digest", "body")
+_IN_FLIGHT, _FINAL = ItemState.IN_FLIGHT.value, ItemState.FINAL.value
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
-_UNSENT = (ItemState.OPEN, ItemState.DIRECT)
+_UNSENT = (ItemState.OPEN, ItemState.REALTIME)
 _TAKING = (ShardState.INGESTING, ShardState.DEAD)
 
 
@@ -39,7 +48,7 @@ class Results(Shards):
 
     def ingest(
         self, lease: JobLease, shard: ShardRow, results: Sequence[NewResult], *, at: float
-    ) -> Ingested:
+    ) -> StoredResults:
         if shard.state not in _TAKING:
             raise ValueError(f"a shard that is {shard.state.value} has no results to take")
         with self._db.writing() as tx:
@@ -52,7 +61,7 @@ class Results(Shards):
             if shard.state is ShardState.INGESTING:
                 notes = [r for r in results if not r.final]
                 doubled += self._keep_verdicts(tx, job, notes, final)
-            return Ingested(tuple(final), tuple(doubled))
+            return StoredResults(tuple(final), tuple(doubled))
 
     def _states(self, tx: Transaction, job: int, ixs: Sequence[int]) -> dict[int, tuple[int, int | None]]:
         """Return state and shard of items by position."""
@@ -169,7 +178,7 @@ class Results(Shards):
             tokens = sum(note.input_tokens for note in paid), sum(note.output_tokens for note in paid)
             tx.row(sql.COUNT, 0, 0, 0, 0, usd, realtime, 0, *tokens, job)
 
-    def unsettled(self, shard_id: str) -> list[Unsettled]:
+    def unsettled(self, shard_id: str) -> list[UnsettledItem]:
         job, positions = self._positions(shard_id)
         items = self._db.many([number(job, ix) for ix in positions])
         tries = {
@@ -179,7 +188,7 @@ class Results(Shards):
             no: (word, body) for no, word, _, body in self._db.rows(sql.VERDICTS, self._db.many(list(tries)))
         }
         return [
-            Unsettled(ix, *told.get(no, (None, None)), tries[no])
+            UnsettledItem(ix, *told.get(no, (None, None)), tries[no])
             for ix, no in ((ix, number(job, ix)) for ix in positions)
             if no in tries
         ]
@@ -190,7 +199,7 @@ class Results(Shards):
         shard: ShardRow,
         *,
         opened: Collection[int] = (),
-        direct: Collection[int] = (),
+        realtime: Collection[int] = (),
         finals: Sequence[NewResult] = (),
         at: float,
         **changes: Any,
@@ -198,16 +207,16 @@ class Results(Shards):
         if not all(result.final for result in finals):
             raise ValueError("results that settle a shard are final")
         ends = {result.ix for result in finals}
-        if len(ends) + len(set(opened)) + len(set(direct)) != len(ends.union(opened, direct)):
+        if len(ends) + len(set(opened)) + len(set(realtime)) != len(ends.union(opened, realtime)):
             raise ValueError("an item of a settled shard goes one way only")
         with self._db.writing() as tx:
             job = self._hold(tx, lease)
             settled = self._move(
-                tx, job, shard, ShardState.SETTLED, {"most": 0.0, **changes, "settled_at": at}
+                tx, job, shard, ShardState.SETTLED, {"reserved": 0.0, **changes, "settled_at": at}
             )
-            for target, ixs in ((ItemState.OPEN, opened), (ItemState.DIRECT, direct)):
+            for target, ixs in ((ItemState.OPEN, opened), (ItemState.REALTIME, realtime)):
                 items = self._db.many([number(job, ix) for ix in ixs])
-                tx.change(sql.FREE_THESE, CODES[target], items, shard.no)
+                tx.change(sql.FREE_THESE, target.value, items, shard.no)
             if finals:
                 items_of = self._states(tx, job, sorted(ends))
                 self._check_members(tx, shard, items_of, finals)
@@ -224,7 +233,9 @@ class Results(Shards):
     def fail_shard(self, lease: JobLease, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
         with self._db.writing() as tx:
             job = self._hold(tx, lease)
-            failed = self._move(tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at, "most": 0.0})
+            failed = self._move(
+                tx, job, shard, ShardState.DEAD, {"note": note, "died_at": at, "reserved": 0.0}
+            )
             first, last = self._span(tx, shard.id)
             held = [row[0] for row in tx.rows(sql.HELD, first, last, shard.no)]
             self._end_alike(tx, job, held, "failed", body, at, cost=0.0)
@@ -255,17 +266,17 @@ class Results(Shards):
 
     # -- one by one ------------------------------------------------------------------------------------------
 
-    def claim_direct(self, lease: JobLease, limit: int) -> list[Direct]:
+    def claim_realtime(self, lease: JobLease, limit: int) -> list[ClaimedItem]:
         with self._db.writing() as tx:
             job = self._hold(tx, lease)
-            taken = sorted(tx.rows(sql.TAKE_DIRECT, first_of(job), first_of(job + 1), limit))
+            taken = sorted(tx.rows(sql.CLAIM_REALTIME, first_of(job), first_of(job + 1), limit))
             rows = tx.rows(sql.NAMED_PAYLOADS, self._db.many([no for no, _ in taken])) if taken else []
             named = {no: (decoded(user_id), body) for no, user_id, body in rows}
-            return [Direct(position(no), *named[no], tries) for no, tries in taken]
+            return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
 
     def answer(
         self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
-    ) -> Ingested:
+    ) -> StoredResults:
         with self._db.writing() as tx:
             job = self._hold(tx, lease)
             items = self._states(tx, job, [result.ix for result in results])
@@ -277,10 +288,10 @@ class Results(Shards):
                 back = [number(job, r.ix) for r in results if r.outcome == word]
                 if back:
                     tx.change(sql.ASK_AGAIN, tried, self._db.many(back))
-            asked = [r for r in results if not r.final and items[r.ix][0] == _ASKING]
+            asked = [r for r in results if not r.final and items[r.ix][0] == _IN_FLIGHT]
             self._book(tx, job, asked)
-            self._pledge(tx, job, -freed)
-            return Ingested(tuple(final), tuple(doubled))
+            self._reserve(tx, job, -freed)
+            return StoredResults(tuple(final), tuple(doubled))
 
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         dropped, count = 0, PAGE_DROPPED
@@ -293,7 +304,7 @@ class Results(Shards):
         with self._db.writing() as tx:
             job = self._hold(tx, lease)
             page = first_of(job), first_of(job + 1), PAGE_DROPPED
-            rows = [row for state in _UNSENT for row in tx.rows(sql.WAITING, CODES[state], *page)]
+            rows = [row for state in _UNSENT for row in tx.rows(sql.WAITING, state.value, *page)]
             unsent = [no for no, *_ in rows[:PAGE_DROPPED]]
             self._end_alike(tx, job, unsent, "cancelled", body, at, cost=0.0)
             return len(unsent)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
+from attrs import asdict
+
+from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
     IncidentRow,
-    ItemState,
+    JobPolicy,
     JobRow,
     JobState,
+    RemoteProgress,
     ResultRow,
     ShardRow,
     ShardState,
@@ -21,7 +26,6 @@ from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import SHIFT
 
 __all__ = [
-    "CODES",
     "SHARD_CHANGES",
     "bare",
     "decoded",
@@ -33,19 +37,14 @@ __all__ = [
     "number",
     "packed",
     "position",
+    "record_of",
+    "record_text",
     "result_row",
     "shard_row",
     "unpacked",
 ]
 
-CODES = {
-    ItemState.OPEN: 0,
-    ItemState.DIRECT: 1,
-    ItemState.ASKING: 2,
-    ItemState.SHARDED: 3,
-    ItemState.FINAL: 4,
-}
-"""States of items as the table has them; those under 3 wait for something to be done."""
+_Record = TypeVar("_Record", JobPolicy, RemoteProgress)
 
 PAGE_BYTES = 8 << 20
 """Bytes of contents read at a time, so that prompts and answers of any length need little memory."""
@@ -94,6 +93,38 @@ def bare(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+def record_text(record: JobPolicy | RemoteProgress) -> str:
+    """Return a versioned record as the JSON a store keeps: every field by its name, and the version."""
+    fields = asdict(record, recurse=False, value_serializer=_plain)
+    return bare({"version": record.version, **fields})
+
+
+def _plain(_: object, __: object, value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def record_of(kind: type[_Record], kept: str) -> _Record:
+    """Return the record of :func:`record_text`.
+
+    Raises:
+        StoreError: a newer release wrote it, or it is damaged. Nothing is guessed: what a newer release
+            decided, this one could not honour.
+    """
+    try:
+        stored = json.loads(kept)
+        version = stored.pop("version")
+        if version <= kind.version:
+            return kind(**stored)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise StoreError(
+            f"a {kind.__name__} of the store is damaged and was left as it is; restore the store from a copy"
+        ) from None
+    raise StoreError(
+        f"a {kind.__name__} of the store has form {version!r:.20}, and this release knows forms up to"
+        f" {kind.version}: a newer smartbatch wrote it; update smartbatch, or name another store"
+    )
+
+
 def packed(positions: Iterable[int]) -> bytes:
     """Return positions as four bytes each."""
     return _little(array("I", positions)).tobytes()
@@ -122,7 +153,7 @@ def job_row(row: Row) -> JobRow:
         kind=row[4],
         params=row[5],
         metadata=json.loads(row[6]),
-        policy=json.loads(row[7]),
+        policy=record_of(JobPolicy, row[7]),
         state=JobState(row[8]),
         created_at=row[9],
         finished_at=row[10],
@@ -140,7 +171,7 @@ def job_row(row: Row) -> JobRow:
         epoch=row[22],
         owner=row[23],
         digest=row[24],
-        pledged=row[25],
+        reserved=row[25],
     )
 
 
@@ -167,17 +198,17 @@ def shard_row(row: Row) -> ShardRow:
         uncertain_since=row[17],
         fenced_at=row[18],
         candidate=row[19],
-        foreign=tuple(json.loads(row[20])),
-        remote=json.loads(row[21]),
+        foreign_batches=tuple(json.loads(row[20])),
+        remote=record_of(RemoteProgress, row[21]),
         cancelled=bool(row[22]),
         ended_at=row[23],
         settled_at=row[24],
         died_at=row[25],
-        tidied=bool(row[26]),
+        cleaned_up=bool(row[26]),
         results_until=row[27],
         cost=row[28],
         note=decoded(row[29]),
-        most=row[30],
+        reserved=row[30],
     )
 
 
@@ -205,13 +236,13 @@ SHARD_CHANGES: dict[str, tuple[str, Any]] = {
             "results_until",
             "cost",
             "bytes",
-            "most",
+            "reserved",
         )
     },
-    "foreign": ("strangers", lambda ids: bare(list(ids))),
-    "remote": ("remote", lambda remote: bare(dict(remote))),
+    "foreign_batches": ("foreign_batches", lambda ids: bare(list(ids))),
+    "remote": ("remote", record_text),
     "cancelled": ("cancelled", int),
-    "tidied": ("tidied", int),
+    "cleaned_up": ("cleaned_up", int),
     "note": ("note", encoded),
 }
 """What may change of a shard beside its state: the column, and how a value is written."""

@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable
 
 from smartbatch.errors import JobNotFound, StoreError
-from smartbatch.jobs.records import JobLease
+from smartbatch.jobs.records import JobLease, LeaseLost
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import LeaseLost, Store
+from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.store.checks import private_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.owners import Owners
@@ -109,7 +109,7 @@ class Book(Store):
     def _sweep(self, own: str) -> None:
         """Delete what the dead left behind: their rows and locks, and items that never came to a job."""
         with_jobs = {row[0] for row in self._db.rows(sql.OWNERS_WITH_JOBS)}
-        for no, owner in self._db.rows(sql.ALL_LOOSE):
+        for no, owner in self._db.rows(sql.ALL_INCOMPLETE):
             if owner != own and not (owner and self._owners.alive(owner)):
                 self._drop_items(no)
         listed = {row[0] for row in self._db.rows(sql.OWNERS)}
@@ -132,7 +132,7 @@ class Book(Store):
                     tx.change(drop, first, last)
                 first = self._first(table, last, end)
         with self._db.writing() as tx:
-            tx.change(sql.DROP_LOOSE, job)
+            tx.change(sql.DROP_INCOMPLETE, job)
 
     def _first(self, table: str, start: int, end: int) -> int | None:
         """Return the first number in a table from ``start`` on and before ``end``."""
@@ -154,8 +154,8 @@ class Book(Store):
         found = tx.row(sql.GRASP, lease.job_id, lease.epoch, self._owners.own)
         if found is None:
             raise LeaseLost(
-                f"job {lease.job_id} was taken over or given back since lease {lease.epoch}; "
-                "nothing was written"
+                f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
+                " nothing was written"
             )
         return int(found[0])
 

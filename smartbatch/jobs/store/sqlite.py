@@ -28,7 +28,7 @@ from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import Database, Row
 from smartbatch.jobs.store.incident_table import Notes
 from smartbatch.jobs.store.job_table import Jobs
-from smartbatch.jobs.store.migrations import MIGRATIONS, migrate, refuse_newer
+from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
 from smartbatch.jobs.store.owners import FileOwners
 from smartbatch.jobs.store.ownership import Ownership
 
@@ -78,7 +78,7 @@ class SqliteStore(Jobs, Ownership, Notes):
         wall: Callable[[], float],
         rng: Random,
         busy_timeout: float = BUSY_TIMEOUT,
-        steps: Sequence[Sequence[str]] = MIGRATIONS,
+        steps: Sequence[Step] = MIGRATIONS,
     ) -> None:
         whole = os.path.realpath(os.path.expanduser(path))
         spool = f"{whole}.spool"
@@ -97,7 +97,7 @@ class SqliteDatabase(Database):
     }
 
     def __init__(
-        self, path: str, *, wall: Callable[[], float], busy_timeout: float, steps: Sequence[Sequence[str]]
+        self, path: str, *, wall: Callable[[], float], busy_timeout: float, steps: Sequence[Step]
     ) -> None:
         super().__init__()
         self.place = path

@@ -7,7 +7,7 @@ from __future__ import annotations
 _JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata, j.policy, j.state,
     j.created_at, j.finished_at, j.total, j.succeeded, j.failed, j.cancelled, j.cost, j.realtime_cost,
     j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner,
-    j.digest, j.pledged, j.lease_until
+    j.digest, j.reserved, j.lease_until
     FROM job j JOIN job_params p ON p.no = j.no """
 JOB_BY_ID = _JOB + "WHERE j.id = ?"
 JOB_BY_KEY = _JOB + "WHERE j.user_key = ?"
@@ -16,17 +16,17 @@ JOBS_UNFINISHED = _JOB + "WHERE j.state <> 'done' ORDER BY j.no DESC LIMIT ?"
 JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
 JOB_LOCKED = "SELECT no, state FROM job WHERE id = ?{for_update}"
 
-NEW_LOOSE = "INSERT INTO loose (owner) VALUES (?) RETURNING no"
-DROP_LOOSE = "DELETE FROM loose WHERE no = ?"
-MARK_LOOSE = "INSERT INTO loose (no, owner) VALUES (?, ?)"
-ALL_LOOSE = "SELECT no, owner FROM loose"
+NEW_INCOMPLETE = "INSERT INTO incomplete_job (owner) VALUES (?) RETURNING no"
+DROP_INCOMPLETE = "DELETE FROM incomplete_job WHERE no = ?"
+MARK_INCOMPLETE = "INSERT INTO incomplete_job (no, owner) VALUES (?, ?)"
+ALL_INCOMPLETE = "SELECT no, owner FROM incomplete_job"
 
 NEW_JOB = """INSERT INTO job (no, id, user_key, scope, model, kind, metadata, policy, digest, created_at,
     state, finished_at, total) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 NEW_PARAMS = "INSERT INTO job_params (no, body) VALUES (?, ?)"
 
-MONEY = "SELECT policy, cost, pledged FROM job WHERE no = ?"
-PLEDGE = "UPDATE job SET pledged = pledged + ? WHERE no = ?"
+MONEY = "SELECT policy, cost, reserved FROM job WHERE no = ?"
+RESERVE = "UPDATE job SET reserved = reserved + ? WHERE no = ?"
 
 CANCEL_REQUESTED = "UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> 'done'"
 UNHOLD = "UPDATE job SET state = 'active', note = NULL WHERE no = ? AND state = 'held'"
@@ -43,7 +43,7 @@ ITEM_TABLES = ("result", "verdict", "payload", "item")
 CLAIMABLE_OF = (
     _JOB
     + """WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> 'done' OR EXISTS (
-    SELECT 1 FROM shard s WHERE s.job = j.no AND s.tidied = 0
+    SELECT 1 FROM shard s WHERE s.job = j.no AND s.cleaned_up = 0
     AND (s.state NOT IN ('settled', 'dead') OR s.file_id IS NOT NULL OR s.batch_id IS NOT NULL)))
     ORDER BY CASE WHEN j.state = 'done' THEN 1 ELSE 0 END, j.no"""
 )
@@ -53,7 +53,7 @@ GRASP = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}
 RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 RELEASE = "UPDATE job SET owner = NULL WHERE id = ? AND epoch = ? AND owner = ?"
 RELEASE_ALL = "UPDATE job SET owner = NULL WHERE owner = ?"
-ASKING_ENDED = """UPDATE item SET state = ?, tries = tries + 1
+FREE_IN_FLIGHT = """UPDATE item SET state = ?, tries = tries + 1
     WHERE state < 3 AND state = 2 AND no >= ? AND no < ? RETURNING no"""
 OWNERS = "SELECT id FROM owner"
 OWNERS_WITH_JOBS = "SELECT DISTINCT owner FROM job WHERE owner IS NOT NULL"
@@ -78,8 +78,8 @@ ITEMS_AT = """SELECT i.no, p.user_id, p.body, i.tokens FROM item i JOIN payload 
 
 SHARD_COLUMNS = """id, (SELECT j.id FROM job j WHERE j.no = shard.job), no, nonce, scope, model, state, size,
     bytes, tokens, due_at, tries, file_id, batch_id, watermark, server_time, submitted_at, uncertain_since,
-    fenced_at, candidate, strangers, remote, cancelled, ended_at, settled_at, died_at, tidied, results_until,
-    cost, note, most"""
+    fenced_at, candidate, foreign_batches, remote, cancelled, ended_at, settled_at, died_at, cleaned_up,
+    results_until, cost, note, reserved"""
 _SHARD = f"SELECT {SHARD_COLUMNS} FROM shard "
 SHARD_BY_ID = _SHARD + "WHERE id = ?"
 SHARD_BY_NONCE = _SHARD + "WHERE nonce = ?"
@@ -91,8 +91,9 @@ SHARD_STATE = "SELECT state, no FROM shard WHERE id = ? AND job = ?"
 
 NEXT_SHARD = "SELECT coalesce(max(no), 0) + 1 FROM shard WHERE job = ?"
 TAKE_ITEMS = "UPDATE item SET state = 3, shard = ? WHERE no IN {numbers} AND state = 0"
-NEW_SHARD = f"""INSERT INTO shard (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, most)
-    SELECT ?, j.no, ?, ?, j.scope, j.model, 'planned', ?, ?, ?, ?, ? FROM job j WHERE j.no = ?
+NEW_SHARD = f"""INSERT INTO shard
+    (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, reserved, remote)
+    SELECT ?, j.no, ?, ?, j.scope, j.model, 'planned', ?, ?, ?, ?, ?, ? FROM job j WHERE j.no = ?
     RETURNING {SHARD_COLUMNS}"""
 NEW_POSITIONS = "INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)"
 UNRESOLVED_IN_SCOPE = """SELECT count(*) FROM shard
@@ -115,13 +116,13 @@ FINISH = """UPDATE job SET state = 'done', finished_at = ?, note = NULL
     WHERE no = ? AND state <> 'done' AND succeeded + failed + cancelled >= total"""
 END_ITEMS = "UPDATE item SET state = 4 WHERE no IN {numbers}"
 DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
-VERDICTS = "SELECT no, word, digest, body FROM verdict WHERE no IN {numbers}"
+VERDICTS = "SELECT no, outcome, digest, body FROM verdict WHERE no IN {numbers}"
 VERDICT_DIGESTS = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
 DROP_VERDICTS = "DELETE FROM verdict WHERE no IN {numbers}"
 END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
     FROM item WHERE no IN {numbers}"""
-TAKE_DIRECT = """UPDATE item SET state = 2 WHERE no IN (
+CLAIM_REALTIME = """UPDATE item SET state = 2 WHERE no IN (
     SELECT no FROM item WHERE state < 3 AND state = 1 AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
 ASK_AGAIN = "UPDATE item SET state = 1, tries = tries + ? WHERE no IN {numbers} AND state = 2"

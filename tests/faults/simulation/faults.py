@@ -33,7 +33,7 @@ class Fates:
         self._now = now
         self._script = list(plan.faults)
         self._met: dict[int, tuple[str, ...]] = {}
-        falls_back = what.policy["fallback"] == "individual"
+        falls_back = what.policy.fallback == "individual"
         self._ends = ["expire_part", "expire_all", "fail_validation", "no_money_lines"]
         if falls_back and flavour.labels:
             # only a job with a time-out ever ends such a batch, and only one that it knows to be its own

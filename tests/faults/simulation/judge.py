@@ -23,7 +23,7 @@ from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.remote import digest_of
 from tests.faults.simulation.violation import Violation

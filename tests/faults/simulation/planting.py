@@ -35,8 +35,8 @@ from tests.faults.simulation.world import Outcome
 __all__ = ["BUGS", "Bug", "caught", "planted", "start"]
 
 VARIABLE = "PLANTED"
-_INTEND = "    intended = step.store.intend("
-_LATE = "    store_intent = lambda: step.store.intend("
+_INTEND = "    intended = step.store.mark_submitting("
+_LATE = "    store_intent = lambda: step.store.mark_submitting("
 """The intent is not stored where it should be, but when this is called."""
 _SENT = "batch = step.api.create(creation, step.limits.transfer_timeout)"
 _FAILED = "        return _create_failed("
@@ -122,7 +122,7 @@ BUGS = (
     Bug(
         5,
         "no time to settle",
-        ((recover._until, (('step.policy("settle", step.limits.settle)', "0.0"),)),),
+        ((recover._until, (("step.settle_time", "0.0"),)),),
         flavour="anthropic",
     ),
     Bug(
@@ -154,7 +154,7 @@ BUGS = (
         (
             (
                 recover._look_unlabelled,
-                (('len(candidates) == 1 and step.policy("exclusive", False)', "candidates"),),
+                (("len(candidates) == 1 and step.policy.exclusive_workspace", "candidates"),),
             ),
         ),
         flavour="anthropic-shared",
@@ -180,7 +180,7 @@ BUGS = (
                     ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
                 ),
             ),
-            (collect.fetch, (("list(batch.outputs)", "list(batch.outputs[:1])"),)),
+            (collect.fetch, (("outputs=batch.outputs,", "outputs=batch.outputs[:1],"),)),
         ),
     ),
     Bug(
@@ -191,9 +191,9 @@ BUGS = (
                 Results.ingest,
                 (
                     (
-                        "return Ingested(",
+                        "return StoredResults(",
                         "__import__('tests.faults.simulation.futures').faults.simulation.futures.tell_all()\n"
-                        "            return Ingested(",
+                        "            return StoredResults(",
                     ),
                 ),
             ),

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from smartbatch.jobs.records import ShardState
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import Store
 
 __all__ = ["Crash", "Points", "Watched", "step_of"]
 
@@ -84,12 +84,12 @@ WRITES = frozenset(
         "claim",
         "plan",
         "advance",
-        "intend",
+        "mark_submitting",
         "discard",
         "fail_shard",
         "ingest",
         "settle",
-        "claim_direct",
+        "claim_realtime",
         "answer",
         "drop_unsent",
         "note",

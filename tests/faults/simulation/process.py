@@ -11,9 +11,9 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
-from smartbatch.jobs.records import JobLease, JobState, NewResult
+from smartbatch.jobs.records import ClaimedItem, JobLease, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store.base import Direct, LeaseLost, Store
+from smartbatch.jobs.store import Store
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result, Route, Usage
@@ -128,7 +128,7 @@ class Process:
             if self.serving.api_of(job) is None:
                 continue  # as the supervisor does: this process has another key
             unknown = None
-            if job.policy.get("on_unknown") == "hold":
+            if job.policy.on_unknown == "hold":
                 error = ProviderError("nobody knows whether it was asked", kind=ErrorKind.UNKNOWN)
                 unknown = encode_error(error)
             lease = self.store.claim(job.id, LEASE, unknown=unknown)
@@ -156,7 +156,7 @@ class Process:
         job = self.plain.job(lease.job_id)
         if job is None or job.state is not JobState.ACTIVE or job.cancel_requested:
             return False
-        items = self.store.claim_direct(lease, PORTION)
+        items = self.store.claim_realtime(lease, PORTION)
         shared = decode_params(job.params)
         results = []
         for item in items:
@@ -185,7 +185,7 @@ class _Account:
         return self._api
 
 
-def _answered(item: Direct, prompt: str, text: str | None) -> NewResult:
+def _answered(item: ClaimedItem, prompt: str, text: str | None) -> NewResult:
     if text is None:
         body = encode_error(ProviderError("overloaded", kind=ErrorKind.SERVER_ERROR))
         return NewResult(item.ix, "failed" if item.tries + 1 >= TRIES else "again", body)

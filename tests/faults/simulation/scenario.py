@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from attrs import frozen
+
+from smartbatch.jobs.records import JobPolicy
 
 __all__ = ["FLAVOURS", "HOUR", "MINUTE", "Flavour", "Plan", "Scenario", "scenario"]
 
@@ -118,7 +121,7 @@ class Scenario:
 
     items: int
     max_requests: int
-    policy: dict[str, object]
+    policy: JobPolicy
     workers: int
     cancel_at: float | None
     resume_after: float
@@ -144,7 +147,7 @@ def scenario(plan: Plan) -> Scenario:
     flavour = FLAVOURS[plan.flavour]
     wild = 0.0 if plan.quiet else rng.choice((0.5, 1.0, 2.0))
     falls_back = rng.random() < 0.4
-    policy: dict[str, object] = {
+    policy: dict[str, Any] = {
         "fallback": "individual" if falls_back else "batch",
         "timeout": rng.uniform(10, 40) * MINUTE,
         # with a fence a minute is enough; without one a late create must have landed by then
@@ -161,7 +164,7 @@ def scenario(plan: Plan) -> Scenario:
     return Scenario(
         items=rng.choice((2, 3, 3, 4) if plan.quiet else (1, 2, 3, 5, 5, 6, 8, 12)),
         max_requests=2 if plan.quiet else rng.choice((2, 3, 3, 5, 12)),
-        policy=policy,
+        policy=JobPolicy(**policy),
         workers=1 if alone else 2,
         cancel_at=rng.uniform(0, 30) * MINUTE if cancels else None,
         resume_after=rng.uniform(0.5, 3) * HOUR,
