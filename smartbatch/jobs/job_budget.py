@@ -1,7 +1,7 @@
 """The budget of a job: what its requests can cost at most, and which of them it has room for.
 
 What is charged and what is reserved never exceed the budget together (see
-:meth:`smartbatch.jobs.store.base.Store.pledge`). The most a shard can cost is reserved when it is planned;
+:meth:`smartbatch.jobs.store.base.Store.reserve`). The most a shard can cost is reserved when it is planned;
 the most an item can cost in real time is reserved before its call. Where an answer that may have been billed
 is lost, its reservation stays for good.
 """

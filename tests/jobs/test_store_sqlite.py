@@ -307,7 +307,7 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(bench: Bench, rol
 READ_ONLY = """
 import os, sys
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import NewJob
+from smartbatch.jobs.records import JobPolicy, NewJob
 from smartbatch.jobs.store import open_store, sqlite
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)

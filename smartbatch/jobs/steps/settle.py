@@ -69,7 +69,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def _lost(step: StepContext, shard: ShardRow, missing: list[UnsettledItem]) -> float:
-    """Return what items without a line may have cost: it stays pledged, as nobody will ever know."""
+    """Return what items without a line may have cost: it stays reserved, because nobody can know."""
     return job_budget.lost_cost(step, shard, [item.ix for item in missing])
 
 
