@@ -1,1 +1,1 @@
-"""TODO."""
+"""Anthropic's API through the vendor's SDK."""

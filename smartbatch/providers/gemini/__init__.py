@@ -1,1 +1,1 @@
-"""TODO."""
+"""Google's Gemini API through the vendor's SDK."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""OpenAI's API, and every server that speaks it."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The embedded provider: deterministic answers without a key or a network."""
