@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
     from smartbatch.providers.flex import FlexTier
 
-__all__ = ["AnswerStream", "Capabilities", "Provider"]
+__all__ = ["AnswerStream", "Capabilities", "Network", "Provider"]
 
 
 @frozen
@@ -65,20 +65,42 @@ class AnswerStream(ABC):
         """The whole answer with usage and finish reason, once the iteration has ended."""
 
 
+class Network(Protocol):
+    """What a provider reaches its service through. Safe to use from several threads."""
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once. Cheap when there is room already."""
+        ...
+
+    def close(self) -> None:
+        """Close connections. Calls under way end soon, with an error. May be called twice."""
+        ...
+
+    def meaning_of(self, error: Exception) -> ProviderError | None:
+        """Return the meaning of an exception of the network; ``None`` for any other."""
+        ...
+
+
 class Provider(ABC):
     """Base of the adapters; also the base of a user's own.
+
+    Making a provider opens nothing: no thread, lock, socket or connection. What is opened belongs to the
+    process that opened it.
 
     Attributes:
         name: the prefix in ``provider:model``.
         scope: names the quota: key fingerprint, base URL, organisation, project. Never the key itself.
         capabilities: see :class:`Capabilities`.
         own_code: True when the calls run the user's own code, whose exceptions are kept as a cause.
+        network: is opened and closed with the provider, and asked first what an exception means; ``None`` for
+            a provider that has none, or takes care of it by itself.
     """
 
     name: str
     scope: str
     capabilities: Capabilities = Capabilities()
     own_code: bool = False
+    network: Network | None = None
 
     @abstractmethod
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
@@ -148,16 +170,25 @@ class Provider(ABC):
         """Return the meaning of an exception that :meth:`generate` raised."""
         if isinstance(error, ProviderError):
             return error
+        if self.network is not None and (found := self.network.meaning_of(error)) is not None:
+            return found
         kind = ErrorKind.TIMEOUT if isinstance(error, TimeoutError) else ErrorKind.UNKNOWN
         if isinstance(error, ConnectionError):
             kind = ErrorKind.NETWORK_ERROR
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
     def open(self, workers: int) -> None:
-        """Prepare for ``workers`` calls at once; called before the first call and after :meth:`abandon`."""
+        """Prepare for ``workers`` calls at once; called before the first call. Cheap when that is done."""
+        if self.network is not None:
+            self.network.open(workers)
 
     def close(self) -> None:
         """Close connections. Calls under way end soon, with an error. May be called twice."""
+        if self.network is not None:
+            self.network.close()
 
     def abandon(self) -> None:
-        """Forget everything inherited over a fork without touching the parent's sockets or locks."""
+        """In a forked child: forget what was inherited without touching the parent's sockets or locks.
+
+        For providers of a user's own; the adapters of the library need not be told.
+        """

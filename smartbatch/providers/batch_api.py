@@ -294,19 +294,13 @@ class BatchApi(ABC):
             ValueError: for what is no such line: cut, garbled, without an id.
         """
 
-    # -- errors and life -------------------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------------------
 
     def classify(self, error: Exception) -> ProviderError:
         """Return the meaning of what a method raised."""
         if isinstance(error, ProviderError):
             return error
         return ProviderError(f"the batch call failed ({type(error).__name__})", maybe_billed=True)
-
-    def close(self) -> None:
-        """Close connections; calls under way end soon, with an error. May be called twice."""
-
-    def abandon(self) -> None:
-        """Forget everything inherited over a fork."""
 
 
 def enqueued_limit(reason: str | None) -> float:

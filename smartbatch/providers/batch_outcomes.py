@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, LineOutcome
 
-__all__ = ["decode_line", "failed_line", "outcome_of", "shapeless_line"]
+__all__ = ["decode_line", "failed_line", "outcome_of", "shapeless_line", "unrun_line"]
 
 _WIRE_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
@@ -61,3 +61,14 @@ def shapeless_line(wire_id: str, text: str) -> Line:
         wire_id,
         ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, status=200, code="shape", maybe_billed=True),
     )
+
+
+def unrun_line(wire_id: str, ended: Literal["cancelled", "expired"]) -> Line:
+    """Return the line of a request that was never run, because of how its batch ended."""
+    how = "was cancelled" if ended == "cancelled" else "expired"
+    error = ProviderError(
+        f"the batch {how} before this request was run; it was not billed",
+        kind=ErrorKind.SERVER_ERROR,
+        code=f"batch_{ended}",
+    )
+    return Line(wire_id, LineOutcome.UNRUN, error=error)

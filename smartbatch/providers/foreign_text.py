@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import ProviderError, scrub
 from smartbatch.types import Request
 
-__all__ = ["PLAIN_ID", "PLAIN_WORD", "count", "echoes", "short", "sound", "texts", "told", "without_echo"]
+__all__ = [
+    "PLAIN_ID",
+    "PLAIN_WORD",
+    "SoundText",
+    "count",
+    "echoes",
+    "finish_word",
+    "short",
+    "sound",
+    "texts",
+    "told",
+    "without_echo",
+]
 
 PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 """What an error code or a finish reason looks like."""
@@ -95,6 +107,38 @@ def sound(text: str) -> str:
     return text
 
 
+class SoundText:
+    """A text that comes in pieces, without lone surrogates; a pair may be split between two pieces."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._half = ""
+
+    @property
+    def whole(self) -> str:
+        """All pieces so far."""
+        return "".join(self._parts)
+
+    def take(self, piece: str) -> str:
+        """Return what can be handed on of ``piece``; half a pair waits for the other half."""
+        if not piece:
+            return ""
+        piece, self._half = self._half + piece, ""
+        if "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        return self._keep(sound(piece))
+
+    def rest(self) -> str:
+        """Return the half of a pair that stayed alone, replaced."""
+        half, self._half = self._half, ""
+        return self._keep(sound(half))
+
+    def _keep(self, piece: str) -> str:
+        if piece:
+            self._parts.append(piece)
+        return piece
+
+
 def count(value: Any) -> int | None:
     """Return a number of tokens; ``None`` for anything that cannot be one."""
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
@@ -103,3 +147,11 @@ def count(value: Any) -> int | None:
 def short(value: Any, form: re.Pattern[str]) -> str | None:
     """Return the value if it is a text of this form."""
     return value if isinstance(value, str) and form.fullmatch(value) else None
+
+
+def finish_word(reason: Any, known: Mapping[str, str]) -> str:
+    """Return our word for a provider's finish reason; words that are not ``known`` are passed on."""
+    if reason is None:
+        return "stop"
+    word = short(reason, PLAIN_WORD) or "unknown"
+    return known.get(word, word)

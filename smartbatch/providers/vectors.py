@@ -10,10 +10,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["shares", "vector"]
-
+__all__ = ["invalid", "listed", "shares", "spread", "vector"]
 
 _NUMBERS = frozenset({int, float})
 
@@ -54,6 +56,43 @@ def _from_base64(text: str) -> array[float]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def listed(items: Any, size: int) -> list[Any]:
+    """Return the vectors of an answer, still encoded.
+
+    Raises:
+        ProviderError: INVALID_RESPONSE for another number than ``size``.
+    """
+    if not isinstance(items, list) or len(items) != size:
+        found = len(items) if isinstance(items, list) else "no"
+        raise invalid(f"the answer has {found} vectors for {size} texts")
+    return items
+
+
+def spread(
+    common: Answer, vectors: Sequence[array[float]], requests: Sequence[Request], tokens: int | None
+) -> list[Answer]:
+    """Return an answer for each request of a call.
+
+    Args:
+        common: what all have in common.
+        vectors: in the order of the requests.
+        requests: whose prompts' lengths split the tokens.
+        tokens: of the whole call; ``None`` where it did not say.
+
+    Raises:
+        ProviderError: INVALID_RESPONSE for vectors of different lengths.
+    """
+    if any(len(each) != len(vectors[0]) for each in vectors):
+        raise invalid("the vectors of one call have different lengths")
+    if tokens is None:
+        return [evolve(common, embedding=each) for each in vectors]
+    parts = shares(tokens, [len(request.prompt) for request in requests])
+    return [
+        evolve(common, embedding=each, usage=Usage(input_tokens=part))
+        for each, part in zip(vectors, parts, strict=True)
+    ]
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:

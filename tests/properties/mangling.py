@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from smartbatch.providers.http.replies import Reply
+
 ODD = (
     *[
         "null",
@@ -182,6 +184,9 @@ class Pieces:
             size = self._rng.randint(1, most)
             yield self._data[at : at + size]
             at += size
+
+    def whole(self) -> Reply:
+        return Reply(self.status, self.headers, self._data)
 
     def drain(self) -> None: ...
 

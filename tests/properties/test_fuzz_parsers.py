@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from attrs import evolve
 from properties import real_bodies
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
@@ -29,9 +30,10 @@ from smartbatch.core.preparation.structured import (
     recover_json,
 )
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.gemini.errors import read_error as read_gemini_error
+from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.gemini.streams import GeminiStream
+from smartbatch.providers.gemini.streams import ChunkReader
+from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.sse import events
 from smartbatch.providers.limit_headers import (
@@ -41,13 +43,16 @@ from smartbatch.providers.limit_headers import (
     read_anthropic_limits,
     read_limits,
 )
-from smartbatch.providers.openai.answers import read_error
+from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader
+from smartbatch.providers.openai.streams import ChatReader, ResponseReader
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.call.soundness import flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 
 SEED = 20_261_121
+OPENAI_SECRET = evolve(OPENAI_ERRORS, secrets=(KEY,))
+GEMINI_SECRET = evolve(GEMINI_ERRORS, secrets=(KEY,))
 DEFAULT = 1_500
 SOAK = 100_000
 
@@ -145,16 +150,11 @@ class Wire:
         self.reply = Reply(200, {}, b"")
 
     def post(self, path: str, sent: Any, timeout: Any) -> Any:
-        if isinstance(sent, bytes):
-            return self.reply
-        if self.reply.status != 200:
-            from smartbatch.providers.gemini.sdk import Refused
+        return self.reply
 
-            raise Refused(self.reply)
-        return self.reply.body.decode("utf-8", "replace")  # the SDK decodes
-
-    def options(self, timeout: float, headers: Any = None) -> float:
-        return timeout
+    def ask(self, method: str, path: str, timeout: float, body: Any) -> Any:
+        text = self.reply.body.decode("utf-8", "replace")  # the SDK decodes
+        return Reply(self.reply.status, self.reply.headers, text.encode())
 
 
 def reply(trees: list[Any], rng: random.Random) -> Reply:
@@ -168,13 +168,13 @@ def reply(trees: list[Any], rng: random.Random) -> Reply:
 
 def openai(api: Any = "chat") -> tuple[OpenAIProvider, Wire]:
     provider, wire = OpenAIProvider(KEY, "http://127.0.0.1:9/v1", api=api), Wire()
-    provider._transport = wire  # type: ignore[assignment]
+    provider.network.realtime = wire  # type: ignore[assignment]
     return provider, wire
 
 
 def google() -> tuple[GeminiProvider, Wire]:
     provider, wire = GeminiProvider(KEY, "http://127.0.0.1:9"), Wire()
-    provider._sdk = wire  # type: ignore[assignment]
+    provider._sdk = PerProcess(lambda: wire)  # type: ignore[assignment]
     return provider, wire
 
 
@@ -218,35 +218,36 @@ def chat_stream(rng: random.Random) -> bool:
     data = stream(rng.choice(real_bodies.CHAT_STREAMS), rng, end="[DONE]")
     if rng.random() < 0.05:
         data = body(rng.choice(real_bodies.CHATS), rng)
-    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, rng), ChatReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+    return outcome(
+        lambda: reading(EventStream(lambda _: live(data, rng), ChatReader(OPENAI_SECRET), REQUEST))
+    )  # type: ignore[arg-type, return-value]
 
 
 def response_stream(rng: random.Random) -> bool:
     data = stream(rng.choice(real_bodies.RESPONSE_STREAMS), rng, named=True)
     if rng.random() < 0.05:
         data = body(rng.choice(real_bodies.RESPONSES), rng)
-    return outcome(lambda: reading(OpenAIStream(lambda _: live(data, rng), ResponseReader(), REQUEST, KEY)))  # type: ignore[arg-type, return-value]
+    return outcome(
+        lambda: reading(EventStream(lambda _: live(data, rng), ResponseReader(OPENAI_SECRET), REQUEST))
+    )  # type: ignore[arg-type, return-value]
 
 
 def gemini_stream(rng: random.Random) -> bool:
     data = stream(rng.choice(real_bodies.GEMINI_STREAMS), rng)
-    return outcome(lambda: reading(GeminiStream(live(data, rng), REQUEST, (KEY,))))  # type: ignore[arg-type]
+    return outcome(lambda: reading(EventStream(live(data, rng), ChunkReader(GEMINI_SECRET), REQUEST)))  # type: ignore[arg-type]
 
 
 def openai_errors(rng: random.Random) -> bool:
     found = headers(NAMES, rng) if rng.random() < 0.5 else {}
     data = body(rng.choice(real_bodies.ERRORS), rng)
-    check_error(read_error(Reply(rng.choice(STATUSES), found, data), [REQUEST], KEY))
+    check_error(OPENAI_SECRET.read(Reply(rng.choice(STATUSES), found, data), [REQUEST]))
     return False
 
 
 def gemini_errors(rng: random.Random) -> bool:
     found = headers(NAMES, rng) if rng.random() < 0.5 else {}
-    try:
-        data = json.loads(body(rng.choice(real_bodies.GEMINI_ERRORS), rng))
-    except (ValueError, RecursionError):
-        data = None
-    check_error(read_gemini_error(rng.choice(STATUSES), data, [REQUEST], KEY, headers=found))
+    data = body(rng.choice(real_bodies.GEMINI_ERRORS), rng)
+    check_error(GEMINI_SECRET.read(Reply(rng.choice(STATUSES), found, data), [REQUEST]))
     return False
 
 
@@ -379,8 +380,9 @@ def test_long_and_hostile_texts_end(before: str) -> None:
         data = text.encode()
         assert len(list(events(data[at : at + 999] for at in range(0, len(data), 999)))) >= 0
         told = {"error": {"message": text, "code": text, "type": text, "status": text}}
-        check_error(read_error(Reply(429, {"retry-after": text}, json.dumps(told).encode()), [REQUEST], KEY))
-        check_error(read_gemini_error(429, told, [REQUEST], KEY, headers={"retry-after": text}))
+        for errors in (OPENAI_SECRET, GEMINI_SECRET):
+            reply = Reply(429, {"retry-after": text}, json.dumps(told).encode())
+            check_error(errors.read(reply, [REQUEST]))
 
 
 @pytest.mark.soak

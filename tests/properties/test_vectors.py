@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.transport import Reply
-from smartbatch.providers.openai.embeddings import read_embeddings
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.openai.answers import read_embeddings
 from smartbatch.providers.vectors import shares, vector
 from smartbatch.types import Embedding, Request
 

@@ -10,8 +10,9 @@ from claude import BLOCK, END, PING, START, STOP, delta, error, event, message
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.anthropic.answers import read_message
-from smartbatch.providers.anthropic.errors import read_error
-from smartbatch.providers.anthropic.streams import MessageStream
+from smartbatch.providers.anthropic.errors import ERRORS
+from smartbatch.providers.anthropic.streams import MessageReader
+from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request
 
@@ -82,8 +83,10 @@ def parse_all(rounds: int, seed: int) -> tuple[int, int]:
             answers += 1
         except ProviderError:
             errors += 1
-        assert isinstance(read_error(Reply(rng.choice((400, 429, 500)), {}, body), REQUEST), ProviderError)
-        stream = MessageStream(Pieces(mangled(rng.choice((STREAM, FAILED)), rng), rng), REQUEST, ())
+        refusal = Reply(rng.choice((400, 429, 500)), {}, body)
+        assert isinstance(ERRORS.read(refusal, (REQUEST,)), ProviderError)
+        pieces = Pieces(mangled(rng.choice((STREAM, FAILED)), rng), rng)
+        stream = EventStream(pieces, MessageReader(ERRORS, ()), REQUEST)
         try:
             text = "".join(stream)
             text.encode()

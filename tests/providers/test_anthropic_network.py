@@ -119,18 +119,18 @@ def test_a_forked_child_uses_nothing_of_its_parent(serve):
     server = serve(says(message("kept")), held, says(message("child")), says(message("parent")))
     with opened(server) as provider, ThreadPoolExecutor(1) as pool:
         assert ask(provider).text == "kept"
-        parents = provider._client
+        parents = provider._sdk.get()
         running = pool.submit(ask, provider)
         for _ in range(2):
             assert server.arrived.acquire(timeout=10)
-        with provider._lock, provider._transport._lock:  # what a thread of the parent may hold at the fork
+        # what a thread of the parent may hold at the fork
+        with provider._sdk.lock(), provider.network.realtime._pool.lock():
             child = os.fork()
         if child == 0:
             status = 1
             try:
-                provider.abandon()
                 provider.open(2)
-                right = ask(provider).text == "child" and provider._client is not parents
+                right = ask(provider).text == "child" and provider._sdk.get() is not parents
                 status = 0 if right else 2
             finally:
                 os._exit(status)
@@ -145,7 +145,7 @@ def test_the_sdk_cannot_send_the_key_elsewhere(serve):
     """What the SDK sends to another origin, or with a broken header, never leaves."""
     server, other = serve(says(message())), serve(says(message()))
     with opened(server) as provider:
-        client = provider._client
+        client = provider._sdk.get().client
         with pytest.raises(Exception) as caught:
             client.post(f"{url_of(other)}/v1/messages", cast_to=httpx2.Response, options={"timeout": 5})
         assert "another server" in str(caught.value.__cause__)

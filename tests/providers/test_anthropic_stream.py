@@ -46,7 +46,7 @@ def broken(serve, script, timeout=20.0, pieces=None) -> ProviderError:
         stream = begin(provider, PROMPT, timeout)
         with pytest.raises(ProviderError) as caught:
             (pieces if pieces is not None else []).extend(stream)
-        with pytest.raises(RuntimeError, match="not ended"):
+        with pytest.raises(RuntimeError, match="not been read"):
             _ = stream.answer
     return caught.value
 
@@ -101,7 +101,7 @@ def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
     """The SDK just stops iterating: an answer cut after any event would pass for a whole one."""
     pieces: list[str] = []
     found = broken(serve, streams(*WHOLE[:cut]), pieces=pieces)
-    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "cut", True)
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
     assert "Lima".startswith("".join(pieces))
     assert found.provider_request_id == "req_s"
 
@@ -229,7 +229,7 @@ def test_a_stream_nobody_iterates_gives_its_connection_back_when_closed(serve):
     """Even with a pool of one connection the next call finds it."""
     server = serve(streams(START, end="stall"), says(message()))
     with opened(server) as provider:
-        provider._transport._workers = 1
+        provider.network.realtime._workers = 1
         begin(provider, timeout=60.0).close()
         assert ask(provider, timeout=5.0).text == "Lima"
 

@@ -16,7 +16,7 @@ from raw_server import hangs, http, resets, says, trickles
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import LineOutcome, RemoteBatch, RemoteState
-from smartbatch.providers.http import batch_transport
+from smartbatch.providers.http import batch_calls
 from smartbatch.testing import answer_for
 
 BATCH = RemoteBatch(id="abc1", state=RemoteState.COMPLETED)
@@ -215,7 +215,7 @@ def test_results_may_be_larger_than_answers_but_not_without_end(api, side, monke
     data = b"x" * 3_000_000
     batches, _ = api(says(data), max_body=1_000_000)
     assert read(batches, side) == data
-    monkeypatch.setattr(batch_transport, "MAX_DOWNLOAD", 2_000_000)
+    monkeypatch.setattr(batch_calls, "MAX_DOWNLOAD", 2_000_000)
     assert fails(lambda: read(batches, side)).code == "too_large"
 
 
@@ -321,7 +321,6 @@ def test_a_forked_child_makes_connections_of_its_own(serve, side):
     child = os.fork()
     if child == 0:
         try:
-            provider.abandon()
             os._exit(0 if api.get("abc1", PATIENCE).total == 5 else 1)
         finally:
             os._exit(2)

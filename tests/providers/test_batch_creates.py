@@ -163,7 +163,7 @@ def test_a_closed_provider_creates_nothing(serve, side, tmp_path):
     server = serve(says(side.batch()))
     provider = side.provider(url_of(server))
     api = provider.batches()
-    api.close()
+    provider.close()
     assert not lost(api, side, tmp_path).maybe_billed
     assert server.requests == []
 

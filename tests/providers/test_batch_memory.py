@@ -14,6 +14,7 @@ from batch_sides import ANTHROPIC, GEMINI, claude_batch, text_of
 from batching import MARK, PATIENCE
 from raw_server import http
 
+from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch, RemoteState
 from smartbatch.providers.gemini.files import file_id_of
 from smartbatch.providers.http.spooled_body import SpooledBody
@@ -177,5 +178,5 @@ def test_a_spooled_body_that_shrinks_meanwhile_is_an_error(tmp_path):
     pieces = iter(body)
     next(pieces)
     path.write_bytes(b"x")
-    with pytest.raises(OSError, match="shorter"):
+    with pytest.raises(ProviderError, match="shorter"):
         list(pieces)

@@ -12,11 +12,12 @@ from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.flex import GEMINI, OPENAI, FlexTier
 from smartbatch.providers.gemini.answers import read_answer
 from smartbatch.providers.gemini.bodies import generate_body
-from smartbatch.providers.gemini.errors import read_error as gemini_error
+from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.providers.http.transport import Reply
-from smartbatch.providers.openai.answers import read_chat, read_error, read_response
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.openai.answers import read_chat, read_response
 from smartbatch.providers.openai.bodies import chat_body, response_body
+from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.types import Embedding, Generation, Request
 
@@ -27,12 +28,12 @@ AZURE = "https://mine.openai.azure.com/openai/v1"
 
 def said_by_openai(status: int, message: str, **fields: Any) -> ProviderError:
     body = {"error": {"message": message, "type": None, "param": None, "code": None, **fields}}
-    return read_error(Reply(status, {}, json.dumps(body).encode()), (PROMPT,))
+    return OPENAI_ERRORS.read(Reply(status, {}, json.dumps(body).encode()), (PROMPT,))
 
 
 def said_by_gemini(status: int, message: str, *details: dict[str, Any]) -> ProviderError:
     error = {"code": status, "message": message, "status": "ANY", "details": list(details)}
-    return gemini_error(status, {"error": error}, (PROMPT,))
+    return GEMINI_ERRORS.read(Reply(status, {}, json.dumps({"error": error}).encode()), (PROMPT,))
 
 
 class TestWhoHasIt:

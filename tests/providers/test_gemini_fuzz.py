@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.gemini.answers import Gathered, read_answer, read_embeddings
-from smartbatch.providers.gemini.errors import read_error
+from smartbatch.providers.gemini.errors import ERRORS
+from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Embedding, LimitReport, Request
 
 ANYTHING = st.recursive(
@@ -53,7 +54,7 @@ def replaced(data: Any, value: Any, rng: random.Random) -> Any:
 
 
 def check_all(data: Any, status: int) -> None:
-    error = read_error(status, data, REQUESTS, "AIza-secret")
+    error = ERRORS.read(Reply(status, {}, json.dumps(data).encode()), REQUESTS)
     assert isinstance(error, ProviderError)
     assert isinstance(error.kind, ErrorKind)
     assert error.retry_after is None or 0 <= error.retry_after <= 600

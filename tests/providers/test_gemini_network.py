@@ -155,7 +155,6 @@ def test_a_forked_child_uses_nothing_of_its_parent(serve, connect_gemini):
     if child == 0:
         status = 1
         try:
-            provider.abandon()
             provider.open(2)
             status = 0 if ask(provider).text == "child" else 2
         finally:
@@ -171,13 +170,12 @@ def test_a_fork_while_the_client_is_built_hangs_nobody(serve):
     """The child's copy of the lock is held by a thread that is not there."""
     server = serve(says(says_gemini("child")))
     provider = GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{server.port}")
-    provider._lock.acquire()
-    child = os.fork()
+    with provider._sdk.lock():
+        child = os.fork()
     if child == 0:
         status = 1
         try:
             signal.alarm(20)
-            provider.abandon()
             status = 0 if ask(provider).text == "child" else 2
         finally:
             os._exit(status)

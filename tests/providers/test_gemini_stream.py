@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raw_server import hangs, http, says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.gemini.streams import GeminiStream
+from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.http.sse import events
 from smartbatch.types import Usage
 
@@ -39,7 +39,7 @@ def unframed(*chunks: object) -> bytes:
     )
 
 
-def pieces_until_error(stream: GeminiStream) -> tuple[list[str], ProviderError]:
+def pieces_until_error(stream: AnswerStream) -> tuple[list[str], ProviderError]:
     got: list[str] = []
     with pytest.raises(ProviderError) as caught:
         got.extend(stream)
@@ -114,9 +114,8 @@ def test_usage_may_come_after_the_reason(serve, connect_gemini):
         unframed(chunk("Li")),
         unframed(chunk("Li"), chunk("ma", "STOP"))[:-2],
         sse(chunk("Li"), b'{"candidates": ['),
-        sse(chunk("Li"), b"7"),
     ],
-    ids=["empty", "no reason", "cut", "unframed", "no blank line", "broken chunk", "no object"],
+    ids=["empty", "no reason", "cut", "unframed", "no blank line", "broken chunk"],
 )
 def test_a_stream_that_ends_early_is_an_error(serve, connect_gemini, data):
     """Without a finish reason nothing says that the answer is whole: lost, and perhaps billed."""
@@ -159,11 +158,17 @@ def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, 
 
 
 def test_a_page_instead_of_a_stream_is_no_answer(serve, connect_gemini):
-    """Without a single event there is no finish reason either."""
+    """A sign-in page of the network is told from an answer."""
     _, error = pieces_until_error(
         begin(connect_gemini(serve(says("<html>Sign in", content_type="text/html"))))
     )
-    assert error.kind is ErrorKind.NETWORK_ERROR
+    assert (error.kind, error.code) == (ErrorKind.INVALID_RESPONSE, "html")
+
+
+def test_a_chunk_that_is_no_object_is_no_answer(serve, connect_gemini):
+    """JSON, but nothing the API sends."""
+    _, error = pieces_until_error(begin(connect_gemini(serve(sends(sse(chunk("Li"), b"7"))))))
+    assert (error.kind, error.code, error.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "shape", True)
 
 
 def test_a_stall_ends_with_the_deadline(serve, connect_gemini):
@@ -193,7 +198,7 @@ def test_closing_from_another_thread_ends_the_iteration(serve, connect_gemini):
         exchange.send(sse(chunk("Li"), chunk("ma", "STOP"))[:-100])
         hangs(exchange)
 
-    def read(stream: GeminiStream) -> ProviderError:
+    def read(stream: AnswerStream) -> ProviderError:
         try:
             for _ in stream:
                 first.set()

@@ -326,10 +326,11 @@ def test_a_create_that_reached_nobody_created_nothing(serve, connect):
     nobody = OpenAIProvider(api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1").batches()
     gone = fails(lambda: nobody.create(creation(), 5))
     assert (gone.code, gone.maybe_billed) == ("refused", False)
-    nowhere = OpenAIProvider(api_key=KEY, base_url="https://nowhere.invalid/v1").batches()
+    provider = OpenAIProvider(api_key=KEY, base_url="https://nowhere.invalid/v1")
+    nowhere = provider.batches()
     assert not fails(lambda: nowhere.create(creation(), 5)).maybe_billed
     assert not fails(lambda: nowhere.create(creation(), 0)).maybe_billed
-    nowhere.close()
+    provider.close()
     closed = fails(lambda: nowhere.create(creation(), 5))
     assert (closed.code, closed.maybe_billed) == ("closed", False)
     assert server.requests == []

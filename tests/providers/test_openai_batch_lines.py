@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from attrs import evolve
 from batching import result_line
 from raw_server import chat, error
 
@@ -13,13 +14,14 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
 from smartbatch.providers.openai.batch_lines import read_line
+from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.types import Kind, Request
 
 CHAT, OK, FAILED, RETRY, UNRUN = Kind.GENERATE, *LineOutcome
 
 
 def read(line: bytes, kind: Kind = CHAT, api: str = "chat") -> Line:
-    return read_line(line, kind, api, "canary-1234")
+    return read_line(line, kind, api, evolve(ERRORS, secrets=("canary-1234",)))
 
 
 def test_an_answer_is_read_as_in_real_time():

@@ -18,7 +18,8 @@ from raw_server import http, resets, says, vanishes
 
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
-from smartbatch.providers.http.uploads import Upload
+from smartbatch.providers.http import batch_calls
+from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.batches import OpenAIBatches
 from smartbatch.providers.openai.provider import OpenAIProvider
 
@@ -182,14 +183,14 @@ def test_whole_bodies_come_whole(api):
     assert server.connections == len(scripts)
 
 
-def test_answers_and_downloads_have_caps(api):
+def test_answers_and_downloads_have_caps(api, monkeypatch):
     """Also for what grows when it is unpacked; nothing near its size is held."""
     bomb = gzip.compress(b"\0" * (80 * MB))
     batches, _ = api(says(bomb, content_encoding="gzip"))
     tracemalloc.start()
     found = fails(lambda: batches.get("batch_1", 30))
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "too_large")
-    batches._max_download = 10 * MB
+    monkeypatch.setattr(batch_calls, "MAX_DOWNLOAD", 10 * MB)
     tracemalloc.reset_peak()
     assert fails(lambda: [len(piece) for piece in batches.download(BATCH, "file-2", 30)]).code == "too_large"
     peak = tracemalloc.get_traced_memory()[1]
@@ -349,9 +350,9 @@ def test_an_upload_refused_half_way_says_why(tmp_path):
 def test_a_file_that_shrinks_while_it_is_sent_is_an_error(tmp_path):
     source = tmp_path / "lines"
     source.write_bytes(b"x" * 1000)
-    with Upload({}, source, filename="f") as body:
-        os.truncate(source, 10)
-        assert fails(lambda: b"".join(body)).code == "source"
+    body, _ = upload_form({}, source, "f")
+    os.truncate(source, 10)
+    assert fails(lambda: b"".join(body)).code == "source"
 
 
 # who else is on the way
@@ -441,7 +442,7 @@ def test_a_forked_child_closes_its_copies_and_calls_anew(serve, connect):
     if child == 0:
         code = 1
         try:
-            code = 0 if batches.get("batch_2", 10).id == "batch_2" and not batches._control._live else 2
+            code = 0 if batches.get("batch_2", 10).id == "batch_2" else 2
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -459,4 +460,3 @@ def test_many_threads_share_one_api(api):
     for thread in threads:
         thread.join(10)
     assert len(server.requests) == 16
-    assert not batches._control._live

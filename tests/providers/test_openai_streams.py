@@ -15,10 +15,13 @@ from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
+from smartbatch.providers.foreign_text import SoundText
 from smartbatch.providers.http.connections import Connection
+from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.sse import events
+from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader, _Sound
+from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Generation, Request, Usage
 
 Serve = Callable[..., RawServer]
@@ -478,7 +481,7 @@ def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) 
 @given(st.lists(st.text(st.characters(codec=None), max_size=4)))  # surrogates included
 def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
     """However a text is cut, its pieces joined can be encoded, and lose nothing that could be."""
-    text = _Sound()
+    text = SoundText()
     joined = "".join([*map(text.take, pieces), text.rest()])
     joined.encode()
     assert joined == "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -525,8 +528,8 @@ def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
 
         def close(self) -> None: ...
 
-    reader = ChatReader() if api == "chat" else ResponseReader()
-    reading = OpenAIStream(lambda cutoff: Live(), reader, Request(prompt="x"))  # type: ignore[arg-type, return-value]
+    reader = (ChatReader if api == "chat" else ResponseReader)(ERRORS)
+    reading = EventStream(lambda cutoff: Live(), reader, Request(prompt="x"))  # type: ignore[arg-type, return-value]
     text = "".join(reading)
     return text, reading.answer
 

@@ -18,7 +18,7 @@ from asking import KEY, ask, fails
 from raw_server import chat, hangs, http, resets, says, trickles, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.transport import inflate
+from smartbatch.providers.http.replies import decoded
 from smartbatch.providers.openai.provider import OpenAIProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
@@ -206,7 +206,7 @@ def test_a_gzip_bomb_takes_no_more_memory_than_the_cap():
     tracemalloc.start()
     try:
         with pytest.raises(ProviderError, match="max_body"):
-            inflate(bomb, "gzip", 100_000)
+            list(decoded([bomb], {"content-encoding": "gzip"}, 100_000))
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
@@ -425,11 +425,9 @@ def test_a_forked_child_uses_nothing_of_its_parent(serve, connect):
         assert server.arrived.acquire(timeout=10)
         assert server.arrived.acquire(timeout=10)
         assert ask(provider).text == "idle"  # on a second one, which a child could take
-        provider._transport._lock.acquire()  # what a thread of the parent may hold at the fork
-        child = os.fork()
-        if child:
-            provider._transport._lock.release()
-        else:
+        with provider.network.realtime._pool.lock():  # what a thread of the parent may hold at the fork
+            child = os.fork()
+        if child == 0:
             signal.alarm(10)
             status = 1
             try:
@@ -451,7 +449,7 @@ def test_a_forked_child_exits_although_the_pools_lock_was_held(serve, connect):
     """urllib3 empties its queue at exit; the child's copy has a lock nobody holds."""
     provider = connect(serve(says(chat())))
     ask(provider)
-    queue = provider._transport._pool.pool
+    queue = provider.network.realtime._pool.get()._pool.pool
     with queue.mutex:
         child = os.fork()
     if child == 0:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.errors import ProviderError
-from smartbatch.providers.anthropic.errors import limits_of, read_error, request_id_of, unusable
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound
+from smartbatch.providers.anthropic.errors import ERRORS
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import PLAIN_ID, count, finish_word, short, sound
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import decode
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["finish_of", "read_message", "usage_of"]
+__all__ = ["answer_of", "read_message", "usage_of"]
 
 _FINISH = {
     "end_turn": "stop",
@@ -29,10 +28,11 @@ _FINISH = {
 
 def read_message(
     reply: Reply,
-    request: Request,
-    dropped: tuple[tuple[str, str], ...],
-    *secrets: str,
+    request: Request | None = None,
+    dropped: tuple[tuple[str, str], ...] = (),
+    *,
     data: dict[str, Any] | None = None,
+    errors: ErrorReader = ERRORS,
 ) -> Answer:
     """Return the answer in the body of a success.
 
@@ -40,45 +40,45 @@ def read_message(
         reply: the success.
         request: whose texts must not come back in an error.
         dropped: what of the request was not sent.
-        secrets: further texts that must not come back.
         data: the body, where it is decoded already.
+        errors: knows further texts that must not come back.
 
     Raises:
         ProviderError: for a body that was cut, is a web page, an error, or no message.
     """
-    try:
-        data = decode(reply) if data is None else data
-    except ProviderError as error:
-        error.provider_request_id, error.limits = request_id_of(reply), limits_of(reply)
-        raise
+    data = errors.decode(reply) if data is None else data
     if data.get("type") == "error":
-        raise read_error(reply, request, *secrets, data=data)
+        raise errors.read(reply, () if request is None else (request,), data=data)
     usage = usage_of(data.get("usage"))
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
-        raise unusable(reply, "shape", "the answer is no message", usage)
+        raise errors.unusable(reply, "shape", "the answer is no message", usage)
     texts = [
         block["text"]
         for block in content
         if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
     ]
+    return answer_of(reply, sound("".join(texts)), data.get("model"), data.get("stop_reason"), usage, dropped)
+
+
+def answer_of(
+    reply: Reply,
+    text: str,
+    model: Any,
+    stop_reason: Any,
+    usage: Usage | None,
+    dropped: tuple[tuple[str, str], ...],
+) -> Answer:
+    """Return the answer that a message, or the events of a stream, are about."""
     return Answer(
-        text=sound("".join(texts)),
+        text=text,
         usage=usage,
-        finish_reason=finish_of(data.get("stop_reason")),
-        model=short(data.get("model"), PLAIN_ID),
-        provider_request_id=request_id_of(reply),
-        limits=limits_of(reply),
+        finish_reason=finish_word(stop_reason, _FINISH),
+        model=short(model, PLAIN_ID),
+        provider_request_id=ERRORS.request_id(reply),
+        limits=ERRORS.limits(reply),
         dropped=dropped,
     )
-
-
-def finish_of(reason: Any) -> str:
-    """Return our word for a ``stop_reason``; unknown ones are passed on."""
-    if reason is None:
-        return "stop"
-    word = short(reason, PLAIN_WORD) or "unknown"
-    return _FINISH.get(word, word)
 
 
 def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:

@@ -12,26 +12,20 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ProviderError
 from smartbatch.providers.anthropic.answers import read_message
-from smartbatch.providers.anthropic.errors import read_error
 from smartbatch.providers.batch_api import Line, LineOutcome
-from smartbatch.providers.batch_outcomes import decode_line, failed_line, shapeless_line
+from smartbatch.providers.batch_outcomes import decode_line, failed_line, shapeless_line, unrun_line
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import PLAIN_ID, short
 from smartbatch.providers.http.replies import Reply
-from smartbatch.types import Request
 
 __all__ = ["prompts_of", "read_result"]
 
-_NOBODY = Request(prompt="")
 _INSIDE = Reply(200, {}, b"")  # a line has neither headers nor a status of its own
-_UNRUN = {
-    "canceled": ("batch_cancelled", "the batch was cancelled before this request was run; it was not billed"),
-    "expired": ("batch_expired", "the batch expired before this request was run; it was not billed"),
-}
 
 
-def read_result(line: bytes, *secrets: str) -> Line:
+def read_result(line: bytes, errors: ErrorReader) -> Line:
     """Return what one line of results says.
 
     Raises:
@@ -43,13 +37,13 @@ def read_result(line: bytes, *secrets: str) -> Line:
         raise ValueError("the line has no result")
     match result.get("type"):
         case "succeeded":
-            return _succeeded(wire_id, result.get("message"), secrets)
+            return _succeeded(wire_id, result.get("message"), errors)
         case "errored":
-            return _errored(wire_id, result.get("error"), secrets)
-        case "canceled" | "expired" as word:
-            code, text = _UNRUN[word]
-            error = ProviderError(text, kind=ErrorKind.SERVER_ERROR, code=code)
-            return Line(wire_id, LineOutcome.UNRUN, error=error)
+            return _errored(wire_id, result.get("error"), errors)
+        case "canceled":
+            return unrun_line(wire_id, "cancelled")
+        case "expired":
+            return unrun_line(wire_id, "expired")
     return shapeless_line(wire_id, "the result is of a type this version does not know")
 
 
@@ -64,23 +58,23 @@ def prompts_of(lines: Path) -> Iterator[str]:
         return
 
 
-def _succeeded(wire_id: str, message: Any, secrets: tuple[str, ...]) -> Line:
+def _succeeded(wire_id: str, message: Any, errors: ErrorReader) -> Line:
     if not isinstance(message, dict):
         return shapeless_line(wire_id, "the result has no message")
     try:
-        answer = read_message(_INSIDE, _NOBODY, (), *secrets, data=message)
+        answer = read_message(_INSIDE, data=message, errors=errors)
     except ProviderError as error:
         return failed_line(wire_id, error)
     identity = short(message.get("id"), PLAIN_ID)
     return Line(wire_id, LineOutcome.OK, answer=evolve(answer, provider_request_id=identity))
 
 
-def _errored(wire_id: str, found: Any, secrets: tuple[str, ...]) -> Line:
+def _errored(wire_id: str, found: Any, errors: ErrorReader) -> Line:
     """An error in a line is not billed, whatever its kind."""
     if not isinstance(found, dict):
         return shapeless_line(wire_id, "the result has no error although it failed")
     whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
-    error = read_error(_INSIDE, _NOBODY, *secrets, data=whole, where="in the batch")
+    error = errors.read(_INSIDE, data=whole)
     error.status, error.maybe_billed = None, False
     return failed_line(wire_id, error)
 

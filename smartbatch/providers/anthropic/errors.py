@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind
+from smartbatch.providers.error_reader import ErrorReader, Refusal
 from smartbatch.providers.error_table import kind_of_status
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, short, told
-from smartbatch.providers.http.replies import Reply, invalid_response, redirected
-from smartbatch.providers.limit_headers import parse_retry_after, read_anthropic_limits
-from smartbatch.types import LimitReport, Request, Usage
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, short
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.limit_headers import read_anthropic_limits
+from smartbatch.types import LimitReport
 
-__all__ = ["kind_of", "limits_of", "read_error", "request_id_of", "unusable"]
+__all__ = ["ERRORS", "kind_of"]
 
 _TYPES = {
     "authentication_error": ErrorKind.AUTH_ERROR,
@@ -66,65 +68,14 @@ def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind
     return kind_of_status(status, None, None, message)
 
 
-def read_error(
-    reply: Reply,
-    request: Request,
-    *secrets: str,
-    data: Any = None,
-    usage: Usage | None = None,
-    where: str = "during the stream",
-) -> ProviderError:
-    """Return the meaning of an error answer, without the key and without pieces of the prompt.
-
-    Args:
-        reply: the answer; of an error inside a stream, its head.
-        request: whose texts must not come back in the error.
-        secrets: further texts that must not.
-        data: the decoded body, or the data of a stream's ``error`` event.
-        usage: what a stream had been billed for until then.
-        where: what failed, for an error inside a success.
-    """
-    if 300 <= reply.status < 400:
-        return redirected(reply.status, request_id=request_id_of(reply), limits=limits_of(reply))
-    if data is None:
-        data = reply.json()
+def _understand(reply: Reply, data: Any) -> Refusal:
     message, type_, code = _fields(data)
-    kind = kind_of(reply.status, type_, code, message)
-    word = short(code, PLAIN_WORD) or short(type_, PLAIN_WORD)
-    text = told(message, [request], *secrets)
-    identity = request_id_of(reply)
-    if identity is None and isinstance(data, dict):
-        identity = short(data.get("request_id"), PLAIN_ID)
-    said = f"failed {where}" if reply.status < 300 else f"answered {reply.status}"
-    return ProviderError(
-        f"the provider {said}{f' {word}' if word else ''}{f': {text}' if text else ''}",
-        kind=kind,
-        status=reply.status,
-        code=word,
-        retry_after=parse_retry_after(reply.headers, time.time()),
-        provider_request_id=identity,
-        limits=limits_of(reply),
-        # In a stream, or after a gateway gave up waiting, work may have been done.
-        maybe_billed=reply.status < 300 or reply.status == 504,
-        usage=usage,
+    return Refusal(
+        kind_of(reply.status, type_, code, message),
+        message,
+        short(code, PLAIN_WORD) or short(type_, PLAIN_WORD),
+        request_id=short(data.get("request_id"), PLAIN_ID) if isinstance(data, dict) else None,
     )
-
-
-def unusable(reply: Reply, code: str, text: str, usage: Usage | None = None) -> ProviderError:
-    """Return the error for an answer that has not the shape the API promises."""
-    return invalid_response(
-        reply.status, code, text, usage, request_id=request_id_of(reply), limits=limits_of(reply)
-    )
-
-
-def request_id_of(reply: Reply) -> str | None:
-    """Return the provider's id of the call."""
-    return short(reply.headers.get("request-id"), PLAIN_ID)
-
-
-def limits_of(reply: Reply) -> LimitReport | None:
-    """Return what the answer's headers say about limits."""
-    return read_anthropic_limits(reply.headers, time.time())
 
 
 def _fields(data: Any) -> tuple[str, Any, Any]:
@@ -137,3 +88,10 @@ def _fields(data: Any) -> tuple[str, Any, Any]:
     message, details = error.get("message"), error.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
     return message if isinstance(message, str) else "", error.get("type"), code
+
+
+def _limits(headers: Mapping[str, str]) -> LimitReport | None:
+    return read_anthropic_limits(headers, time.time())
+
+
+ERRORS = ErrorReader(_understand, _limits, "request-id")

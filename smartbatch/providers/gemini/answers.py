@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
-
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound
-from smartbatch.providers.vectors import invalid, shares, vector
+from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Request, Usage
 
 __all__ = ["Gathered", "read_answer", "read_embeddings", "usage_of"]
@@ -133,27 +131,18 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
         ProviderError: ``INVALID_RESPONSE`` for another number of vectors, for vectors of another length than
             asked for or of different lengths, and for numbers that are not finite.
     """
-    found = data.get("embeddings")
-    if not isinstance(found, list) or len(found) != len(requests):
-        amount = len(found) if isinstance(found, list) else "no"
-        raise invalid(f"the answer has {amount} vectors for {len(requests)} texts")
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
-    vectors = [vector(each.get("values") if isinstance(each, dict) else None, dimensions) for each in found]
-    if any(len(each) != len(vectors[0]) for each in vectors):
-        raise invalid("the vectors of one call have different lengths")
+    vectors = [
+        vector(each.get("values") if isinstance(each, dict) else None, dimensions)
+        for each in listed(data.get("embeddings"), len(requests))
+    ]
     common = Answer(
         model=short(data.get("modelVersion"), PLAIN_ID),
         provider_request_id=short(data.get("responseId"), PLAIN_ID),
     )
     usage = usage_of(data.get("usageMetadata"))
-    if usage is None:
-        return [evolve(common, embedding=each) for each in vectors]
-    parts = shares(usage.input_tokens, [len(str(request.prompt)) for request in requests])
-    return [
-        evolve(common, embedding=each, usage=Usage(input_tokens=part))
-        for each, part in zip(vectors, parts, strict=True)
-    ]
+    return spread(common, vectors, requests, None if usage is None else usage.input_tokens)
 
 
 def usage_of(found: Any) -> Usage | None:

@@ -12,15 +12,16 @@ from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, LineOutcome
-from smartbatch.providers.batch_outcomes import decode_line, failed_line, shapeless_line
+from smartbatch.providers.batch_outcomes import decode_line, failed_line, shapeless_line, unrun_line
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import PLAIN_ID, count, short
 from smartbatch.providers.gemini.answers import read_answer, usage_of
 from smartbatch.providers.gemini.bodies import embed_body, generate_body
-from smartbatch.providers.gemini.errors import read_error
+from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.vectors import vector
 from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["encode_request", "enqueued", "read_result", "status_error"]
+__all__ = ["encode_request", "mark_over_quota", "read_result", "status_error"]
 
 _CANCELLED, _DEADLINE = 1, 4
 _CODES = {
@@ -58,7 +59,7 @@ def encode_request(request: Request, model: str, wire_id: str) -> bytes:
     return _encode({"key": wire_id, "request": body}).encode("ascii")
 
 
-def read_result(line: bytes, kind: Kind, *secrets: str | None) -> Line:
+def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
     """Return what one line of results says.
 
     Raises:
@@ -66,7 +67,7 @@ def read_result(line: bytes, kind: Kind, *secrets: str | None) -> Line:
     """
     data, wire_id = decode_line(line, "key")
     if data.get("error") is not None:
-        return _failed(wire_id, data["error"], secrets)
+        return _failed(wire_id, data["error"], errors)
     response = data.get("response")
     if not isinstance(response, dict):
         return shapeless_line(wire_id, "the result has neither a response nor an error")
@@ -77,7 +78,7 @@ def read_result(line: bytes, kind: Kind, *secrets: str | None) -> Line:
     return Line(wire_id, LineOutcome.OK, answer=answer)
 
 
-def status_error(found: Any, *secrets: str | None) -> ProviderError:
+def status_error(found: Any, errors: ErrorReader) -> ProviderError:
     """Return the meaning of a ``google.rpc.Status``; a code nobody knows is a server's failure.
 
     A refusal because too many tokens are enqueued has the code ``token_limit_exceeded``.
@@ -85,32 +86,28 @@ def status_error(found: Any, *secrets: str | None) -> ProviderError:
     found = found if isinstance(found, dict) else {}
     code = _code(found)
     status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
-    error = read_error(status, {"error": {**found, "code": status, "status": word}}, (), *secrets)
+    told = {"error": {**found, "code": status, "status": word}}
+    error = errors.read(Reply(status, {}, b""), data=told)
     # The status is of no HTTP answer, and what failed is not billed.
     error.status, error.maybe_billed = None, False
-    return enqueued(error)
-
-
-def enqueued(error: ProviderError) -> ProviderError:
-    """Return ``error``, with a code of its own where the quota of enqueued tokens is full."""
-    if error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY) and _ENQUEUED.search(error.message):
-        error.kind, error.code = ErrorKind.RATE_LIMIT, "token_limit_exceeded"
+    mark_over_quota(error)
     return error
 
 
-def _failed(wire_id: str, found: Any, secrets: tuple[str | None, ...]) -> Line:
+def mark_over_quota(error: ProviderError) -> None:
+    """Give a refusal its own code where the quota of enqueued tokens is full."""
+    if error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY) and _ENQUEUED.search(error.message):
+        error.kind, error.code = ErrorKind.RATE_LIMIT, "token_limit_exceeded"
+
+
+def _failed(wire_id: str, found: Any, errors: ErrorReader) -> Line:
     code = _code(found)
     text = found.get("message") if isinstance(found, dict) else None
     if code == _CANCELLED:
-        return _unrun(wire_id, "batch_cancelled", "the batch was cancelled before this request was run")
+        return unrun_line(wire_id, "cancelled")
     if code == _DEADLINE and isinstance(text, str) and _EXPIRED.search(text[:500]):
-        return _unrun(wire_id, "batch_expired", "the batch expired before this request was run")
-    return failed_line(wire_id, status_error(found, *secrets))
-
-
-def _unrun(wire_id: str, code: str, text: str) -> Line:
-    error = ProviderError(f"{text}; it was not billed", kind=ErrorKind.SERVER_ERROR, code=code)
-    return Line(wire_id, LineOutcome.UNRUN, error=error)
+        return unrun_line(wire_id, "expired")
+    return failed_line(wire_id, status_error(found, errors))
 
 
 def _code(found: Any) -> int:

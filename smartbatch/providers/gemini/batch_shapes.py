@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import PLAIN_WORD, short
 from smartbatch.providers.gemini.batch_lines import status_error
 from smartbatch.providers.gemini.files import check_file
-from smartbatch.providers.http.batch_transport import check_id, garbled
+from smartbatch.providers.http.batch_calls import check_id, garbled
 from smartbatch.providers.http.timestamps import unix_seconds
 
-__all__ = ["read_operation"]
+__all__ = ["read_batch"]
 
 _STATES = {
     "SUCCEEDED": RemoteState.COMPLETED,
@@ -29,7 +30,7 @@ _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-([A-Za-z0-9_-]{1,64})")
 
 
-def read_operation(data: Any, *secrets: str) -> RemoteBatch:
+def read_batch(data: Any, errors: ErrorReader) -> RemoteBatch:
     """Return the batch an operation is about.
 
     Counts are texts, and what is zero is left out. Where results are is told under ``metadata.output``,
@@ -47,7 +48,7 @@ def read_operation(data: Any, *secrets: str) -> RemoteBatch:
     outputs = tuple(dict.fromkeys(_outputs(metadata.get("output")) + _outputs(data.get("response"))))
     word = _PREFIX.sub("", short(metadata.get("state"), PLAIN_WORD) or "UNSPECIFIED")
     problem = data.get("error")
-    failure = status_error(problem, *secrets) if isinstance(problem, dict) and problem else None
+    failure = status_error(problem, errors) if isinstance(problem, dict) and problem else None
     state = _state(word, done=data.get("done") is True, failed=failure is not None, told=bool(outputs))
     if state is not RemoteState.FAILED:
         failure = None  # what a cancelled or expired batch says there, its state says already

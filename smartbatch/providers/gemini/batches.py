@@ -10,9 +10,9 @@ Source: Google's guide and reference of the Batch API (November 2026), the wire 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from smartbatch.errors import ErrorKind, ProviderError
@@ -25,22 +25,14 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
     RemoteFile,
 )
-from smartbatch.providers.gemini.batch_lines import encode_request, enqueued, read_result
-from smartbatch.providers.gemini.batch_shapes import read_operation
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.gemini.batch_lines import encode_request, mark_over_quota, read_result
+from smartbatch.providers.gemini.batch_shapes import read_batch
 from smartbatch.providers.gemini.bodies import resource
-from smartbatch.providers.gemini.errors import read_error
 from smartbatch.providers.gemini.files import GeminiFiles, check_file, is_no_file
-from smartbatch.providers.http.batch_transport import (
-    BatchTransport,
-    check_id,
-    garbled,
-    is_gone,
-    results_of,
-    weighed,
-)
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id, garbled
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.timestamps import server_time
-from smartbatch.providers.openai.answers import decode
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -52,17 +44,14 @@ _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
 
-_T = TypeVar("_T")
-
 
 class GeminiBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``GeminiProvider.batches()``.
 
     Args:
         scope: the provider's.
-        transport: used by this API alone.
-        build: makes the SDK's client over a transport.
-        secrets: texts that must not come back in an error.
+        errors: makes the errors of the API's answers.
+        sdk: returns the SDK's client of this process, over a transport for batches.
     """
 
     name = "gemini"
@@ -75,19 +64,12 @@ class GeminiBatches(BatchApi):
         retention=48 * 3600.0,
     )
 
-    def __init__(
-        self,
-        scope: str,
-        transport: BatchTransport,
-        build: Callable[[BatchTransport], GeminiSdk],
-        secrets: Sequence[str],
-    ) -> None:
+    def __init__(self, scope: str, errors: ErrorReader, sdk: Callable[[], GeminiSdk]) -> None:
         self.scope = scope
-        self._transport = transport
-        self._build = build
-        self._secrets = tuple(secrets)
-        self._client: GeminiSdk | None = None
-        self._files = GeminiFiles(self._ask, self._put)
+        self._errors = errors
+        self._sdk = sdk
+        self._calls = BatchCalls(errors, _is_own, self._read, _refine)
+        self._files = GeminiFiles(sdk, self._calls)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """Return ``request`` as a line with its key; parameters as in real time."""
@@ -114,55 +96,36 @@ class GeminiBatches(BatchApi):
                 "inputConfig": {"fileName": check_file(creation.file_id)},
             }
         }
-        reply = self._ask("post", path, body, timeout, {"Idempotency-Key": creation.mark})
-        try:
-            return read_operation(decode(reply), *self._secrets)
-        except ProviderError as error:
-            error.maybe_billed = True
-            raise
+        headers = {"Idempotency-Key": creation.mark}
+        return self._calls.created(self._sdk().ask("post", path, timeout, body=body, headers=headers))
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return the batch; ``None`` for the API's own 404."""
-        try:
-            return read_operation(decode(self._ask("get", _path(batch_id), {}, timeout)), *self._secrets)
-        except ProviderError as error:
-            if is_gone(error):
-                return None
-            raise
+        return self._calls.found(self._sdk().ask("get", _path(batch_id), timeout))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return a hundred batches; ``after`` is the page token."""
         path = f"batches?pageSize={_PAGE}"
         if after is not None:
             path += f"&pageToken={quote(after, safe='')}"
-        reply = self._ask("get", path, {}, timeout)
-        data = decode(reply)
+        reply = self._sdk().ask("get", path, timeout)
+        data = self._calls.decoded(reply)
         found, token = data.get("operations", []), data.get("nextPageToken")
         if not isinstance(found, list):
             raise garbled("the list of batches is none")
-        batches = tuple(read_operation(each, *self._secrets) for each in found)
+        batches = tuple(self._read(each) for each in found)
         if token and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
             raise garbled("the list of batches goes on, but does not say where")
         return BatchPage(batches, token or None, server_time(reply.headers))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; a refusal is looked into, because the batch may have ended."""
-        try:
-            self._ask("post", f"{_path(batch_id)}:cancel", {}, timeout)
-        except ProviderError as error:
-            if error.status not in (400, 409):
-                raise
-            batch = self.get(batch_id, timeout)
-            if batch is None or not batch.state.ended:
-                raise
+        reply = self._sdk().ask("post", f"{_path(batch_id)}:cancel", timeout)
+        self._calls.cancelled(reply, lambda: self.get(batch_id, timeout))
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
         """Delete the batch's record; one that is gone already is a success."""
-        try:
-            self._ask("delete", _path(batch_id), {}, timeout)
-        except ProviderError as error:
-            if not is_gone(error):
-                raise
+        self._calls.gone(self._sdk().ask("delete", _path(batch_id), timeout))
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
         """Return the files with results."""
@@ -171,84 +134,29 @@ class GeminiBatches(BatchApi):
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results as it comes."""
         path = f"{check_file(output)}:download?alt=media"
-        sdk = self._sdk()
-        options = sdk.options(timeout, {"Accept": "application/binary"})
-        yield from results_of(self._call(lambda: sdk.stream(path, {}, options, "get")))
+        live = self._sdk().begin("get", path, timeout, "application/binary")
+        yield from self._calls.results(live)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """Understand one line of results."""
-        return read_result(line, kind, *self._secrets)
+        return read_result(line, kind, self._errors)
 
-    def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of what a method raised; those of the SDK's network have their own table."""
-        if self._client is not None and not isinstance(error, ProviderError):
-            from smartbatch.providers.gemini.sdk import network_error
-
-            return network_error(error) or super().classify(error)
-        return super().classify(error)
-
-    def close(self) -> None:
-        """Close all connections; calls under way end at once."""
-        self._transport.close()
-
-    def abandon(self) -> None:
-        """Drop what a fork brought along."""
-        self._client = None
-        self._transport.abandon()
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any],
-        timeout: float,
-        headers: dict[str, str] | None = None,
-    ) -> Reply:
-        """Make one request and return its successful answer.
-
-        Raises:
-            ProviderError: for every failure.
-        """
-        sdk = self._sdk()
-        options = sdk.options(timeout, headers)
-        return self._call(lambda: sdk.ask(method, path, body, options))
-
-    def _put(self, address: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
-        sdk = self._sdk()
-        return self._call(lambda: sdk.put(address, piece, headers, timeout))
-
-    def _call(self, call: Callable[[], _T]) -> _T:
-        from smartbatch.providers.gemini.sdk import Refused, network_error
-
-        try:
-            return call()
-        except Refused as refused:
-            problem = self._refusal(refused.reply)
-        except ProviderError:
-            raise
-        except Exception as error:
-            found = network_error(error)
-            if found is None:
-                raise
-            problem = found
-        raise problem
-
-    def _refusal(self, reply: Reply) -> ProviderError:
-        data = reply.json()
-        error = data.get("error") if isinstance(data, dict) else None
-        own = isinstance(error, dict) and error.get("code") == reply.status
-        found = read_error(reply.status, data, (), *self._secrets, headers=reply.headers)
-        found = enqueued(weighed(found, reply.status, own=own))
-        if found.status == 403 and is_no_file(found):
-            found.kind, found.code = ErrorKind.CLIENT_ERROR, "no_such_file"  # nothing is wrong with the key
-        return found
-
-    def _sdk(self) -> GeminiSdk:
-        sdk = self._client
-        if sdk is None:  # two threads may both build one; either will do
-            sdk = self._client = self._build(self._transport)
-        return sdk
+    def _read(self, data: Any) -> RemoteBatch:
+        return read_batch(data, self._errors)
 
 
 def _path(batch_id: str) -> str:
     return f"batches/{check_id(batch_id)}"
+
+
+def _is_own(reply: Reply) -> bool:
+    data = reply.json()
+    error = data.get("error") if isinstance(data, dict) else None
+    return isinstance(error, dict) and error.get("code") == reply.status
+
+
+def _refine(error: ProviderError) -> None:
+    """A full quota of enqueued tokens, and a file that is not there, have codes of their own."""
+    mark_over_quota(error)
+    if error.status == 403 and is_no_file(error):
+        error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"  # nothing is wrong with the key

@@ -7,19 +7,19 @@ of the live service in public reports. There are no limit headers: a refusal's d
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, frozen
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
-from smartbatch.providers.http.replies import redirected
-from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_duration, parse_retry_after
-from smartbatch.types import LimitReport, Request
+from smartbatch.errors import ErrorKind
+from smartbatch.providers.error_reader import ErrorReader, Refusal
+from smartbatch.providers.foreign_text import PLAIN_WORD, short
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.limit_headers import parse_duration
+from smartbatch.types import LimitReport
 
-__all__ = ["read_error"]
+__all__ = ["ERRORS"]
 
 _BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired|is invalid)|API_KEY_INVALID", re.I)
 _TOO_LONG = re.compile(
@@ -60,49 +60,28 @@ class _Error:
     reasons: tuple[str, ...] = ()
     violations: tuple[tuple[str, str | None], ...] = ()
     wait: float | None = None
-    code: int | None = field(default=None)
+    code: int | None = None
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
         """The violated quotas with this word in their name."""
         return [(name, value) for name, value in self.violations if word in name]
 
 
-def read_error(
-    status: int,
-    data: Any,
-    requests: Sequence[Request],
-    *secrets: str | None,
-    headers: Mapping[str, str] | None = None,
-) -> ProviderError:
-    """Return the meaning of an error answer, without the key and without pieces of the prompts.
-
-    Args:
-        status: the HTTP status; an error inside a 200 is taken by the status it names itself.
-        data: the decoded body; ``None`` where it was no JSON.
-        requests: whose texts must not come back in the error.
-        secrets: further texts that must not.
-        headers: the answer's headers by lower-case name.
-    """
-    if 300 <= status < 400:
-        return redirected(status)
+def _understand(reply: Reply, data: Any) -> Refusal:
+    """An error inside a success is taken by the status it names itself."""
     found = _take_apart(data)
-    inside = status < 300
-    if inside and found.code is not None:
-        status = found.code
+    status = found.code if reply.ok and found.code is not None else reply.status
+    named = None if status == reply.status else status
     if status == 429 and (spent := _used_up(found)) is not None:
-        return spent
+        return evolve(spent, status=named)
     kind = _kind(status, found)
-    wait = found.wait if found.wait is not None else parse_retry_after(headers or {}, time.time())
-    text = told(found.message, requests, *secrets)
-    return ProviderError(
-        f"the provider answered {status}{f' {found.status}' if found.status else ''}"
-        f"{f': {text}' if text else ''}",
-        kind=kind,
-        status=status,
-        code="API_KEY_INVALID" if "API_KEY_INVALID" in found.reasons else found.status,
-        retry_after=None if wait is None else min(wait, RETRY_AFTER_CEILING),
+    return Refusal(
+        kind,
+        found.message,
+        "API_KEY_INVALID" if "API_KEY_INVALID" in found.reasons else found.status,
+        status=named,
+        wait=found.wait,
         limits=_limits(found) if kind is ErrorKind.RATE_LIMIT else None,
-        maybe_billed=inside or status == 504,
     )
 
 
@@ -126,21 +105,20 @@ def _kind(status: int, found: _Error) -> ErrorKind:
     return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR
 
 
-def _used_up(found: _Error) -> ProviderError | None:
-    """The verdict on a 429 that no wait of this day will turn; its own delay of seconds is misleading."""
-    code, text = None, ""
+def _used_up(found: _Error) -> Refusal | None:
+    """The meaning of a 429 that no wait of this day will turn; its own delay of seconds is misleading."""
     if day := found.quotas("PerDay"):
         name, value = day[0]
         amount = f" of {value}" if value is not None else ""
-        code = "daily_quota"
         text = f"the day's quota{amount} is used up until midnight Pacific time ({name}); use another model"
-    elif none := [name for name, value in found.violations if value == "0"]:
-        code, text = "no_quota", f"the project has no quota for this model ({none[0]}); enable billing for it"
-    elif _NO_MONEY.search(found.message):
-        code, text = "no_money", "the project's credit or spend limit is used up; see its billing page"
-    if code is None:
-        return None
-    return ProviderError(f"the provider answered 429: {text}", kind=ErrorKind.NO_MONEY, status=429, code=code)
+        return Refusal(ErrorKind.NO_MONEY, text, "daily_quota")
+    if none := [name for name, value in found.violations if value == "0"]:
+        text = f"the project has no quota for this model ({none[0]}); enable billing for it"
+        return Refusal(ErrorKind.NO_MONEY, text, "no_quota")
+    if _NO_MONEY.search(found.message):
+        text = "the project's credit or spend limit is used up; see its billing page"
+        return Refusal(ErrorKind.NO_MONEY, text, "no_money")
+    return None
 
 
 def _limits(found: _Error) -> LimitReport | None:
@@ -202,3 +180,6 @@ def _delay(value: Any) -> float | None:
         except (TypeError, ValueError, OverflowError):
             return None
     return None
+
+
+ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no header says anything about limits

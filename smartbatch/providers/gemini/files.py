@@ -11,15 +11,17 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import RemoteFile
-from smartbatch.providers.http.batch_transport import check_id, garbled
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id, garbled
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import decode
+
+if TYPE_CHECKING:
+    from smartbatch.providers.gemini.sdk import GeminiSdk
 
 __all__ = ["GeminiFiles", "check_file", "file_id_of", "is_no_file"]
 
@@ -37,22 +39,24 @@ class GeminiFiles:
     """Uploads, looks and deletions; one file each.
 
     Args:
-        ask: makes one call: method, path, body, seconds, headers.
-        put: sends one piece of an upload: address, bytes, headers, seconds.
+        sdk: returns the SDK's client of this process.
+        calls: judges the answers.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[str, str, dict[str, Any], float, dict[str, str]], Reply],
-        put: Callable[[str, bytes, Mapping[str, str], float], Reply],
-    ) -> None:
-        self._ask = ask
-        self._put = put
+    def __init__(self, sdk: Callable[[], GeminiSdk], calls: BatchCalls) -> None:
+        self._sdk = sdk
+        self._calls = calls
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
 
-        Two calls and one for every 8 MiB, all within ``timeout``; none is repeated.
+        Two calls and one for every 8 MiB, all within ``timeout``; none is repeated. In order:
+
+        1. the upload is announced; where the name is taken, the file that has it is returned;
+        2. the pieces are sent; each answer must say that the service has all bytes so far;
+        3. the last answer is about the file.
+
+        An error in between leaves a file that the service never shows: a second upload begins anew.
         """
         deadline = time.monotonic() + timeout
         size = source.stat().st_size
@@ -74,7 +78,7 @@ class GeminiFiles:
                 reply = self._send(address, piece, offset, last=last, timeout=_left(deadline))
                 offset += len(piece)
                 if last:
-                    return _file(decode(reply).get("file"), name)
+                    return _file(self._calls.decoded(reply).get("file"), name)
 
     def find(self, name: str, timeout: float) -> RemoteFile | None:
         """Return the file of that name, or ``None`` when there is none."""
@@ -82,15 +86,17 @@ class GeminiFiles:
 
     def delete(self, file_id: str, timeout: float) -> None:
         """Delete a file; one that is gone already is a success."""
+        reply = self._sdk().ask("delete", check_file(file_id), timeout)
         try:
-            self._ask("delete", check_file(file_id), {}, timeout, {})
+            self._calls.checked(reply)
         except ProviderError as error:
             if not is_no_file(error):
                 raise
 
     def _look(self, file_id: str, name: str, timeout: float) -> RemoteFile | None:
+        reply = self._sdk().ask("get", file_id, timeout)
         try:
-            return _file(decode(self._ask("get", file_id, {}, timeout, {})), name)
+            return _file(self._calls.decoded(reply), name)
         except ProviderError as error:
             if is_no_file(error):
                 return None
@@ -112,7 +118,8 @@ class GeminiFiles:
                 "size_bytes": size,
             }
         }
-        reply = self._ask("post", "upload/{api_version}/files", body, timeout, headers)
+        reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
+        self._calls.checked(reply)
         address = reply.headers.get("x-goog-upload-url")
         if address is None or not _ADDRESS.fullmatch(address):
             raise garbled("the service did not say where to upload to")
@@ -123,7 +130,7 @@ class GeminiFiles:
             "X-Goog-Upload-Command": "upload, finalize" if last else "upload",
             "X-Goog-Upload-Offset": str(offset),
         }
-        reply = self._put(address, piece, headers, timeout)
+        reply = self._calls.checked(self._sdk().put(address, piece, headers, timeout))
         if reply.headers.get("x-goog-upload-status") != ("final" if last else "active"):
             raise garbled("the upload broke off: the service does not say that it has all bytes so far")
         return reply

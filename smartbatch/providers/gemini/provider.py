@@ -11,12 +11,13 @@ into one vector. So the body and its meaning are ours, and every call is exactly
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from smartbatch.errors import ConfigError, ProviderError
-from smartbatch.providers.base import Capabilities, Provider
+from attrs import evolve
+
+from smartbatch.errors import ConfigError
+from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini.answers import read_answer, read_embeddings
@@ -29,20 +30,21 @@ from smartbatch.providers.gemini.bodies import (
     generate_body,
     resource,
 )
-from smartbatch.providers.gemini.errors import read_error
-from smartbatch.providers.gemini.streams import GeminiStream
-from smartbatch.providers.http.batch_transport import BatchTransport
+from smartbatch.providers.gemini.errors import ERRORS
+from smartbatch.providers.gemini.streams import ChunkReader
 from smartbatch.providers.http.endpoint import (
-    check_headers,
-    check_url,
+    checked_url,
     not_pickled,
+    own_headers,
     scope_of,
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.network_errors import failure_of_call
-from smartbatch.providers.http.transport import DEFAULT_WORKERS, MAX_BODY, Reply, Transport
-from smartbatch.providers.openai.answers import decode
+from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.network import HttpNetwork
+from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
@@ -58,8 +60,6 @@ DEFAULT_VERSION = "v1"
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _VERSION = re.compile(r"[a-z0-9]{1,32}")
 _OWN_HEADERS = ("accept", "x-goog-api-key")
-
-_T = TypeVar("_T")
 
 
 class GeminiProvider(Provider):
@@ -103,28 +103,29 @@ class GeminiProvider(Provider):
         flex: bool | None = None,
         allow_http: bool = False,
     ) -> None:
-        self._key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
-        self._version = _check_version(setting(api_version, "GOOGLE_GENAI_API_VERSION"))
-        self._headers = dict(headers or {})
-        check_headers(self._headers)
-        if own := [name for name in self._headers if name.lower() in _OWN_HEADERS]:
-            raise ConfigError(f"headers may not set {own[0]!r}; the client sets it")
-        url = check_url(
-            setting(base_url, "GOOGLE_GEMINI_BASE_URL") or DEFAULT_BASE_URL,
-            example=DEFAULT_BASE_URL,
-            source="base_url= or GOOGLE_GEMINI_BASE_URL",
+        key = _check_key(setting(api_key, "GOOGLE_API_KEY", "GEMINI_API_KEY"))
+        version = self._version = _check_version(setting(api_version, "GOOGLE_GENAI_API_VERSION"))
+        own = own_headers(headers, _OWN_HEADERS)
+        url = checked_url(
+            base_url,
+            "GOOGLE_GEMINI_BASE_URL",
+            DEFAULT_BASE_URL,
             carries_secret=True,
             allow_http=allow_http,
         )
-        self._base_url = url.url
         self._flex = url.host == _OFFICIAL_HOST if flex is None else flex
-        self._secrets = secrets_of(self._key, tuple(self._headers.values()))
-        self.scope = scope_of(self.name, url, self._key, sorted(self._headers.items()))
-        self._transport = Transport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
-        self._batch_transport = BatchTransport(url, {}, connect_timeout=connect_timeout, max_body=max_body)
-        self._batches: GeminiBatches | None = None
-        self._lock = threading.Lock()
-        self._sdk: GeminiSdk | None = None
+        self._errors = evolve(ERRORS, secrets=secrets_of(key, own.values()))
+        self.scope = scope_of(self.name, url, key, sorted(own.items()))
+        self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
+
+        def sdk_over(transport: Transport) -> GeminiSdk:
+            from smartbatch.providers.gemini.sdk import GeminiSdk
+
+            return GeminiSdk(transport, key, url.url, version, own)
+
+        self._sdk = PerProcess(lambda: sdk_over(self.network.realtime))
+        batch_sdk = PerProcess(lambda: sdk_over(self.network.batches))
+        self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
@@ -151,17 +152,18 @@ class GeminiProvider(Provider):
         path = f"{resource(model)}:batchEmbedContents"
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
-    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> GeminiStream:  # noqa: ARG002
+    def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
         """Begin to stream one answer; returns once the service has accepted the request.
 
         Raises:
             ProviderError: as :meth:`generate`.
         """
-        sdk = self._open_sdk()
-        options = sdk.options(timeout, {"Accept": "text/event-stream"})
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
-        live = self._call((request,), lambda: sdk.stream(path, generate_body(request), options))
-        return GeminiStream(live, request, self._secrets)
+        body = generate_body(request)
+        live = self._sdk.get().begin("post", path, timeout, "text/event-stream", body=body)
+        if isinstance(live, Reply):
+            raise self._errors.read(live, (request,))
+        return EventStream(live, ChunkReader(self._errors), request)
 
     def check(self, request: Request, *, model: str) -> None:
         """Refuse what this API cannot take, before the request is queued.
@@ -181,40 +183,13 @@ class GeminiProvider(Provider):
 
     def batches(self) -> BatchApi:
         """Return the API of batches; it has connections of its own."""
-        with self._lock:
-            if self._batches is None:
-                self._batch_transport.open(DEFAULT_WORKERS)
-                self._batches = GeminiBatches(self.scope, self._batch_transport, self._build, self._secrets)
-            return self._batches
-
-    def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception; those of the SDK and of ``httpx2`` have their own table."""
-        if (found := failure_of_call(error, self._transport.place)) is not None:
-            return found
-        if self._sdk is not None:  # else nothing of the SDK can have been raised
-            from smartbatch.providers.gemini.sdk import network_error
-
-            return network_error(error) or super().classify(error)
-        return super().classify(error)
+        self.network.open_batches()
+        return self._batches
 
     def open(self, workers: int) -> None:
         """Make room for ``workers`` calls at once and import the SDK; connections are made when needed."""
-        self._transport.open(workers)
-        self._open_sdk()
-
-    def close(self) -> None:
-        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
-        self._transport.close()
-        self._batch_transport.close()
-        self._batches = None  # asked for again, it is open again
-
-    def abandon(self) -> None:
-        """Drop what a fork brought along; the parent's connections are not disturbed."""
-        self._lock = threading.Lock()
-        self._sdk = None
-        self._transport.abandon()
-        if self._batches is not None:
-            self._batches.abandon()
+        super().open(workers)
+        self._sdk.get()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"
@@ -225,35 +200,13 @@ class GeminiProvider(Provider):
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> dict[str, Any]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
-        sdk = self._open_sdk()
-        options = sdk.options(timeout)
-        text = self._call(requests, lambda: sdk.post(path, body, options))
-        data = decode(Reply(200, {}, text.encode()))
+        reply = self._sdk.get().ask("post", path, timeout, body=body)
+        if reply.status != 200:  # another success is nothing this API sends
+            raise self._errors.read(reply, requests)
+        data = self._errors.decode(reply)
         if data.get("error") and not data.get("candidates"):
-            raise read_error(200, data, requests, *self._secrets)
+            raise self._errors.read(reply, requests, data=data)
         return data
-
-    def _call(self, requests: Sequence[Request], call: Callable[[], _T]) -> _T:
-        from smartbatch.providers.gemini.sdk import Refused
-
-        try:
-            return call()
-        except Refused as refused:
-            reply = refused.reply
-        raise read_error(reply.status, reply.json(), requests, *self._secrets, headers=reply.headers)
-
-    def _open_sdk(self) -> GeminiSdk:
-        """Return the SDK's client of this process; the first call imports the SDK and builds it."""
-        sdk = self._sdk
-        if sdk is None:
-            with self._lock:
-                sdk = self._sdk = self._sdk or self._build(self._transport)
-        return sdk
-
-    def _build(self, transport: Transport) -> GeminiSdk:
-        from smartbatch.providers.gemini.sdk import GeminiSdk
-
-        return GeminiSdk(transport, self._key, self._base_url, self._version, self._headers)
 
 
 def _check_key(key: str | None) -> str:

@@ -1,7 +1,8 @@
 """The ``google-genai`` SDK, held to one request a call. Importing this module imports it, in about a second.
 
-Its raw path (``BaseApiClient.request``) is used: the same addresses, headers and key as its typed
-methods, at about a third of their CPU. That name is private, so the version is bounded and a test would tell.
+Its raw path (``_build_request`` and ``_request_once``) is used: the same addresses, headers and key as its
+typed methods, at about a third of their CPU. Those names are private, so the version is bounded and a test
+would tell.
 """
 
 from __future__ import annotations
@@ -17,18 +18,10 @@ from google.genai import types
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sdk_bridge import http_client, live_of, reply_of, verdict_of
+from smartbatch.providers.http.sdk_bridge import http_client, live_of, reply_of, through_sdk
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["GeminiSdk", "Refused", "network_error"]
-
-
-class Refused(Exception):
-    """An answer with another status than 200. Raised before the SDK decodes it, which fails on odd bytes."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.status)
-        self.reply = reply
+__all__ = ["GeminiSdk"]
 
 
 _LONGEST = 3600.0  # seconds; the time-out of a call that names none, which does not happen
@@ -54,7 +47,6 @@ class GeminiSdk:
         self._network = network = http_client(transport)
         self._leads_to = transport.leads_to
         self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
-        network.event_hooks = {"response": [_refuse]}
         options = types.HttpOptions(
             base_url=base_url,
             api_version=version,
@@ -68,11 +60,7 @@ class GeminiSdk:
         try:
             client = genai.Client(api_key=key, vertexai=False, http_options=options)
             self._api: Any = client._api_client
-            self._request, self._build, self._once = (
-                self._api.request,
-                self._api._build_request,
-                self._api._request_once,
-            )
+            self._build, self._once = self._api._build_request, self._api._request_once
         except (AttributeError, ImportError) as error:
             name = type(error).__name__
             raise ConfigError(
@@ -80,36 +68,50 @@ class GeminiSdk:
             ) from error
         self._client = client
 
-    def options(self, timeout: float, headers: dict[str, str] | None = None) -> types.HttpOptions:
-        """Return the options of one call.
-
-        Args:
-            timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
-            headers: of this call alone.
-        """
-        return types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers)
-
-    def post(self, path: str, body: dict[str, Any], options: types.HttpOptions) -> str:
-        """Return the text of a successful answer.
-
-        Raises:
-            Refused: for an answer of any other kind.
-        """
-        found = self._request("post", path, body, options).body
-        return found if isinstance(found, str) else ""
-
-    def ask(self, method: str, path: str, body: dict[str, Any], options: types.HttpOptions) -> Reply:
-        """Return a successful answer with its headers; otherwise as :meth:`post`.
+    def ask(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        *,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Make one request and return the whole answer, whatever its status.
 
         Args:
             method: such as ``get``.
             path: below the API's version; ``{api_version}`` in it puts the version elsewhere.
-            body: an empty one is not sent.
-            options: of this call.
+            timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
+            body: of the request.
+            headers: of this call.
+
+        Raises:
+            ProviderError: where no whole answer came.
         """
-        answer = self._once(self._build(method, path, body, options))
-        text = answer.response_stream[0] if answer.response_stream else ""
-        return Reply(200, answer.headers, text.encode() if isinstance(text, str) else b"")
+
+        def call() -> Reply:
+            answer = self._once(self._build(method, path, dict(body or {}), _options(timeout, headers)))
+            text = answer.response_stream[0] if answer.response_stream else ""
+            return Reply(200, answer.headers, text.encode() if isinstance(text, str) else b"")
+
+        return through_sdk(call)
+
+    def begin(
+        self, method: str, path: str, timeout: float, accept: str, *, body: Mapping[str, Any] | None = None
+    ) -> LiveReply | Reply:
+        """Return a success once its head has come; of a refusal the whole answer. Otherwise as :meth:`ask`.
+
+        Args:
+            accept: the content type of what is read in pieces.
+        """
+        options = _options(timeout, {"Accept": accept})
+
+        def call() -> LiveReply:
+            answer = self._once(self._build(method, path, dict(body or {}), options), stream=True)
+            return live_of(cast(httpx2.Response, answer.response_stream))
+
+        return through_sdk(call)
 
     def put(self, address: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
         """Post a piece of an upload to an address the service gave; the key is not sent along.
@@ -126,61 +128,15 @@ class GeminiSdk:
                 "the address to upload to is none", kind=ErrorKind.INVALID_RESPONSE, code="shape"
             ) from None
         sent = {**self._headers, **headers}
-        return reply_of(self._network.post(url, content=piece, headers=sent, timeout=timeout))
-
-    def stream(
-        self, path: str, body: dict[str, Any], options: types.HttpOptions, method: str = "post"
-    ) -> LiveReply:
-        """Return a successful answer whose head has come; otherwise as :meth:`post`."""
-        answer = self._once(self._build(method, path, body, options), stream=True)
-        return live_of(cast(httpx2.Response, answer.response_stream))
-
-
-def network_error(error: Exception) -> ProviderError | None:
-    """Return the meaning of an exception of ``httpx2``; ``None`` for any other."""
-    if (ours := verdict_of(error)) is not None:
-        return ours
-    if isinstance(error, httpx2.DecodingError):
-        return _network("the answer was garbled on its way", ErrorKind.NETWORK_ERROR, "truncated", late=True)
-    if isinstance(error, httpx2.TransportError):
-        return _transport_error(error)
-    if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)):
-        name = type(error).__name__
-        return _network(f"the call could not be made ({name})", ErrorKind.CLIENT_ERROR, "sdk", late=False)
-    return None
-
-
-def _refuse(response: httpx2.Response) -> None:
-    if response.status_code == 200:
-        return
-    try:
-        reply = reply_of(response)
-    except ProviderError:  # the body of a refused stream was cut; its status says enough
-        reply = Reply(response.status_code, dict(response.headers.items()), b"")
-    raise Refused(reply)
-
-
-def _transport_error(error: httpx2.TransportError) -> ProviderError:
-    """The table of raw network errors, for an SDK client that was given another network."""
-    name = type(error).__name__
-    timeout, network = ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR
-    if isinstance(error, httpx2.ConnectTimeout):
-        return _network(
-            "the service did not accept a connection in time", network, "connect_timeout", late=False
+        return through_sdk(
+            lambda: reply_of(self._network.post(url, content=piece, headers=sent, timeout=timeout))
         )
-    if isinstance(error, httpx2.PoolTimeout):
-        return _network("no connection was free in time", network, "pool", late=False)
-    if isinstance(error, httpx2.TimeoutException):
-        return _network("the call took longer than its timeout", timeout, "deadline", late=True)
-    if isinstance(error, (httpx2.ConnectError, httpx2.ProxyError)):
-        return _network("the service could not be reached", network, "refused", late=False)
-    if isinstance(error, httpx2.UnsupportedProtocol):
-        return _network("the base URL is no http address", ErrorKind.CLIENT_ERROR, "sdk", late=False)
-    return _network(f"the connection broke ({name})", network, "cut", late=True)
 
 
-def _network(text: str, kind: ErrorKind, code: str, *, late: bool) -> ProviderError:
-    return ProviderError(text, kind=kind, code=code, maybe_billed=late)
+def _options(timeout: float, headers: Mapping[str, str] | None) -> types.HttpOptions:
+    return types.HttpOptions(
+        timeout=max(1, math.ceil(timeout * 1000)), headers=dict(headers) if headers else None
+    )
 
 
 class _Nowhere(httpx2.AsyncBaseTransport):

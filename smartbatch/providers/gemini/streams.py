@@ -2,77 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.foreign_text import sound
-from smartbatch.providers.gemini.answers import Gathered
-from smartbatch.providers.gemini.errors import read_error
-from smartbatch.providers.http.live_reply import LiveReply
-from smartbatch.providers.http.sse import events
-from smartbatch.types import Answer, Request
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.gemini.answers import Gathered, read_answer
+from smartbatch.providers.http.event_stream import EventReader
+from smartbatch.providers.http.replies import Reply
+from smartbatch.types import Answer
 
-__all__ = ["GeminiStream"]
+__all__ = ["ChunkReader"]
 
 
-class GeminiStream(AnswerStream):
-    """The answer of ``:streamGenerateContent``.
+class ChunkReader(EventReader):
+    """The chunks of ``:streamGenerateContent``; only a finish reason says that the answer is whole."""
 
-    Args:
-        live: the answer whose head has come.
-        request: whose texts must not come back in an error.
-        secrets: further texts that must not.
-    """
+    to_the_end = True
 
-    def __init__(self, live: LiveReply, request: Request, secrets: Sequence[str]) -> None:
-        self._live = live
-        self._request = request
-        self._secrets = secrets
+    def __init__(self, errors: ErrorReader) -> None:
+        super().__init__(errors)
         self._gathered = Gathered()
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield pieces of text as they come; thoughts are not among them.
+    def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:  # noqa: ARG002
+        text = self._gathered.add(data)
+        self.usage, self.ended = self._gathered.usage, self._gathered.ended
+        return text
 
-        Raises:
-            ProviderError: as for a whole answer; ``NETWORK_ERROR`` for a stream that ends without a finish
-                reason, since nothing else marks its end.
-        """
-        try:
-            for event in events(self._live):
-                if text := self._gathered.add(self._decode(event.data)):
-                    yield sound(text)
-            if not self._gathered.ended:
-                raise self._broken("the stream ended before the answer did")
-        except ProviderError as error:
-            error.usage = error.usage or self._gathered.usage
-            raise
-        finally:
-            self._live.close()
-
-    def close(self) -> None:
-        """Close the connection; an iteration under way in any thread ends with ``NETWORK_ERROR``."""
-        self._live.close()
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the iteration has ended."""
+    def finish(self, text: str, head: Reply) -> Answer:  # noqa: ARG002
         return self._gathered.answer
 
-    def _decode(self, chunk: bytes) -> dict[str, Any]:
-        try:
-            data = json.loads(chunk)
-        except (ValueError, RecursionError):
-            raise self._broken("a chunk of the stream is not whole JSON") from None
-        if isinstance(data, list) or (isinstance(data, dict) and data.get("error")):
-            raise read_error(200, data, (self._request,), *self._secrets)
-        if not isinstance(data, dict):
-            raise self._broken("a chunk of the stream is not a JSON object")
-        return data
-
-    def _broken(self, text: str) -> ProviderError:
-        return ProviderError(
-            text, kind=ErrorKind.NETWORK_ERROR, status=self._live.status, code="truncated", maybe_billed=True
-        )
+    def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:  # noqa: ARG002
+        return read_answer(data)

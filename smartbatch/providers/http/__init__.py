@@ -1,1 +1,1 @@
-"""HTTP for all adapters: sockets, one transport with deadline and caps, the bridge under SDKs, files of batches."""
+"""HTTP for all adapters: one transport with deadline and caps, the bridge under the SDKs, batches."""

@@ -1,54 +1,53 @@
-"""Connections of ``urllib3`` whose reads and writes end at one deadline, and the proxy they go through."""
+"""Connections whose every read and write ends at one deadline, and the proxy they go through."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import socket
 import ssl
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
-from urllib3 import PoolManager, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch.errors import ConfigError
 
 __all__ = [
+    "KEEP_ALIVE",
     "Connection",
+    "PlainSocket",
     "Step",
     "TlsConnection",
-    "build_pool",
+    "TlsSocket",
     "find_proxy",
-    "forget",
     "is_loopback",
     "seconds_left",
-    "tls_context",
 ]
 
 Step: TypeAlias = Literal["connect", "send", "receive"]
 """How far a call came; from ``receive`` on the provider has the whole request."""
 
 
-def _keepalive() -> list[tuple[int, int, int]]:
-    """Socket options: no delay, and probes that find a silently dropped connection in about 60 s."""
-    options = [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    ]
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    return options
+_PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+KEEP_ALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
+]
+"""Socket options: no delay, and probes that find a silently dropped connection in about 60 s."""
 
 
 def seconds_left(deadline: float) -> float:
+    """Return the seconds until ``deadline``, in monotonic time.
+
+    Raises:
+        TimeoutError: when it is over.
+    """
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise TimeoutError("the call's deadline is over")
@@ -69,7 +68,7 @@ class PlainSocket(socket.socket):
         return super().sendall(*args)
 
 
-class _TlsSocket(ssl.SSLSocket):
+class TlsSocket(ssl.SSLSocket):
     """The same over TLS, where everything ends in ``read`` and ``send``."""
 
     deadline = 0.0
@@ -84,10 +83,20 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 class Connection(HTTPConnection):
-    """A connection that dials within the deadline of the call it is dialled for."""
+    """A connection that dials within the deadline of the call it is dialled for.
+
+    Attributes:
+        deadline: when the call has to be over, monotonic seconds.
+        connect_timeout: most seconds for one address to answer.
+        step: how far the call is.
+        dialling: the socket of the address that is being tried.
+        is_cut: True once another thread ended the call.
+        idle_since: when it was put back into the pool, by the pool's clock.
+    """
 
     deadline = 0.0
     connect_timeout = 10.0
+    idle_since = 0.0
     step: Step = "connect"
     dialling: socket.socket | None = None
     is_cut = False
@@ -122,60 +131,6 @@ class Connection(HTTPConnection):
 
 class TlsConnection(Connection, HTTPSConnection):
     """The same, with TLS on top."""
-
-
-class _PlainPool(HTTPConnectionPool):
-    ConnectionCls = Connection
-
-
-class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = TlsConnection
-
-
-def build_pool(
-    url: Url,
-    workers: int,
-    proxy: str | None,
-    proxy_headers: dict[str, str],
-    *,
-    context: ssl.SSLContext | None = None,
-) -> HTTPConnectionPool:
-    """Return the pool of ``workers`` connections to ``url``; nothing is sent yet.
-
-    Args:
-        context: from :func:`tls_context`, for who makes many pools; a new one by default.
-    """
-    settings: dict[str, Any] = {
-        "maxsize": workers,
-        "block": True,
-        "retries": False,
-        "socket_options": _keepalive(),
-    }
-    if url.scheme == "https":
-        settings["ssl_context"] = context or tls_context()
-    manager = (
-        ProxyManager(proxy, proxy_headers=proxy_headers, num_pools=1, **settings)
-        if proxy
-        else PoolManager(num_pools=1, **settings)
-    )
-    manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
-    return manager.connection_from_host(url.host, url.port, url.scheme)
-
-
-def tls_context() -> ssl.SSLContext:
-    """Return TLS by the system's certificates, or those ``SSL_CERT_FILE`` or ``SSL_CERT_DIR`` name."""
-    context = ssl.create_default_context()
-    context.sslsocket_class = _TlsSocket
-    return context
-
-
-def forget(connections: Iterable[Connection]) -> None:
-    """Close our copies of a parent process's descriptors, and say nothing on the wire."""
-    for connection in connections:
-        for sock in (connection.sock, connection.dialling):
-            descriptor = sock.detach() if sock is not None else -1
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from urllib3.exceptions import LocationParseError
@@ -16,7 +16,7 @@ from urllib3.util import Url, parse_url
 from smartbatch.errors import ConfigError
 from smartbatch.providers.http.connections import is_loopback
 
-__all__ = ["check_headers", "check_url", "not_pickled", "scope_of", "secrets_of", "setting"]
+__all__ = ["checked_url", "not_pickled", "own_headers", "scope_of", "secrets_of", "setting"]
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
@@ -29,19 +29,23 @@ def setting(value: str | None, *variables: str) -> str | None:
     return next((text.strip() for text in texts if text and text.strip()), None)
 
 
-def check_url(address: str, *, example: str, source: str, carries_secret: bool, allow_http: bool) -> Url:
-    """Return a base URL that may be used.
+def checked_url(
+    value: str | None, variable: str, default: str, *, carries_secret: bool, allow_http: bool
+) -> Url:
+    """Return the base URL: the argument, or the variable of the environment, or the default; checked.
 
     Args:
-        address: as it was given.
-        example: a right one, for the error's text.
-        source: argument and variable it comes from, for the error's text.
+        value: the argument ``base_url``.
+        variable: of the environment.
+        default: also the example in errors.
         carries_secret: a key would be sent there.
         allow_http: over plain ``http`` too, wherever it is.
 
     Raises:
         ConfigError: for anything that is no base URL, or where a key must not go.
     """
+    address = setting(value, variable) or default
+    source = f"base_url= or {variable}"
     try:
         url = parse_url(address)
     except (LocationParseError, ValueError):
@@ -49,7 +53,7 @@ def check_url(address: str, *, example: str, source: str, carries_secret: bool, 
     if url.auth:
         raise ConfigError(f"the base URL ({source}) carries a name or password; pass them as key or headers=")
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the base URL must be like {example}; check {source}")
+        raise ConfigError(f"the base URL must be like {default}; check {source}")
     if url.query or url.fragment:
         raise ConfigError(f"the base URL ({source}) may not have a query or a fragment")
     host = url.host.strip("[]")
@@ -62,14 +66,18 @@ def check_url(address: str, *, example: str, source: str, carries_secret: bool, 
     return url
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers that HTTP does not allow, or that the client sets itself.
+def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = ()) -> dict[str, str]:
+    """Return a user's headers, checked.
+
+    Args:
+        headers: names and values.
+        reserved: names in lower case that the client sets itself, besides those of HTTP.
 
     Raises:
-        ConfigError: names the header, never its value.
+        ConfigError: for a header HTTP does not allow, or that the client sets; names it, never its value.
     """
-    for name, value in headers.items():
-        if name.lower() in _FRAMING:
+    for name, value in (headers or {}).items():
+        if name.lower() in (*_FRAMING, *reserved):
             raise ConfigError(f"headers may not set {name!r}; the client sets it")
         if not _HEADER_NAME.fullmatch(name):
             raise ConfigError("headers has a name that is not an HTTP header name")
@@ -77,6 +85,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"the value of the header {name} has characters HTTP does not allow; check its source"
             )
+    return dict(headers or {})
 
 
 def scope_of(prefix: str, url: Url, *identity: Any) -> str:
@@ -85,7 +94,7 @@ def scope_of(prefix: str, url: Url, *identity: Any) -> str:
     return f"{prefix}:{url.netloc}:{digest}"
 
 
-def secrets_of(*values: str | Collection[str] | None) -> tuple[str, ...]:
+def secrets_of(*values: str | Iterable[str] | None) -> tuple[str, ...]:
     """Return the texts among ``values`` that are long enough to be looked for in foreign texts."""
     flat = [text for value in values for text in ([value] if isinstance(value, str) else value or ()) if text]
     return tuple(text for text in flat if len(text) >= 8)

@@ -1,4 +1,4 @@
-"""An answer that is read while it is still being made: piece by piece, within one deadline."""
+"""An answer that is read while it is still being made: in pieces, within one deadline, up to a cap."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-from urllib3.connectionpool import HTTPConnectionPool
+from typing import Any
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.http.connections import Connection
-from smartbatch.providers.http.network_errors import failure
-from smartbatch.providers.http.replies import encoded_otherwise, headers_of, inflated, too_large
-
-if TYPE_CHECKING:
-    from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.http.pool import Lease
+from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
 
 __all__ = ["LiveReply"]
 
@@ -26,66 +20,80 @@ _PIECE = 65536  # bytes asked for at once; what has arrived is handed on without
 
 
 class LiveReply:
-    """The body of an answer as it arrives. One thread iterates it, once; any thread may close it.
+    """The body of an answer as it arrives. One thread reads it, once; any thread may close it.
 
-    It holds a connection of the transport until it is read to its end or closed.
+    It holds a connection until it is read to its end or closed.
+
+    Args:
+        lease: the connection.
+        response: its head is read.
+        reusable: the connection can serve another call once the body is read.
+        cap: most bytes of the decoded body.
 
     Attributes:
         status: the HTTP status.
         headers: by lower-case name.
-        cap: most bytes of the decoded body; the transport's, may be changed before it is read.
-        inflates: True decodes a compressed body as it comes; False refuses it, for those whose pieces must
-            not wait for each other.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        pool: HTTPConnectionPool,
-        connection: Connection,
-        response: http.client.HTTPResponse,
-        whole: bool,
-        cap: int,
-    ) -> None:
+    def __init__(self, lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> None:
         self.status = response.status
-        self.headers = headers_of(response)
-        self._transport = transport
-        self._pool = pool
-        self._connection = connection
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self._lease = lease
         self._response = response
-        self._reusable = whole and not response.will_close
-        self.cap = cap
-        self.inflates = False
+        self._reusable = reusable
+        self._cap = cap
         self._lock = threading.Lock()
         self._reading = False
-        self._closed = threading.Event()  # set by any thread
+        self._closed = False  # set by any thread, under the lock
         self._released = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes as they come.
+        """Yield the bytes as they come; a compressed body is refused, whose pieces would wait for each other.
 
         Raises:
             ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
         """
-        encoding = self.headers.get("content-encoding", "")
-        if not self.inflates and encoding.strip().lower() not in ("", "identity"):
+        if not is_plain(self.headers):
             self.close()
             raise encoded_otherwise()
-        size = 0
-        for piece in inflated(iter(self._next_piece, b""), encoding):
-            size += len(piece)
-            if size > self.cap:
-                self.close()
-                raise too_large(self.cap)
-            yield piece
+        return self.pieces()
+
+    def pieces(self, cap: int | None = None) -> Iterator[bytes]:
+        """Yield the decoded bytes as they come; ``cap`` replaces the transport's.
+
+        Raises:
+            ProviderError: as for the iteration.
+        """
+        try:
+            yield from decoded(iter(self._next_piece, b""), self.headers, cap or self._cap)
+        except ProviderError:
+            self.close()
+            raise
+
+    def whole(self) -> Reply:
+        """Return the answer with its body; that of a refusal may be cut, and is empty then: its status says
+        enough.
+
+        Raises:
+            ProviderError: as for the iteration.
+        """
+        try:
+            body = b"".join(self.pieces())
+        except ProviderError as error:
+            if self.status < 400 or error.code != "truncated":
+                raise
+            body = b""
+        return Reply(self.status, self.headers, body)
 
     def close(self) -> None:
         """Give the connection back; a read under way in another thread ends at once. May be called twice."""
         with self._lock:
-            self._closed.set()
+            if self._released:
+                return
+            self._closed = True
             if self._reading:
                 # The reader sees the end of its connection and gives it back itself.
-                sock = self._connection.sock
+                sock = self._lease.connection.sock
                 if sock is not None:
                     with contextlib.suppress(OSError):
                         socket.socket.shutdown(sock, socket.SHUT_RDWR)
@@ -98,7 +106,7 @@ class LiveReply:
         Args:
             within: most seconds; after them, or after an error, the connection is closed instead.
         """
-        sock: Any = self._connection.sock
+        sock: Any = self._lease.connection.sock
         if sock is not None:
             sock.deadline = min(sock.deadline, time.monotonic() + within)
         with contextlib.suppress(ProviderError):
@@ -107,12 +115,16 @@ class LiveReply:
         self.close()
 
     def _next_piece(self) -> bytes:
-        with self._lock:
-            if self._closed.is_set():
-                raise self._verdict(ConnectionAbortedError())
-            if self._released:
-                return b""
-            self._reading = True
+        """Read what has arrived; empty at the end of the body. In order:
+
+        1. closed before the read: an error; released at the end of the body: that end again;
+        2. the read, outside the lock, so that :meth:`close` can cut it;
+        3. a body that is shorter than promised: an error;
+        4. closed during the read: an error, whatever came;
+        5. at the end, or after an error, the connection is given back.
+        """
+        if not self._begin_read():
+            return b""
         problem: ProviderError | None = None
         piece = b""
         try:
@@ -120,23 +132,27 @@ class LiveReply:
             if not piece and self._response.length:
                 raise http.client.IncompleteRead(b"", self._response.length)
         except Exception as error:
-            problem = self._verdict(error)
+            problem = self._meaning_of(error)
         with self._lock:
             self._reading = False
-            closed = self._closed.is_set()
+            closed = self._closed
         if problem is None and closed:
-            problem = self._verdict(ConnectionAbortedError())
+            problem = self._meaning_of(ConnectionAbortedError())
         if problem is not None or not piece:
             self._release(reusable=problem is None and self._reusable)
         if problem is not None:
             raise problem
         return piece
 
-    def _verdict(self, error: Exception) -> ProviderError:
-        if self._closed.is_set():
-            place = self._transport.place
-            return failure(error, "receive", place, late=False, closed=True)
-        return self._transport.verdict(error, self._connection)
+    def _begin_read(self) -> bool:
+        with self._lock:
+            if self._closed:
+                raise self._meaning_of(ConnectionAbortedError())
+            self._reading = not self._released
+            return self._reading
+
+    def _meaning_of(self, error: Exception) -> ProviderError:
+        return self._lease.meaning_of(error, ended=self._closed)
 
     def _release(self, *, reusable: bool) -> None:
         with self._lock:
@@ -145,4 +161,4 @@ class LiveReply:
             self._released = True
         with contextlib.suppress(OSError):
             self._response.close()
-        self._transport.release(self._pool, self._connection, reusable=reusable)
+        self._lease.give_back(reusable=reusable)

@@ -11,21 +11,35 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+import http.client
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import httpx2
+from urllib3.exceptions import EmptyPoolError
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.http.connections import Step
 from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import carried
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["http_client", "live_of", "reply_of", "verdict_of"]
+__all__ = ["http_client", "live_of", "meaning_of", "reply_of", "through_sdk"]
 
 _REPLY, _LIVE = "smartbatch.reply", "smartbatch.live"
 _OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding")
+
+_T = TypeVar("_T")
+
+
+class _Refused(Exception):
+    """An answer of another status than 200; raised below the SDK, which would handle it in its own way."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
 
 
 def http_client(transport: Transport) -> httpx2.Client:
@@ -33,19 +47,33 @@ def http_client(transport: Transport) -> httpx2.Client:
 
     A call's *read* time-out is taken as the total seconds of the call. A request that accepts
     ``text/event-stream`` or ``application/binary`` is answered with its head at once, see :func:`live_of`;
-    others with the whole body. A body that is :func:`carried
-    <smartbatch.providers.http.spooled_body.carried>` past the
-    SDK is sent instead of the SDK's.
+    others with the whole body. A body that is
+    :func:`carried <smartbatch.providers.http.spooled_body.carried>` past the SDK is sent instead of its own.
     """
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
 
 
+def through_sdk(call: Callable[[], _T]) -> _T | Reply:
+    """Make a call through an SDK and return what it returns; of a refusal the whole answer.
+
+    Raises:
+        ProviderError: of the network. An SDK's own error holds the key and the prompt; it is not passed on,
+            and not chained: so this raises after the ``except`` block.
+    """
+    try:
+        return call()
+    except Exception as error:
+        found = _found_in(error) or meaning_of(error)
+        if found is None:
+            raise
+    if isinstance(found, _Refused):
+        return found.reply
+    raise found
+
+
 def reply_of(response: httpx2.Response) -> Reply:
-    """Return an answer that was read whole, be it a success or an error."""
-    reply = response.extensions.get(_REPLY)
-    if isinstance(reply, Reply):
-        return reply
-    return Reply(response.status_code, dict(response.headers.items()), response.read())
+    """Return an answer that was read whole."""
+    return cast(Reply, response.extensions[_REPLY])
 
 
 def live_of(response: httpx2.Response) -> LiveReply:
@@ -53,11 +81,45 @@ def live_of(response: httpx2.Response) -> LiveReply:
     return cast(LiveReply, response.extensions[_LIVE])
 
 
-def verdict_of(error: BaseException) -> ProviderError | None:
-    """Return our own error inside one the SDK made of it; ``None`` where there is none."""
+def meaning_of(error: Exception) -> ProviderError | None:
+    """Return the meaning of an exception of ``httpx2``, by the table of :mod:`network_errors`.
+
+    ``None`` for any other, unless an error of ours is inside.
+    """
+    if isinstance(found := _found_in(error), ProviderError):
+        return found
+    for kind, stands_for, step in _STAND_FOR:
+        if isinstance(error, kind):
+            return failure(
+                stands_for,
+                step,
+                "the service",
+                late=step == "receive" and isinstance(error, httpx2.TimeoutException),
+            )
+    if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)):
+        name = type(error).__name__
+        return ProviderError(f"the call could not be made ({name})", kind=ErrorKind.CLIENT_ERROR, code="sdk")
+    return None
+
+
+_STAND_FOR: tuple[tuple[type[Exception], Exception, Step], ...] = (
+    (httpx2.ConnectTimeout, TimeoutError(), "connect"),
+    (httpx2.PoolTimeout, EmptyPoolError(None, ""), "connect"),  # type: ignore[arg-type]
+    (httpx2.TimeoutException, TimeoutError(), "receive"),
+    (httpx2.ConnectError, ConnectionRefusedError(), "connect"),
+    (httpx2.ProxyError, ConnectionRefusedError(), "connect"),
+    (httpx2.DecodingError, http.client.IncompleteRead(b""), "receive"),
+    (httpx2.NetworkError, ConnectionResetError(), "receive"),
+    (httpx2.ProtocolError, ConnectionResetError(), "receive"),
+)
+"""Exceptions of ``httpx2``, the system's that mean the same, and how far the call was."""
+
+
+def _found_in(error: BaseException) -> ProviderError | _Refused | None:
+    """Our own error, or the refusal, inside what the SDK made of it."""
     found: BaseException | None = error
     for _ in range(8):  # deeper nesting does not occur; a cycle must not hang
-        if found is None or isinstance(found, ProviderError):
+        if found is None or isinstance(found, (ProviderError, _Refused)):
             return found
         found = found.__cause__ or found.__context__
     return None
@@ -71,17 +133,18 @@ class _Bridge(httpx2.BaseTransport):
         timeout = cast("dict[str, Any]", request.extensions.get("timeout") or {}).get("read")
         if timeout is None:
             raise TypeError("a request without a time-out")
-        head = self._head(request)
-        body = carried() or request.read()
+        live = self._transport.begin(self._head(request), carried() or request.read(), timeout)
+        if live.status != 200:
+            raise _Refused(live.whole())
+        # The body is decoded; and the client would keep cookies, and send one thread's with another's call.
+        without = ("set-cookie", "content-encoding")
+        headers = {name: value for name, value in live.headers.items() if name not in without}
         accepted = request.headers.get("accept", "")
         if "text/event-stream" in accepted or "application/binary" in accepted:
-            live = self._transport.begin(head, body, timeout)
-            headers = _kept(live.headers, "set-cookie")
             return httpx2.Response(
                 live.status, headers=headers, stream=_Pieces(live), extensions={_LIVE: live}
             )
-        reply = self._transport.send(head, body, timeout)
-        headers = _kept(reply.headers, "set-cookie", "content-encoding")  # the body is decoded already
+        reply = live.whole()
         return httpx2.Response(reply.status, headers=headers, content=reply.body, extensions={_REPLY: reply})
 
     def _head(self, request: httpx2.Request) -> bytes:
@@ -99,13 +162,8 @@ class _Bridge(httpx2.BaseTransport):
         return self._transport.head_of(request.method, url.raw_path.decode("ascii"), lines)
 
 
-def _kept(headers: Mapping[str, str], *without: str) -> dict[str, str]:
-    """The headers the client may see: it would keep cookies, and send one thread's with another's request."""
-    return {name: value for name, value in headers.items() if name not in without}
-
-
 class _Pieces(httpx2.SyncByteStream):
-    """The body of a stream for the SDK, which reads it when the answer is an error."""
+    """The body of a stream, as the SDK holds it; it is read past the SDK."""
 
     def __init__(self, live: LiveReply) -> None:
         self._live = live

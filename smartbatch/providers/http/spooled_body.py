@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["SpooledBody", "carried", "carrying"]
+from smartbatch.errors import ErrorKind, ProviderError
+
+__all__ = ["SpooledBody", "carried", "carrying", "upload_form"]
 
 _PIECE = 65536
 
@@ -23,7 +26,7 @@ class SpooledBody:
             goes as it is.
 
     Raises:
-        OSError: when the file cannot be read.
+        ProviderError: code ``source``, when the file cannot be read.
     """
 
     def __init__(
@@ -31,31 +34,64 @@ class SpooledBody:
     ) -> None:
         self._source = source
         self._before, self._after, self._between = before, after, between
-        self._file_size = source.stat().st_size
-        if between is not None:
-            self._file_size -= _ends_with_a_line_end(source)
+        try:
+            self.file_size = source.stat().st_size
+            if between is not None:
+                self.file_size -= _ends_with_a_line_end(source)
+        except OSError as error:
+            raise _unreadable(f"cannot be read ({error.strerror})", sent=False) from error
 
     def __len__(self) -> int:
-        return len(self._before) + self._file_size + len(self._after)
+        return len(self._before) + self.file_size + len(self._after)
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the body in pieces.
 
         Raises:
-            OSError: when the file is shorter than it was.
+            ProviderError: code ``source``, when the file cannot be read, or is shorter than it was.
         """
         if self._before:
             yield self._before
-        left = self._file_size
-        with open(self._source, "rb") as file:
-            while left > 0:
-                piece = file.read(min(_PIECE, left))
-                if not piece:
-                    raise OSError("the spooled input became shorter while it was sent")
-                left -= len(piece)
-                yield piece if self._between is None else piece.replace(b"\n", self._between)
+        left = self.file_size
+        try:
+            with open(self._source, "rb") as file:
+                while left > 0 and (piece := file.read(min(_PIECE, left))):
+                    left -= len(piece)
+                    yield piece if self._between is None else piece.replace(b"\n", self._between)
+        except OSError as error:
+            raise _unreadable(f"cannot be read ({error.strerror})") from error
+        if left:
+            raise _unreadable("has become shorter while it was sent")
         if self._after:
             yield self._after
+
+
+def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple[SpooledBody, str]:
+    """Return a ``multipart/form-data`` body with one file, and its content type.
+
+    Args:
+        fields: the form's plain fields.
+        source: the file.
+        filename: what the server is told it is called; plain characters only.
+
+    Raises:
+        ProviderError: as :class:`SpooledBody`.
+    """
+    boundary = secrets.token_hex(16)
+    part = f"--{boundary}\r\nContent-Disposition: form-data; name="
+    plain = "".join(f'{part}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
+    head = f'{plain}{part}"file"; filename="{filename}"\r\nContent-Type: application/octet-stream\r\n\r\n'
+    body = SpooledBody(source, before=head.encode(), after=f"\r\n--{boundary}--\r\n".encode())
+    return body, f"multipart/form-data; boundary={boundary}"
+
+
+def _unreadable(what: str, *, sent: bool = True) -> ProviderError:
+    return ProviderError(
+        f"the local file of the batch's input {what}; nothing of it is used, it can be sent again",
+        kind=ErrorKind.NETWORK_ERROR,
+        code="source",
+        maybe_billed=sent,
+    )
 
 
 def _ends_with_a_line_end(source: Path) -> bool:

@@ -12,11 +12,12 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.batch_outcomes import decode_line, failed_line
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
-from smartbatch.providers.http.transport import Reply
-from smartbatch.providers.openai.answers import carries_error, read_chat, read_error, read_response
-from smartbatch.providers.openai.embeddings import read_embeddings
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
+from smartbatch.providers.openai.errors import carries_error
 from smartbatch.types import Answer, Kind, Request
 
 __all__ = ["read_line"]
@@ -25,14 +26,14 @@ _TEXT = Request()
 """Stands for a vector's request: a line has one text, and what was asked of it is the caller's to check."""
 
 
-def read_line(line: bytes, kind: Kind, api: str, *secrets: str) -> Line:
+def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
     """Understand a line of an output or error file.
 
     Args:
         line: without its end, or with it.
         kind: what the batch asked for.
         api: ``chat`` or ``responses``, for generation.
-        secrets: texts that must not come back in an error.
+        errors: knows the texts that must not come back in an error.
 
     Raises:
         ValueError: for what is no line of results.
@@ -40,15 +41,13 @@ def read_line(line: bytes, kind: Kind, api: str, *secrets: str) -> Line:
     data, wire_id = decode_line(line, "custom_id")
     response, error = data.get("response"), data.get("error")
     if response is None:
-        return _without_response(wire_id, error, secrets)
+        return _without_response(wire_id, error, errors.secrets)
     if not isinstance(response, dict):
         raise ValueError("the line's response is no object")
-    return _with_response(wire_id, response, kind, api, secrets)
+    return _with_response(wire_id, response, kind, api, errors)
 
 
-def _with_response(
-    wire_id: str, response: dict[str, Any], kind: Kind, api: str, secrets: tuple[str, ...]
-) -> Line:
+def _with_response(wire_id: str, response: dict[str, Any], kind: Kind, api: str, errors: ErrorReader) -> Line:
     """A request that was run; some servers leave out the status, or the body around the answer."""
     body = response.get("body") if "body" in response else response
     status = response.get("status_code", 200)
@@ -65,24 +64,18 @@ def _with_response(
         )
         return failed_line(wire_id, error)
     try:
-        return Line(wire_id, LineOutcome.OK, answer=_answer(body, reply, kind, api, secrets))
+        return Line(wire_id, LineOutcome.OK, answer=_answer(body, reply, kind, api, errors))
     except ProviderError as error:
         return failed_line(wire_id, error)
 
 
-def _answer(body: Any, reply: Reply, kind: Kind, api: str, secrets: tuple[str, ...]) -> Answer:
-    if not 200 <= reply.status < 300:
-        raise read_error(reply, (), *secrets, data=body)
+def _answer(body: Any, reply: Reply, kind: Kind, api: str, errors: ErrorReader) -> Answer:
+    if not reply.ok:
+        raise errors.read(reply, data=body)
     if not isinstance(body, dict):
-        raise ProviderError(
-            "the line's answer is no object",
-            kind=ErrorKind.INVALID_RESPONSE,
-            status=reply.status,
-            code="shape",
-            maybe_billed=True,
-        )
+        raise errors.unusable(reply, "shape", "the line's answer is no object")
     if carries_error(body):
-        raise read_error(reply, (), *secrets, data=body)
+        raise errors.read(reply, data=body)
     if kind is Kind.EMBED:
         return read_embeddings(body, reply, (_TEXT,))[0]
     return read_chat(body, reply) if api == "chat" else read_response(body, reply)

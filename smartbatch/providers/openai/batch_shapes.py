@@ -19,8 +19,8 @@ from smartbatch.providers.http.timestamps import unix_seconds
 __all__ = [
     "QUOTA",
     "SUFFIX",
+    "mark_over_quota",
     "no_id",
-    "over_quota",
     "plain_id",
     "read_batch",
     "read_file",
@@ -138,8 +138,13 @@ def read_batch(data: Mapping[str, Any], *secrets: str) -> RemoteBatch:
     )
 
 
-def over_quota(code: str | None, message: str) -> bool:
-    """Whether a refusal is about the tokens in batches that have not ended."""
+def mark_over_quota(error: ProviderError) -> None:
+    """Give the refusal of a batch for which there are too many tokens in others its code, :data:`QUOTA`."""
+    if _over_quota(error.code, error.message):
+        error.code, error.kind = QUOTA, ErrorKind.RATE_LIMIT
+
+
+def _over_quota(code: str | None, message: str) -> bool:
     return code == QUOTA or _QUOTA_TEXT.search(message) is not None
 
 
@@ -152,7 +157,7 @@ def _failure(errors: Any, secrets: tuple[str, ...]) -> ProviderError:
     message = said if isinstance(said, str) else first if isinstance(first, str) else ""
     code = short(fields.get("code"), PLAIN_WORD)
     kind = kind_of_code(code, None, message) or ErrorKind.CLIENT_ERROR
-    if over_quota(code, message):
+    if _over_quota(code, message):
         code, kind = QUOTA, ErrorKind.RATE_LIMIT
     line = _whole(fields.get("line"))
     where = f" in line {line}" if line is not None else ""

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from attrs import evolve
@@ -25,41 +25,36 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
     RemoteFile,
 )
-from smartbatch.providers.http.batch_transport import weighed
-from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.http.batch_calls import BatchCalls
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.http.timestamps import server_time
-from smartbatch.providers.http.uploads import Upload
+from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.openai import batch_shapes as shapes
-from smartbatch.providers.openai.answers import decode, read_error
 from smartbatch.providers.openai.batch_lines import read_line
-from smartbatch.providers.openai.embeddings import dropped_of, embeddings_body
+from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
 
-if TYPE_CHECKING:
-    from smartbatch.providers.http.file_transport import FileTransport
-
-__all__ = ["MAX_DOWNLOAD", "OpenAIBatches"]
+__all__ = ["OpenAIBatches"]
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-MAX_DOWNLOAD = 8 * 1024**3
-"""50,000 vectors of 3,072 numbers in JSON are some 2 GB."""
 _PAGE = 100
 _FILES = 10_000
 _MOST_PAGES = 1000  # a list of files that goes on and on: a million of them
 
 
 class OpenAIBatches(BatchApi):
-    """The Batch API beside an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
+    """The Batch API next to an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
 
     Args:
-        control: makes the calls.
+        transport: used by this API alone.
+        errors: makes the errors of the API's answers.
         scope: the provider's.
         api: ``chat`` or ``responses``; the endpoint generations go to.
         body: builds the body of a generation, as for a real-time call.
-        secrets: texts that must not come back in an error.
         window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.
         purpose: what an input file is uploaded for; Together says ``batch-api``.
-        max_download: most bytes of one file of results.
     """
 
     name = "openai"
@@ -69,24 +64,23 @@ class OpenAIBatches(BatchApi):
 
     def __init__(
         self,
-        control: FileTransport,
+        transport: Transport,
+        errors: ErrorReader,
         *,
         scope: str,
         api: Literal["chat", "responses"],
         body: Callable[[Request, str], dict[str, Any]],
-        secrets: Sequence[str],
         window: str = "24h",
         purpose: str = "batch",
-        max_download: int = MAX_DOWNLOAD,
     ) -> None:
         self.scope = scope
-        self._control = control
+        self._transport = transport
+        self._errors = errors
+        self._calls = BatchCalls(errors, _is_refusal, self._read, shapes.mark_over_quota)
         self._api = api
         self._body = body
-        self._secrets = tuple(secrets)
         self._window = window
         self._purpose = purpose
-        self._max_download = max_download
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -109,20 +103,23 @@ class OpenAIBatches(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload the input, read from the disk as it is sent.
 
-        Raises:
-            ProviderError: also when the provider counts other bytes than were sent.
+        Whatever goes wrong after the first byte, a file may exist: the caller looks for its name. In order:
+
+        1. the input cannot be read: an error with the code ``source``;
+        2. the server refuses, or no answer comes;
+        3. the answer is about a file without an id, or one that could not be processed;
+        4. the provider counts other bytes than were sent: the file is not used.
         """
-        fields = {"purpose": self._purpose}
-        with Upload(fields, source, filename=name + shapes.SUFFIX) as body:
-            data, _ = self._ask("POST", "/files", timeout, body=body)
-            file = shapes.read_file(data)
-            if file.size is not None and file.size != body.size:
-                raise ProviderError(
-                    f"the provider has {file.size} bytes of an input of {body.size}",
-                    kind=ErrorKind.NETWORK_ERROR,
-                    code="truncated",
-                    maybe_billed=True,
-                )
+        body, content_type = upload_form({"purpose": self._purpose}, source, name + shapes.SUFFIX)
+        reply = self._call("POST", "/files", timeout, body=body, headers={"Content-Type": content_type})
+        file = shapes.read_file(self._calls.decoded(reply))
+        if file.size is not None and file.size != body.file_size:
+            raise ProviderError(
+                f"the provider has {file.size} bytes of an input of {body.file_size}",
+                kind=ErrorKind.NETWORK_ERROR,
+                code="truncated",
+                maybe_billed=True,
+            )
         return RemoteFile(file.id, name, file.size, file.ready)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
@@ -130,7 +127,8 @@ class OpenAIBatches(BatchApi):
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MOST_PAGES):
-            data, _reply = self._ask("GET", "/files", deadline - time.monotonic(), query=query)
+            reply = self._call("GET", "/files", deadline - time.monotonic(), query=query)
+            data = self._calls.decoded(reply)
             files = _listed(data)
             for each in files:
                 if each.get("filename") in (name, name + shapes.SUFFIX):
@@ -143,12 +141,10 @@ class OpenAIBatches(BatchApi):
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         """Delete a file; only the provider's own word that there is none counts as a success too."""
-        reply = self._control.call("DELETE", f"/files/{_quoted(file_id)}", timeout)
-        if reply.status == 404 and _is_refusal(reply):
+        reply = self._call("DELETE", f"/files/{_quoted(file_id)}", timeout)
+        if self._calls.gone(reply) or not reply.body.strip():
             return
-        if not 200 <= reply.status < 300:
-            raise self._error(reply)
-        if reply.body.strip() and decode(reply).get("deleted") is False:
+        if self._errors.decode(reply).get("deleted") is False:
             raise ProviderError(
                 "the provider did not delete the file", kind=ErrorKind.SERVER_ERROR, maybe_billed=True
             )
@@ -165,54 +161,36 @@ class OpenAIBatches(BatchApi):
             "completion_window": self._window,
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
-        reply = self._control.call(
-            "POST",
-            "/batches",
-            timeout,
-            body=_encode(wanted).encode("ascii"),
-            headers={"Idempotency-Key": creation.mark},
-        )
-        if not 200 <= reply.status < 300:
-            raise weighed(self._error(reply), reply.status, own=_is_refusal(reply))
-        try:
-            return shapes.read_batch(shapes.unwrap(decode(reply), "job"), *self._secrets)
-        except ProviderError as error:
-            error.maybe_billed = True  # whatever came, it is no refusal
-            raise
+        body, headers = _encode(wanted).encode("ascii"), {"Idempotency-Key": creation.mark, **_JSON}
+        return self._calls.created(self._call("POST", "/batches", timeout, body=body, headers=headers))
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return a batch; ``None`` only when the provider itself says that there is none."""
-        reply = self._control.call("GET", f"/batches/{_quoted(batch_id)}", timeout)
-        if reply.status == 404 and _is_refusal(reply):
-            return None
-        if not 200 <= reply.status < 300:
-            raise self._error(reply)
-        batch = shapes.read_batch(shapes.unwrap(decode(reply), "job"), *self._secrets)
-        return evolve(batch, id=batch_id)  # LiteLLM may say its upstream's id, which it does not know later
+        batch = self._calls.found(self._call("GET", f"/batches/{_quoted(batch_id)}", timeout))
+        # LiteLLM may say its upstream's id, which it does not know later.
+        return None if batch is None else evolve(batch, id=batch_id)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
-        data, reply = self._ask("GET", "/batches", timeout, query=query)
+        reply = self._call("GET", "/batches", timeout, query=query)
+        data = self._calls.decoded(reply)
         listed = _listed(data)
         batches = []
         for each in listed:
             try:
-                batches.append(shapes.read_batch(each, *self._secrets))
+                batches.append(self._read(each))
             except ProviderError:
                 metadata = each.get("metadata")
                 if isinstance(metadata, dict) and "sb" in metadata:
                     raise
-        following = _next(data, listed, after)
-        return BatchPage(tuple(batches), following, server_time(reply.headers))
+        return BatchPage(tuple(batches), _next(data, listed, after), server_time(reply.headers))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; 400 and 409 say that it has ended, which the next look at it shows."""
-        reply = self._control.call("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout)
-        if reply.status in (400, 409) and _is_refusal(reply):
-            return
-        if not 200 <= reply.status < 300:
-            raise self._error(reply)
+        reply = self._call("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
+        if reply.status not in (400, 409) or not _is_refusal(reply):
+            self._calls.checked(reply)
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
         """Return the files of results and of errors."""
@@ -221,59 +199,28 @@ class OpenAIBatches(BatchApi):
     # -- results ---------------------------------------------------------------------------------------------
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
-        """Yield a file of results in pieces of at most 64 kB.
-
-        Raises:
-            ProviderError: for a body that is cut, stalls beyond the deadline, or is too large.
-        """
-        with self._control.begin("GET", f"/files/{_quoted(output)}/content", timeout) as incoming:
-            if not 200 <= incoming.status < 300:
-                raise self._error(incoming.whole(MAX_BODY))
-            if incoming.headers.get("content-type", "").startswith("text/html"):
-                decode(Reply(incoming.status, incoming.headers, b""))  # raises: a page is no results
-            yield from filter(None, incoming.pieces(self._max_download))
+        """Yield a file of results in pieces of at most 64 kB."""
+        yield from self._calls.results(
+            self._transport.call("GET", f"/files/{_quoted(output)}/content", timeout)
+        )
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
-        return read_line(line, kind, self._api, *self._secrets)
-
-    # -- errors and life -------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Cut the calls under way."""
-        self._control.close()
-
-    def abandon(self) -> None:
-        """Forget the calls of a parent process."""
-        self._control.abandon()
+        return read_line(line, kind, self._api, self._errors)
 
     def _endpoint(self, kind: Kind) -> str:
         if kind is Kind.EMBED:
             return "/v1/embeddings"
         return "/v1/chat/completions" if self._api == "chat" else "/v1/responses"
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Upload | None = None,
-    ) -> tuple[dict[str, Any], Reply]:
-        """Make a call and return its JSON object, or raise what the provider says instead."""
-        reply = self._control.call(method, path, timeout, query=query, body=body)
-        if not 200 <= reply.status < 300:
-            raise self._error(reply)
-        return decode(reply), reply
+    def _call(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
+        return self._transport.call(method, path, timeout, **more).whole()
 
-    def _error(self, reply: Reply) -> ProviderError:
-        error = read_error(reply, (), *self._secrets)
-        if shapes.over_quota(error.code, error.message):
-            error.code, error.kind = shapes.QUOTA, ErrorKind.RATE_LIMIT
-        if _is_page(reply) and not _is_refusal(reply):
-            error.maybe_billed = True  # somebody in between: the provider has refused nothing
-        return error
+    def _read(self, data: Any) -> RemoteBatch:
+        return shapes.read_batch(shapes.unwrap(data, "job"), *self._errors.secrets)
+
+
+_JSON = {"Content-Type": "application/json"}
 
 
 def _quoted(remote_id: str) -> str:
@@ -295,11 +242,6 @@ def _is_refusal(reply: Reply) -> bool:
     if not isinstance(data, dict):
         return False
     return bool(data.get("error")) or data.get("object") == "error"
-
-
-def _is_page(reply: Reply) -> bool:
-    """Whether an error answer is meant for people with a browser: a redirect, a page to sign in."""
-    return reply.status < 400 or reply.headers.get("content-type", "").startswith("text/html")
 
 
 def _listed(data: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,18 +1,30 @@
-"""Request bodies of OpenAI's two generation APIs, as plain dictionaries; nothing is sent here.
+"""Request bodies of OpenAI's generation and embeddings APIs, as plain dictionaries; nothing is sent here.
 
 Source of the fields: OpenAI's OpenAPI document 2.3.0 (chat completions and responses).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Generation, Message, Request
+from smartbatch.types import Embedding, Generation, Message, Request
 
-__all__ = ["chat_body", "check_params", "response_body"]
+__all__ = [
+    "MAX_TEXTS",
+    "MAX_TEXT_TOKENS",
+    "chat_body",
+    "check_params",
+    "dropped_of",
+    "embeddings_body",
+    "response_body",
+]
 
+MAX_TEXTS = 2048
+"""Inputs of one call (OpenAI API reference, embeddings)."""
+MAX_TEXT_TOKENS = 200_000
+"""The API takes 300,000 tokens a call; our count is an estimate, so a third is kept free."""
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
@@ -81,6 +93,26 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
     if params.extra:
         body.update(params.extra)
     return body
+
+
+def embeddings_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
+    """Return the body for the vectors of all ``requests``; base64 parses eight times cheaper than numbers."""
+    body: dict[str, Any] = {
+        "model": model,
+        "input": [request.prompt for request in requests],
+        "encoding_format": "base64",
+    }
+    wanted = requests[0].embedding
+    if wanted is not None and wanted.dimensions is not None:
+        body["dimensions"] = wanted.dimensions
+    return body
+
+
+def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
+    """Return what of an embedding's constraints is not sent, each with the reason."""
+    if embedding is None or embedding.task_type is None:
+        return ()
+    return (("task_type", "OpenAI's embeddings know no task types"),)
 
 
 def check_params(params: Generation, api: str) -> None:

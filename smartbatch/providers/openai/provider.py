@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
-from urllib3.util import Url
+from attrs import evolve
 
 from smartbatch._version import __version__
-from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
+from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.http.connections import seconds_left
 from smartbatch.providers.http.endpoint import (
-    check_headers,
-    check_url,
+    checked_url,
     not_pickled,
+    own_headers,
     scope_of,
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.network_errors import failure_of_call
-from smartbatch.providers.http.transport import MAX_BODY, Reply, Transport
-from smartbatch.providers.openai.answers import carries_error, decode, read_chat, read_error, read_response
-from smartbatch.providers.openai.bodies import chat_body, check_params, response_body
-from smartbatch.providers.openai.embeddings import (
+from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.network import HttpNetwork
+from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
+from smartbatch.providers.openai.batches import OpenAIBatches
+from smartbatch.providers.openai.bodies import (
     MAX_TEXT_TOKENS,
     MAX_TEXTS,
+    chat_body,
+    check_params,
     embeddings_body,
-    read_embeddings,
+    response_body,
 )
-from smartbatch.providers.openai.streams import ChatReader, OpenAIStream, ResponseReader
+from smartbatch.providers.openai.errors import ERRORS, carries_error
+from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Answer, Generation, Request
 
 __all__ = ["OpenAIProvider"]
@@ -46,8 +48,6 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _OUR_HEADERS = {
     "Accept": "application/json",
-    "Accept-Encoding": "identity",
-    "Content-Type": "application/json",
     "User-Agent": f"smartbatch/{__version__}",
 }
 _MODEL = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
@@ -109,32 +109,38 @@ class OpenAIProvider(Provider):
         if api not in ("chat", "responses"):
             raise ConfigError(f"api={api!r} is unknown; use 'chat' or 'responses'")
         key = setting(api_key, "OPENAI_API_KEY")
-        address = setting(base_url, "OPENAI_BASE_URL") or DEFAULT_BASE_URL
         organization = setting(organization, "OPENAI_ORG_ID")
         project = setting(project, "OPENAI_PROJECT_ID")
-        url = check_url(
-            address,
-            example=DEFAULT_BASE_URL,
-            source="base_url= or OPENAI_BASE_URL",
-            carries_secret=bool(key or headers),
+        own = own_headers(headers)
+        url = checked_url(
+            base_url,
+            "OPENAI_BASE_URL",
+            DEFAULT_BASE_URL,
+            carries_secret=bool(key or own),
             allow_http=allow_http,
         )
         official = url.host == "api.openai.com"
-        if key is None and official and "authorization" not in {n.lower() for n in headers or {}}:
+        if key is None and official and "authorization" not in {name.lower() for name in own}:
             raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
-        self._secrets = secrets_of(key, tuple((headers or {}).values()))
+        self._errors = evolve(ERRORS, secrets=secrets_of(key, own.values()))
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
         azure = (url.host or "").endswith(".openai.azure.com")
         self._max_tokens_field = max_tokens_field or (
             "max_completion_tokens" if official or azure else "max_tokens"
         )
-        self.scope = scope_of(self.name, url, key, organization, project, sorted((headers or {}).items()))
-        sent = _headers(key, organization, project, headers)
-        self._transport = Transport(url, sent, connect_timeout=connect_timeout, max_body=max_body)
-        self._make_batches = partial(self._batch_api, url, sent, connect_timeout, batch_window, batch_purpose)
-        self._batches: BatchApi | None = None
-        self._batches_lock = threading.Lock()
+        self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
+        sent = _headers(key, organization, project, own)
+        self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+        self._batches = OpenAIBatches(
+            self.network.batches,
+            self._errors,
+            scope=self.scope,
+            api=api,
+            body=self._body,
+            window=batch_window,
+            purpose=batch_purpose,
+        )
         self._stream_usage = stream_usage
         self._flex = official if flex is None else flex
         self._checked: Generation | None = None
@@ -153,15 +159,14 @@ class OpenAIProvider(Provider):
         body = {**self._body(request, model), "stream": True}
         if self._api == "chat" and self._stream_usage:
             body["stream_options"] = {"include_usage": True}
-        transport, encoded = self._transport, _encode(body).encode("ascii")
+        transport, encoded = self.network.realtime, _encode(body).encode("ascii")
         deadline = time.monotonic() + timeout
-        return OpenAIStream(
+        return EventStream(
             lambda cutoff: transport.begin(
                 transport.head(self._path), encoded, seconds_left(deadline), cutoff
             ),
-            ChatReader() if self._api == "chat" else ResponseReader(),
+            (ChatReader if self._api == "chat" else ResponseReader)(self._errors),
             request,
-            *self._secrets,
         )
 
     def _body(self, request: Request, model: str) -> dict[str, Any]:
@@ -189,36 +194,18 @@ class OpenAIProvider(Provider):
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> tuple[dict[str, Any], Reply]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
-        reply = self._transport.post(path, _encode(body).encode("ascii"), timeout)
-        if not 200 <= reply.status < 300:
-            raise read_error(reply, requests, *self._secrets)
-        data = decode(reply)
+        reply = self.network.realtime.post(path, _encode(body).encode("ascii"), timeout)
+        if not reply.ok:
+            raise self._errors.read(reply, requests)
+        data = self._errors.decode(reply)
         if carries_error(data):
-            raise read_error(reply, requests, *self._secrets, data=data)
+            raise self._errors.read(reply, requests, data=data)
         return data, reply
 
     def batches(self) -> BatchApi:
-        """Return the Batch API; ``requests``, which it speaks through, is imported when it is asked for."""
-        with self._batches_lock:
-            if self._batches is None:
-                self._batches = self._make_batches()
-            return self._batches
-
-    def _batch_api(
-        self, url: Url, headers: Mapping[str, str], connect_timeout: float, window: str, purpose: str
-    ) -> BatchApi:
-        from smartbatch.providers.http.file_transport import FileTransport
-        from smartbatch.providers.openai.batches import OpenAIBatches
-
-        return OpenAIBatches(
-            FileTransport(url, headers, connect_timeout=connect_timeout),
-            scope=self.scope,
-            api=self._api,
-            body=self._body,
-            secrets=self._secrets,
-            window=window,
-            purpose=purpose,
-        )
+        """Return the Batch API; it has connections of its own."""
+        self.network.open_batches()
+        return self._batches
 
     def check(self, request: Request, *, model: str) -> None:
         """Refuse what this API cannot take, before the request is queued.
@@ -240,29 +227,6 @@ class OpenAIProvider(Provider):
         """All models do but those that reason, which refuse any but their own."""
         return _REASONS.match(model) is None
 
-    def classify(self, error: Exception) -> ProviderError:
-        """Return the meaning of an exception; those of the network have their own table."""
-        return failure_of_call(error, self._transport.place) or super().classify(error)
-
-    def open(self, workers: int) -> None:
-        """Make room for ``workers`` calls at once; connections are made when first needed."""
-        self._transport.open(workers)
-
-    def close(self) -> None:
-        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
-        self._transport.close()
-        batches, self._batches = self._batches, None
-        if batches is not None:
-            batches.close()
-
-    def abandon(self) -> None:
-        """Drop what a fork brought along; the parent's connections are not disturbed."""
-        self._transport.abandon()
-        self._batches_lock = threading.Lock()
-        batches, self._batches = self._batches, None
-        if batches is not None:
-            batches.abandon()
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
 
@@ -270,7 +234,7 @@ class OpenAIProvider(Provider):
 
 
 def _headers(
-    key: str | None, organization: str | None, project: str | None, own: Mapping[str, str] | None
+    key: str | None, organization: str | None, project: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
     headers = dict(_OUR_HEADERS)
     if key:
@@ -279,10 +243,9 @@ def _headers(
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
-    check_headers(own or {})
-    for name, value in (own or {}).items():
+    for name, value in own.items():
         for known in [known for known in headers if known.lower() == name.lower()]:
             del headers[known]
         headers[name] = value
-    check_headers({name: value for name, value in headers.items() if name not in _OUR_HEADERS})
+    own_headers({name: value for name, value in headers.items() if name not in _OUR_HEADERS})
     return headers

@@ -26,6 +26,7 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.steps import collect, create, listing, recover, result_lines, shard
 from smartbatch.jobs.store.result_table import Results
 from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.programme import told
 from tests.faults.simulation.scenario import Plan
@@ -208,7 +209,10 @@ BUGS = (
     Bug(
         15,
         "a forked child keeps the HTTP client",
-        ((Transport.abandon, (("pool, self._pool = self._pool, None", "pool = None"),)),),
+        (
+            (PerProcess.get, (("made is None or made[0] != os.getpid()", "made is None"),)),
+            (Transport.after_fork, (("self._pool.inherited()", "None"),)),
+        ),
         test="tests/providers/test_transport.py::test_a_forked_child_uses_nothing_of_its_parent",
     ),
     Bug(

@@ -1,0 +1,162 @@
+"""Errors of answers, made in one place: each has the call's id and limits, and no key or piece of a prompt.
+
+What differs between the APIs is how an error body is taken apart and what its words mean; every adapter has
+an :class:`ErrorReader` that knows this of its own API.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import PLAIN_ID, short, told
+from smartbatch.providers.http.replies import Reply, is_html
+from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
+from smartbatch.types import LimitReport, Request, Usage
+
+__all__ = ["ErrorReader", "Refusal"]
+
+
+@frozen
+class Refusal:
+    """What an error body says, taken apart.
+
+    Attributes:
+        kind: its meaning.
+        message: the provider's text, unscrubbed.
+        code: its code, type or status as a plain word.
+        status: the HTTP status the error names itself, where it stands in a success.
+        wait: seconds to wait, where the body says so and no header does.
+        limits: the limits the body names.
+        request_id: the id of the call, where the body has it.
+    """
+
+    kind: ErrorKind
+    message: str = ""
+    code: str | None = None
+    status: int | None = None
+    wait: float | None = None
+    limits: LimitReport | None = None
+    request_id: str | None = None
+
+
+@frozen
+class ErrorReader:
+    """Makes the errors of one API's answers.
+
+    Attributes:
+        understand: takes an error body apart: the answer, and its body as decoded.
+        limits_in: what an answer's headers say about limits.
+        id_header: the header with the provider's id of the call; ``None`` where there is none.
+        secrets: texts that must not come back in an error.
+    """
+
+    understand: Callable[[Reply, Any], Refusal]
+    limits_in: Callable[[Mapping[str, str]], LimitReport | None]
+    id_header: str | None = None
+    secrets: tuple[str, ...] = ()
+
+    def read(
+        self,
+        reply: Reply,
+        requests: Sequence[Request] = (),
+        *,
+        data: Any = None,
+        usage: Usage | None = None,
+    ) -> ProviderError:
+        """Return the meaning of an error answer. In order:
+
+        1. a redirect is not followed: the key must not go where it points;
+        2. the body is taken apart and gets its kind, by the API's own table;
+        3. its text is shown without secrets, cut, and not at all where it repeats a prompt;
+        4. the time to wait is that of a header, or else that of the body;
+        5. work may have been done where the error stands in a success, and where a gateway gave up (504).
+
+        Args:
+            reply: the answer; of an error inside a stream, its head.
+            requests: whose texts must not come back in the error.
+            data: the decoded body, where it was decoded already, or an error event of a stream.
+            usage: what had been billed until then.
+        """
+        if 300 <= reply.status < 400:
+            text = "redirects are not followed, make its target the base URL"
+            return self.unusable(reply, "redirect", f"the server answered {reply.status}: {text}")
+        found = self.understand(reply, reply.json() if data is None else data)
+        status = found.status or reply.status
+        text = told(found.message, requests, *self.secrets)
+        wait = parse_retry_after(reply.headers, time.time())
+        if wait is None and found.wait is not None:
+            wait = min(found.wait, RETRY_AFTER_CEILING)
+        said = "reported an error" if reply.ok and found.status is None else f"answered {status}"
+        code = f" {found.code}" if found.code else ""
+        return ProviderError(
+            f"the provider {said}{code}{f': {text}' if text else ''}",
+            kind=found.kind,
+            status=status,
+            code=found.code,
+            retry_after=wait,
+            provider_request_id=self.request_id(reply) or found.request_id,
+            limits=found.limits or self.limits(reply),
+            maybe_billed=reply.ok or status == 504,
+            usage=usage,
+        )
+
+    def unusable(
+        self,
+        reply: Reply,
+        code: str | None,
+        text: str,
+        usage: Usage | None = None,
+        *,
+        kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
+    ) -> ProviderError:
+        """Return the error for an answer that is not what the API promises; ``text`` is ours."""
+        return ProviderError(
+            text,
+            kind=kind,
+            status=reply.status,
+            code=code,
+            provider_request_id=self.request_id(reply),
+            maybe_billed=reply.ok,
+            usage=usage,
+            limits=self.limits(reply),
+        )
+
+    def broken(self, reply: Reply, code: str, text: str) -> ProviderError:
+        """Return the error for an answer that was cut or garbled on its way."""
+        return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
+
+    def decode(self, reply: Reply) -> dict[str, Any]:
+        """Return the JSON object of a successful answer.
+
+        Raises:
+            ProviderError: ``INVALID_RESPONSE`` for a page or a value that is no answer of an API,
+                ``NETWORK_ERROR`` for a body that is not whole JSON.
+        """
+        body = reply.body
+        if is_html(reply.headers) or body.lstrip()[:1] == b"<":
+            text = "a web page came back, not the provider: check the base URL, or sign in to the network"
+            raise self.unusable(reply, "html", text)
+        try:
+            data = json.loads(body)
+        except RecursionError:
+            raise self.unusable(reply, "shape", "the answer is nested too deeply") from None
+        except ValueError:
+            text = "the answer is not whole JSON; it was cut or garbled on its way"
+            raise self.broken(reply, "truncated", text) from None
+        if not isinstance(data, dict):
+            raise self.unusable(reply, "shape", "the answer is not a JSON object")
+        return data
+
+    def request_id(self, reply: Reply) -> str | None:
+        """Return the provider's id of the call, from the headers."""
+        return short(reply.headers.get(self.id_header), PLAIN_ID) if self.id_header else None
+
+    def limits(self, reply: Reply) -> LimitReport | None:
+        """Return what the headers say about limits."""
+        return self.limits_in(reply.headers)

@@ -1,0 +1,155 @@
+"""What Batch APIs over HTTP have in common: how answers are judged, and ids that may go into addresses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.batch_api import RemoteBatch
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.replies import Reply, is_html
+
+__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "garbled", "is_gone"]
+
+MAX_DOWNLOAD = 16 * 1024**3
+"""Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
+
+DEFINITE = frozenset({400, 401, 403, 404, 413, 422, 429})
+"""Statuses of a provider's own error that say for certain that nothing was created."""
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+@frozen
+class BatchCalls:
+    """Judges the answers of a Batch API.
+
+    Attributes:
+        errors: makes the errors of refusals.
+        is_own: tells whether a refusal is an error in the provider's form, and not some gateway's.
+        read: what a decoded answer says of a batch.
+        refine: changes a refusal's error that means something else in a Batch API.
+    """
+
+    errors: ErrorReader
+    is_own: Callable[[Reply], bool]
+    read: Callable[[Any], RemoteBatch]
+    refine: Callable[[ProviderError], None] = lambda error: None  # noqa: ARG005
+
+    def checked(self, reply: Reply) -> Reply:
+        """Return a success.
+
+        Raises:
+            ProviderError: for any other answer. ``maybe_billed`` is False where the refusal says for certain
+                that nothing was done: it is the provider's own, of a status in :data:`DEFINITE`.
+        """
+        if reply.ok:
+            return reply
+        error = self.errors.read(reply)
+        error.maybe_billed = reply.status not in DEFINITE or not self.is_own(reply)
+        self.refine(error)
+        raise error
+
+    def decoded(self, reply: Reply) -> dict[str, Any]:
+        """Return the JSON object of a success; otherwise as :meth:`checked`."""
+        return self.errors.decode(self.checked(reply))
+
+    def created(self, reply: Reply) -> RemoteBatch:
+        """Return the batch that a create answered with; an answer that cannot be read is no refusal."""
+        self.checked(reply)
+        try:
+            return self.read(self.errors.decode(reply))
+        except ProviderError as error:
+            error.maybe_billed = True
+            raise
+
+    def found(self, reply: Reply) -> RemoteBatch | None:
+        """Return the batch that was asked for; ``None`` only for the provider's own 404."""
+        return None if self.gone(reply) else self.read(self.errors.decode(reply))
+
+    def gone(self, reply: Reply) -> bool:
+        """Whether an answer is the provider's own 404; False for a success.
+
+        Raises:
+            ProviderError: for any other refusal.
+        """
+        if reply.status == 404 and self.is_own(reply):
+            return True
+        self.checked(reply)
+        return False
+
+    def cancelled(self, reply: Reply, look: Callable[[], RemoteBatch | None]) -> None:
+        """Judge the answer to a cancel. A batch that has ended is refused, so a refusal is looked into.
+
+        Args:
+            reply: the answer.
+            look: asks for the batch.
+
+        Raises:
+            ProviderError: the refusal, where the batch has not ended.
+        """
+        try:
+            self.checked(reply)
+        except ProviderError as error:
+            if error.status not in (400, 409, 412):
+                raise
+            batch = look()
+            if batch is None or not batch.state.ended:
+                raise
+
+    def results(self, live: LiveReply | Reply) -> Iterator[bytes]:
+        """Yield a file of results as it comes, and close it.
+
+        Args:
+            live: the answer; a refusal may have been read whole.
+
+        Raises:
+            ProviderError: for a refusal; for a web page, which would count as results without a single
+                readable line; and for a body that is cut, stalls or is too large.
+        """
+        if isinstance(live, Reply):
+            self.checked(live)
+            raise garbled("the results came in one piece")
+        try:
+            if not 200 <= live.status < 300:
+                self.checked(live.whole())
+            if is_html(live.headers):
+                raise garbled("a web page came back instead of results: sign in to the network", "html")
+            yield from filter(None, live.pieces(MAX_DOWNLOAD))
+        finally:
+            live.close()
+
+
+def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
+    """Return a provider's id that may be used in URLs and file names.
+
+    Args:
+        value: what stands where the id should.
+        form: of all such ids.
+        what: its name in the error's text.
+
+    Raises:
+        ProviderError: ``INVALID_RESPONSE`` for anything else; the text does not repeat it.
+    """
+    if isinstance(value, str) and form.fullmatch(value):
+        return value
+    raise ProviderError(
+        f"{what} is missing or has characters no id has; it is not used",
+        kind=ErrorKind.INVALID_RESPONSE,
+        code="id",
+    )
+
+
+def garbled(text: str, code: str = "shape") -> ProviderError:
+    """Return the error for an answer that is not what the API promises."""
+    return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, status=200, code=code, maybe_billed=True)
+
+
+def is_gone(error: ProviderError) -> bool:
+    """True for the provider's own 404: there is no such thing."""
+    return error.status == 404 and not error.maybe_billed

@@ -1,0 +1,199 @@
+"""A streamed answer off the wire: the life that the streams of all APIs share."""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.base import AnswerStream
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import SoundText
+from smartbatch.providers.http.cutoff import Cutoff
+from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.sse import Event, events
+from smartbatch.types import Answer, Request, Usage
+
+__all__ = ["EventReader", "EventStream"]
+
+
+class EventReader(ABC):
+    """Understands the events of one API; one for each stream.
+
+    Attributes:
+        errors: makes the errors of the API's answers.
+        to_the_end: True where the API has no end mark: then the body is read to its end, and :attr:`ended`
+            says whether it may end there.
+        ended: the end mark has come, or what else says that the answer is whole.
+        usage: what was billed until now, where the service says so.
+    """
+
+    to_the_end = False
+    ended = False
+    usage: Usage | None = None
+
+    def __init__(self, errors: ErrorReader) -> None:
+        self.errors = errors
+
+    def is_end_mark(self, data: bytes) -> bool:  # noqa: ARG002
+        """True for an end mark that is no JSON."""
+        return False
+
+    @abstractmethod
+    def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:
+        """Enter an event; return the text in it."""
+
+    @abstractmethod
+    def finish(self, text: str, head: Reply) -> Answer:
+        """Return the answer of what was entered; ``text`` is what was handed on."""
+
+    def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:  # noqa: ARG002
+        """Return the answer of a body that is no stream, where the API's servers may send one."""
+        raise self.errors.unusable(reply, "shape", "the answer is no stream of events; check the base URL")
+
+
+class EventStream(AnswerStream):
+    """One streamed answer.
+
+    Args:
+        source: an answer whose head has come; or what sends the request when the iteration begins, and lets
+            another thread end the wait by what it is given.
+        reader: understands the API's events.
+        request: whose texts must not come back in an error.
+    """
+
+    def __init__(
+        self, source: LiveReply | Callable[[Cutoff], LiveReply], reader: EventReader, request: Request
+    ) -> None:
+        self._begin = source if callable(source) else None
+        self._live = None if callable(source) else source
+        self._reader = reader
+        self._errors = reader.errors
+        self._request = request
+        self._cutoff = Cutoff()
+        self._lock = threading.Lock()
+        self._answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield pieces of text as they come. In order:
+
+        1. the request is sent, where that is not done yet;
+        2. a refusal is an error, and an answer in one piece is handed on as one;
+        3. events are entered until the end mark; without it the answer was cut, whatever the connection says;
+        4. what is left of the body is read, so that the connection can be used again.
+
+        Raises:
+            ProviderError: as for a whole answer; with the usage and the call's id, as far as they have come.
+        """
+        live = self._open()
+        head = Reply(live.status, live.headers, b"")
+        try:
+            if not head.ok:
+                raise self._errors.read(self._refusal(live), (self._request,))
+            if live.headers.get("content-type", "").startswith(("application/json", "text/html")):
+                yield from self._in_one_piece(live.whole())
+                return
+            yield from self._pieces(live, head)
+            live.drain()
+        except ProviderError as error:
+            error.usage = error.usage or self._reader.usage
+            error.provider_request_id = error.provider_request_id or self._errors.request_id(head)
+            raise
+        finally:
+            live.close()
+
+    def close(self) -> None:
+        """Close the connection, or end the wait for it; an iteration under way ends with an error."""
+        with self._lock:
+            live = self._live
+            if live is None:
+                self._cutoff.cut()
+        if live is not None:
+            live.close()
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer, once the iteration has ended.
+
+        Raises:
+            RuntimeError: before that.
+        """
+        if self._answer is None:
+            raise RuntimeError("the stream has not been read to its end")
+        return self._answer
+
+    def _open(self) -> LiveReply:
+        if self._begin is None:
+            assert self._live is not None
+            return self._live
+        live = self._begin(self._cutoff)
+        with self._lock:
+            self._live = live
+            closed = self._cutoff.used
+        if closed:
+            live.close()  # reading then says so
+        return live
+
+    def _pieces(self, live: LiveReply, head: Reply) -> Iterator[str]:
+        reader = self._reader
+        text = SoundText()
+        for event in events(live):
+            if reader.is_end_mark(event.data):
+                break
+            data = self._decoded(event, head)
+            if piece := text.take(reader.take(data, event.name or str(data.get("type", "")), head)):
+                yield piece
+            if reader.ended and not reader.to_the_end:
+                break
+        else:
+            if not reader.ended:
+                raise self._errors.broken(head, "truncated", "the stream ended before the answer did")
+        if piece := text.rest():
+            yield piece
+        self._answer = reader.finish(text.whole, head)
+        if not text.whole and self._answer.text:
+            yield self._answer.text  # a server that says all at the end
+
+    def _in_one_piece(self, reply: Reply) -> Iterator[str]:
+        data = self._errors.decode(reply)
+        if _is_error(data, "") and data.get("status") is None:
+            raise self._errors.read(reply, (self._request,), data=data)
+        self._answer = self._reader.whole(data, reply)
+        if self._answer.text:
+            yield self._answer.text
+
+    def _decoded(self, event: Event, head: Reply) -> dict[str, Any]:
+        """The object of an event; an error among the events is raised."""
+        try:
+            data = json.loads(event.data)
+        except (ValueError, RecursionError):
+            raise self._errors.broken(head, "garbled", "an event of the stream is not whole JSON") from None
+        if isinstance(data, list) and data:  # some servers wrap an error in a list
+            data = data[0]
+        if not isinstance(data, dict):
+            raise self._errors.unusable(head, "shape", "an event of the stream is not a JSON object")
+        if _is_error(data, event.name):
+            error = self._errors.read(head, (self._request,), data=data)
+            if error.kind is ErrorKind.INVALID_RESPONSE:  # nothing known, after it had begun well
+                error.kind = ErrorKind.SERVER_ERROR
+            raise error
+        return data
+
+    def _refusal(self, live: LiveReply) -> Reply:
+        """A refusal with its body; its status says enough when that is cut."""
+        try:
+            return live.whole()
+        except ProviderError as error:
+            if error.code == "closed":
+                raise
+            return Reply(live.status, live.headers, b"")
+
+
+def _is_error(data: Mapping[str, Any], name: str) -> bool:
+    if name == "error" or data.get("type") == "error":
+        return True
+    return bool(data.get("error")) and not data.get("choices") and "response" not in data

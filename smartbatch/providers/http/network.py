@@ -1,0 +1,65 @@
+"""The two transports of a provider, opened and closed together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from urllib3.util import Url
+
+from smartbatch.errors import ProviderError
+from smartbatch.providers.http.network_errors import failure_of_call
+from smartbatch.providers.http.replies import MAX_BODY
+from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
+
+__all__ = ["HttpNetwork"]
+
+
+class HttpNetwork:
+    """What a provider's service is reached through.
+
+    Args:
+        url: the base URL, already checked.
+        headers: sent with every request, already checked; none where an SDK makes them.
+        connect_timeout: most seconds until an address accepts the connection.
+        max_body: most bytes of a decoded answer.
+
+    Attributes:
+        realtime: keeps its connections.
+        batches: uses each connection for one call; for files and batches.
+    """
+
+    def __init__(
+        self,
+        url: Url,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connect_timeout: float = 10.0,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
+        self.batches = Transport(
+            url, headers, connect_timeout=connect_timeout, max_body=max_body, reuse=False
+        )
+
+    def open(self, workers: int) -> None:
+        """Make room for ``workers`` calls at once; connections are made when first needed."""
+        self.realtime.open(workers)
+
+    def open_batches(self) -> None:
+        """Let files and batches be reached, again after a close."""
+        self.batches.open(DEFAULT_WORKERS)
+
+    def close(self) -> None:
+        """Close all connections; calls under way end at once with ``NETWORK_ERROR``, code ``closed``."""
+        self.realtime.close()
+        self.batches.close()
+
+    def meaning_of(self, error: Exception) -> ProviderError | None:
+        """Return the meaning of an exception of the network; ``None`` for any other."""
+        found = failure_of_call(error, self.realtime.place)
+        if found is None and "httpx2" in sys.modules:  # else nothing of an SDK can have been raised
+            from smartbatch.providers.http.sdk_bridge import meaning_of
+
+            found = meaning_of(error)
+        return found
