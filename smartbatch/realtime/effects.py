@@ -1,4 +1,4 @@
-"""What is decided under the monitor is carried out after it: settling futures, telling observers."""
+"""What is decided under the monitor and done after it: settling futures, telling observers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PostProcess = Callable[[Result], "Result | None"]
 
 @define(eq=False)
 class DeferredEffects:
-    """A list of deeds for when no lock is held.
+    """What to do once no lock is held.
 
     Attributes:
         queue: whose requests it ends; a stop waits until they are settled.
-        settlements: the claims to settle, with their results.
+        settlements: waiters to settle, with their results.
         events: what to tell the observers.
-        freed: quotas in which room was made by a call that never went; others may wait for it.
+        freed: quotas of calls that were never made: there is room now that others may wait for.
     """
 
     queue: RequestQueue
@@ -40,18 +40,18 @@ class DeferredEffects:
         return bool(self.settlements or self.events or self.freed)
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result, now: float) -> None:
-        """Settle ``claims`` with the result of ``ticket``; the first pays, the others share it at no cost."""
+        """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
         for position, waiter in enumerate(waiters):
             if position:
                 result = shared(result, waiter)
-            elif result.request_id != waiter.request_id:  # the one it was made for ran out of time meanwhile
+            elif result.request_id != waiter.request_id:  # the time-out of the one it was made for is over
                 result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
             self._settle(ticket, waiter, result, now)
 
     def fail(self, ticket: Ticket, waiters: list[Waiter], error: SmartbatchError, now: float) -> None:
-        """Settle ``claims`` with an error that names each request.
+        """Settle ``waiters`` with an error that names each request.
 
-        The first pays for the tries so far, unless somebody is left who will pay for all of them.
+        The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
         for position, waiter in enumerate(waiters):
@@ -75,28 +75,26 @@ class DeferredEffects:
             self._settle(ticket, waiter, result, now)
 
     def cancelled(self, ticket: Ticket, waiter: Waiter, now: float) -> None:
-        """Tell that a claim was cancelled before its call started."""
-        self.events.append(
-            RequestFinished(
-                at=now,
-                request_id=waiter.request_id,
-                priority=waiter.request.priority,
-                model=ticket.lane.label,
-                ok=False,
-                cancelled=True,
-                error=None,
-                attempts=ticket.attempts,
-                queued=now - waiter.submitted,
-                seconds=now - waiter.submitted,
-                usage=Usage(),
-                cost=0.0,
-                route=None,
-                deduplicated=waiter.joined,
-            )
+        """Tell that a request was cancelled before its call started."""
+        result = Result(
+            request_id=waiter.request_id,
+            cost=0.0,
+            attempts=ticket.attempts,
+            queued=now - waiter.submitted,
+            deduplicated=waiter.joined,
         )
+        self.events.append(finished(ticket, waiter, result, now, cancelled=True))
 
     def perform(self, tell: Callable[[Event], None]) -> None:
-        """Do it all. No lock may be held."""
+        """Settle, then tell. No lock may be held.
+
+        The cases, in order:
+
+        1. Futures are settled and sinks called, in order; then the events are told.
+        2. Something is raised in between, as by Ctrl-C on a thread of the user's: the rest is settled, and
+           the one that was interrupted once more, which does nothing if it is done. No event is told.
+        3. Either way the queue hears that its futures are settled, and other clients that there is room.
+        """
         begun = 0
         try:
             for waiter, result in self.settlements:
@@ -104,7 +102,7 @@ class DeferredEffects:
                 waiter.end(result)
             for event in self.events:
                 tell(event)
-        except BaseException:  # Ctrl-C on a user's thread; others wait for the rest, without end
+        except BaseException:
             for waiter, result in self.settlements[max(0, begun - 1) :]:
                 waiter.end(result)
             raise
@@ -117,29 +115,34 @@ class DeferredEffects:
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result, now: float) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
-        error = result.error
-        self.events.append(
-            RequestFinished(
-                at=now,
-                request_id=waiter.request_id,
-                priority=waiter.request.priority,
-                model=ticket.lane.label,
-                ok=error is None,
-                cancelled=False,
-                error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
-                attempts=result.attempts,
-                queued=result.queued,
-                seconds=now - waiter.submitted,
-                usage=result.usage,
-                cost=result.cost,
-                route=result.route,
-                deduplicated=result.deduplicated,
-            )
-        )
+        self.events.append(finished(ticket, waiter, result, now))
+
+
+def finished(
+    ticket: Ticket, waiter: Waiter, result: Result, now: float, *, cancelled: bool = False
+) -> RequestFinished:
+    """Return the event that tells of the end of a request."""
+    error = result.error
+    return RequestFinished(
+        at=now,
+        request_id=waiter.request_id,
+        priority=waiter.request.priority,
+        model=ticket.lane.label,
+        ok=error is None and not cancelled,
+        cancelled=cancelled,
+        error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
+        attempts=result.attempts,
+        queued=result.queued,
+        seconds=now - waiter.submitted,
+        usage=result.usage,
+        cost=result.cost,
+        route=result.route,
+        deduplicated=result.deduplicated,
+    )
 
 
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
-    """Return the result of the ticket's first claim."""
+    """Return the result of the ticket's first waiter."""
     waiter = next(iter(ticket.waiters), None)  # one step: a time-out may empty the list at any moment
     submitted = waiter.submitted if waiter else ticket.started
     whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
@@ -197,7 +200,7 @@ def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
 
 
 def shared(result: Result, waiter: Waiter) -> Result:
-    """The same answer for somebody who joined: paid once, by the one who came first."""
+    """Return the same answer for a request that joined: the first one pays."""
     return evolve(
         result,
         request_id=waiter.request_id,
@@ -209,7 +212,7 @@ def shared(result: Result, waiter: Waiter) -> Result:
 
 
 def for_request(error: SmartbatchError, request_id: str) -> SmartbatchError:
-    """A copy of ``error`` that names another request, so that no two futures share one exception."""
+    """Return a copy of ``error`` that names another request, so that no two futures share one exception."""
     function, arguments = error.__reduce__()[:2]
     copy: SmartbatchError = function(*arguments)
     copy.request_id = request_id

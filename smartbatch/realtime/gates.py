@@ -22,7 +22,7 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 
-__all__ = ["Demand", "Ending", "Gates", "Permit"]
+__all__ = ["Change", "Demand", "Ending", "Gates", "Permit", "Used"]
 
 
 class Ending(enum.Enum):
@@ -32,9 +32,9 @@ class Ending(enum.Enum):
     REFUSED = "refused"
     """The provider's limit: the quota pauses everybody."""
     FAILURE = "failure"
-    """The provider's fault: the breaker counts it."""
+    """The provider failed: the breaker counts it."""
     IGNORED = "ignored"
-    """The request's own fault: it says nothing about the provider's health."""
+    """The request failed for itself: it says nothing about the provider's health."""
     DROPPED = "dropped"
     """Never sent: everything is given back."""
 
@@ -49,7 +49,7 @@ class Demand:
         first: True for the first call of its requests.
         retry: True when it repeats a call that failed by itself, and not for the provider's state.
         output: the part of ``tokens`` that is output.
-        budget: pays for it; the client's budget when ``None``.
+        own_budget: pays for it; the client's budget when ``None``.
     """
 
     tokens: float
@@ -59,6 +59,30 @@ class Demand:
     output: float = 0.0
     own_budget: Budget | None = None
 
+
+@frozen
+class Used:
+    """What a call really used, and what its answer said.
+
+    Attributes:
+        tokens: of input and output; ``None`` keeps the estimate of a success and gives back others.
+        output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
+        cost: USD; ``None`` where it is unknown.
+        maybe_billed: the answer of a failed call is lost, and with it what it cost: the reserve counts.
+        retry_after: seconds the provider asked to wait.
+        limits: what the answer said about limits, whether it was a success or a failure.
+    """
+
+    tokens: float | None = None
+    output: float | None = None
+    cost: float | None = None
+    maybe_billed: bool = False
+    retry_after: float | None = None
+    limits: LimitReport | None = None
+
+
+NOTHING = Used()
+"""Of a call that was never made, or of which nothing is known."""
 
 Change: TypeAlias = "Transition | Cooldown"
 
@@ -81,7 +105,7 @@ class Gates:
     Args:
         budget: the client's, in USD.
         call_timeout: seconds after which a probe of the breaker counts as failed.
-        rng: dice for pauses.
+        rng: random numbers for the lengths of cooldowns and breaker pauses.
     """
 
     def __init__(self, budget: Budget, call_timeout: float, rng: random.Random) -> None:
@@ -122,62 +146,65 @@ class Gates:
         """Return who pays for a request: the budget of its list, or else the client's budget."""
         return self.budget if own_budget is None else own_budget
 
-    def end(
-        self,
-        permit: Permit,
-        ending: Ending,
-        now: float,
-        *,
-        tokens: float | None = None,
-        output: float | None = None,
-        cost: float | None = None,
-        maybe_billed: bool = False,
-        retry_after: float | None = None,
-        limits: LimitReport | None = None,
-    ) -> list[Change]:
+    def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING) -> list[Change]:
         """End ``permit`` and return what changed for everybody.
 
-        Args:
-            tokens: what was really used; ``None`` keeps the estimate of a success and gives back others.
-            output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
-            cost: what was really paid, USD; ``None`` as with ``tokens``.
-            maybe_billed: the answer of a failed call is lost, and with it what it cost: its most counts.
-            retry_after: seconds the provider asked to wait.
-            limits: what the answer said about limits, whether it was a success or a failure.
+        In order, each by how the call ended:
+
+        1. The quota: a success uses tokens; a refusal starts or lengthens a cooldown; a call that was never
+           made gives all back; any other failure uses what was really used. Then it learns the limits that
+           the answer told.
+        2. The budget: a success pays its cost, or the reserve when the cost is unknown; a failure pays its
+           cost, or the reserve when it may be billed.
+        3. The retry budget, for a retry: a success earns, a call that was never made takes nothing.
+        4. The breaker: it counts successes and failures of the provider.
+
+        Raises:
+            AssertionError: the permit has ended before.
         """
         if permit.ended:
             raise AssertionError("a permit ended twice")
         permit.ended = True
-        lane, demand = permit.lane, permit.demand
         self.permits_out -= 1
+        lane, demand = permit.lane, permit.demand
         changes: list[Change] = []
-        with lane.quota.lock:
-            quota, reservation = lane.quota.quota, permit.reservation
-            if ending is Ending.SUCCESS:
-                used = demand.tokens if tokens is None else tokens
-                quota.succeeded(reservation, now, used, demand.output if tokens is None else output)
-            elif ending is Ending.REFUSED:
-                changes.append(quota.refused(reservation, now, retry_after, self._rng, limits))
-            elif ending is Ending.DROPPED:
-                quota.dropped(reservation, now)
-            else:
-                quota.failed(reservation, now, tokens, output)
-            if limits is not None and ending is not Ending.REFUSED:
-                quota.learn(limits, reservation, now)
-        payer = self.payer(demand.own_budget)
-        if ending is Ending.SUCCESS:
-            payer.settle(permit.hold, demand.cost if cost is None else cost)
-            if demand.retry:
-                lane.retry_budget.succeeded()
+        cooldown = self._end_quota(permit, ending, now, used)
+        if cooldown is not None:
+            changes.append(cooldown)
+        succeeded = ending is Ending.SUCCESS
+        if succeeded:
+            cost = demand.cost if used.cost is None else used.cost
         else:
-            payer.settle(permit.hold, demand.cost if maybe_billed else cost or 0.0)
-            if demand.retry and ending is Ending.DROPPED:
-                lane.retry_budget.dropped()
+            cost = demand.cost if used.maybe_billed else used.cost or 0.0
+        self.payer(demand.own_budget).settle(permit.hold, cost)
+        if demand.retry and succeeded:
+            lane.retry_budget.succeeded()
+        elif demand.retry and ending is Ending.DROPPED:
+            lane.retry_budget.dropped()
         health = _HEALTH.get(ending, Outcome.IGNORED)
         transition = lane.breaker.end(permit.through, now, health, self._rng)
         if transition is not None:
             changes.append(transition)
         return changes
+
+    def _end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> Cooldown | None:
+        demand, reservation = permit.demand, permit.reservation
+        cooldown: Cooldown | None = None
+        with permit.lane.quota.lock:
+            quota = permit.lane.quota.quota
+            if ending is Ending.SUCCESS and used.tokens is None:
+                quota.succeeded(reservation, now, demand.tokens, demand.output)
+            elif ending is Ending.SUCCESS:
+                quota.succeeded(reservation, now, used.tokens, used.output)
+            elif ending is Ending.REFUSED:
+                cooldown = quota.refused(reservation, now, used.retry_after, self._rng, used.limits)
+            elif ending is Ending.DROPPED:
+                quota.dropped(reservation, now)
+            else:
+                quota.failed(reservation, now, used.tokens, used.output)
+            if used.limits is not None and ending is not Ending.REFUSED:
+                quota.learn(used.limits, reservation, now)
+        return cooldown
 
 
 _HEALTH = {Ending.SUCCESS: Outcome.SUCCESS, Ending.FAILURE: Outcome.FAILURE}

@@ -1,4 +1,4 @@
-"""The lanes of a client: for each kind of call, its gates, its window and its layers, wired together."""
+"""The lanes of one run of a client: for each kind of call its gates, its window and its layers."""
 
 from __future__ import annotations
 
@@ -33,22 +33,33 @@ __all__ = ["LaneFactory"]
 
 
 @frozen(eq=False)
-class _Health:
+class _ModelState:
     """What all lanes of one provider and model share."""
 
     breaker: CircuitBreaker
     provider_health: ProviderHealth
     retry_budget: RetryBudget
+
+
+@frozen(eq=False)
+class _Knowledge:
+    """What was read of one model: its prices and its tokens."""
+
     rates: RateCard | None
+    calibration: Calibration
 
 
 class LaneFactory:
     """Builds a lane of one engine when it is first needed, and remembers it.
 
     Args:
+        config: checked settings.
+        clock: time.
+        classifiers: the user's verdicts on errors.
+        middleware: the user's layers around each call, outermost first.
         opened: told of each new lane, so that the engine serves it.
         calibration: returns what is known of a model's tokens, by its name with the provider and the kind of
-            request; lanes go on teaching it.
+            request; lanes go on teaching it. It may read a file.
     """
 
     def __init__(
@@ -67,18 +78,25 @@ class LaneFactory:
         self._middleware = tuple(middleware)
         self._opened = opened
         self._prices = PriceBook(config.prices)
-        # Ids of packs are secrets, so they do not come from the dice a user may seed.
+        # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
         self._words = partial(random_word, random.SystemRandom())
         self._building = threading.Lock()
         self._lanes: dict[tuple[str, str, Embedding | None, bool], Lane] = {}
-        self._health: dict[tuple[str, str], _Health] = {}
+        self._models: dict[tuple[str, str], _ModelState] = {}
+        self._known: dict[tuple[str, str, Kind], _Knowledge] = {}
 
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
     ) -> Lane:
         """Return the lane for generating with ``model``, or for vectors of one kind.
 
+        What has to be read is read before the lock that others may wait for. Whoever calls this under a lock
+        of its own calls :meth:`read` before it takes that lock.
+
         Args:
+            provider: an adapter; it need not be open.
+            model: the model's name without prefix.
+            embedding: the kind of vector; ``None`` for texts.
             flex: the lane of the provider's slower tier; the standard one where there is no such tier, or
                 no price of ``model`` in it.
 
@@ -90,29 +108,39 @@ class LaneFactory:
         if lane is not None:
             return lane
         standard = self.of(provider, model, embedding) if flex else None
+        flex_rates = self._flex_rates(provider, model) if flex and embedding is None else None
+        known = self.read(provider, model, Kind.GENERATE if embedding is None else Kind.EMBED)
         with self._building:
             lane = self._lanes.get(key)
             if lane is None and standard is not None:
-                lane = self._lanes[key] = self._flex_beside(standard) if embedding is None else standard
+                lane = standard if flex_rates is None else self._flex_lane(standard, known, flex_rates)
+                self._lanes[key] = lane
             elif lane is None:
-                lane = self._build(provider, model, embedding)
+                lane = self._build(provider, model, embedding, known)
                 if embedding is None and self._packs(provider):
-                    lane.packed = self._build(provider, model, None, packed=True)
+                    lane.packed = self._build(provider, model, None, known, packed=True)
                     self._opened(lane.packed)
                 self._opened(lane)
                 self._lanes[key] = lane  # last, so that no Ctrl-C can leave a lane here that nobody serves
         return lane
 
-    def _flex_beside(self, standard: Lane) -> Lane:
-        """Return a lane for the slower tier of the model of ``standard``; that one where there is none."""
+    def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
+        """Read the prices of a model and what is known of its tokens, once. No lock may be held.
+
+        Raises:
+            ConfigError: there is a budget and the model's price is unknown.
+        """
+        key = (provider.name, model, kind)
+        known = self._known.get(key)
+        if known is None:
+            calibration = self._calibration(f"{provider.name}:{model}", kind)
+            known = self._known.setdefault(key, _Knowledge(self._rates(provider, model), calibration))
+        return known
+
+    def _flex_lane(self, standard: Lane, known: _Knowledge, rates: RateCard) -> Lane:
+        """Return a lane for the slower tier of the model of ``standard``."""
         provider, model = standard.provider, standard.model
-        tier = provider.flex(model)
-        rates = None
-        if tier is not None and provider.capabilities.priced:
-            rates = self._prices.rates(provider.name, model, self._clock.wall(), "flex")
-        if rates is None:
-            return standard
-        lane = self._build(provider, model, None, tier=tier)
+        lane = self._build(provider, model, None, known, tier=provider.flex(model))
         lane.standard, lane.rates = standard, rates
         self._opened(lane)
         return lane
@@ -126,14 +154,14 @@ class LaneFactory:
         provider: Provider,
         model: str,
         embedding: Embedding | None,
+        known: _Knowledge,
         *,
         packed: bool = False,
         tier: FlexTier | None = None,
     ) -> Lane:
         config, abilities = self._config, provider.capabilities
-        label, kind = f"{provider.name}:{model}", Kind.GENERATE if embedding is None else Kind.EMBED
-        health = self._health.get((provider.name, model)) or self._new_health(provider, model)
-        self._health[provider.name, model] = health
+        state = self._models.get((provider.name, model)) or self._new_state()
+        self._models[provider.name, model] = state
         most, max_tokens = min(abilities.max_shared, config.max_batch_size), math.inf
         compiler: BatchCompiler | None = None
         if embedding is not None:
@@ -146,7 +174,7 @@ class LaneFactory:
         return Lane(
             provider=provider,
             model=model,
-            label=label,
+            label=f"{provider.name}:{model}",
             accumulator=BatchAccumulator(
                 Window(
                     seconds=config.batch_window,
@@ -155,12 +183,12 @@ class LaneFactory:
                     max_wait=config.max_wait,
                 )
             ),
-            breaker=health.breaker,
-            provider_health=health.provider_health,
-            retry_budget=health.retry_budget,
+            breaker=state.breaker,
+            provider_health=state.provider_health,
+            retry_budget=state.retry_budget,
             quota=shared_quota(provider.scope, model),
-            rates=health.rates,
-            calibration=Calibration() if packed else self._calibration(label, kind),
+            rates=known.rates,
+            calibration=Calibration() if packed else known.calibration,
             call=build_call(
                 provider,
                 model,
@@ -176,9 +204,9 @@ class LaneFactory:
             tier=tier,
         )
 
-    def _new_health(self, provider: Provider, model: str) -> _Health:
+    def _new_state(self) -> _ModelState:
         config = self._config
-        return _Health(
+        return _ModelState(
             CircuitBreaker(
                 threshold=config.breaker_threshold,
                 pause=config.breaker_pause,
@@ -187,7 +215,6 @@ class LaneFactory:
             ),
             ProviderHealth(),
             RetryBudget(),
-            self._rates(provider, model),
         )
 
     def _rates(self, provider: Provider, model: str) -> RateCard | None:
@@ -200,3 +227,9 @@ class LaneFactory:
                 f"kept: give a price under prices, or set allow_unknown_price"
             )
         return rates
+
+    def _flex_rates(self, provider: Provider, model: str) -> RateCard | None:
+        """Return the prices of the slower tier; ``None`` where there is no such tier, or no price for it."""
+        if provider.flex(model) is None or not provider.capabilities.priced:
+            return None
+        return self._prices.rates(provider.name, model, self._clock.wall(), "flex")

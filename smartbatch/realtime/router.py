@@ -24,7 +24,7 @@ from smartbatch.realtime.accounting import account, route_of, sum_cost, sum_usag
 from smartbatch.realtime.answer_validation import Repair, Validation, resize
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects, PostProcess, answered, processed
-from smartbatch.realtime.gates import Change, Ending, Gates, Permit
+from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
@@ -369,10 +369,7 @@ class ResponseRouter:
         if not isinstance(worst, ProviderError) or worst.status is not None:
             lane.provider_health.answered = True
         usage = sum_usage(outcomes)
-        changes = self._gates.end(
-            call.permit,
-            ending,
-            now,
+        used = Used(
             tokens=usage.total_tokens if usage is not None else None,
             output=usage.output_tokens if usage is not None else None,
             cost=sum_cost(lane, outcomes),
@@ -380,6 +377,7 @@ class ResponseRouter:
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
+        changes = self._gates.end(call.permit, ending, now, used)
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
             self._stop(lane, worst, now, effects)
         if usage is not None and ending is Ending.SUCCESS and not _is_own_call(call.batch):

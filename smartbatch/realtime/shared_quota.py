@@ -1,4 +1,4 @@
-"""The quotas of this process: clients that share a provider's limits share the counters and the pauses.
+"""The quotas of this process: clients that share a provider's limits share the counters and the cooldowns.
 
 A script that makes a client for every list must not get a full burst each time, so the state lives here,
 by provider scope and model, and not in a client. Each quota has a leaf lock, held for arithmetic only.
