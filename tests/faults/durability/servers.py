@@ -1,4 +1,4 @@
-"""The emulator in a process of its own, with the bad luck the kill loop is run with."""
+"""The emulator in a process of its own, with the faults the kill loop is run with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from benchmarks.server import emulator
 
-__all__ = ["LATEST", "LIST_LAG", "unlucky"]
+__all__ = ["LATEST", "LIST_LAG", "faulty_emulator"]
 
 LATEST = 1.5
 """Seconds after which a late create has landed."""
@@ -26,7 +26,7 @@ _CALL_FAULTS = {"reset": 0.01, "reset_before": 0.01, "500": 0.01}
 
 
 @contextmanager
-def unlucky(
+def faulty_emulator(
     seed: int,
     *,
     turnaround: float = 0.1,

@@ -1,7 +1,7 @@
-"""Four processes share one PostgreSQL store and twenty jobs; one is killed, one is frozen and wakes.
+"""Four processes share one PostgreSQL store and twenty jobs; one is killed, one is stopped and continued.
 
-Who wrote what is told by the database itself: triggers note, for every row that changes, the job, its epoch
-at that moment and the session's name. So a write of a process that lost a job is seen whatever it says.
+Triggers of the database record, for every row that changes, the job, its epoch at that moment and the
+session's name. So a write of a process that had lost its job is seen.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import psycopg
 from attrs import define, field, frozen
 
 from smartbatch.jobs.store import open_store
-from tests.faults.durability.judge import billed_of, ledger_of
-from tests.faults.durability.orders import MODELS, Orders, answer_to, digest_of, prompt_of
+from tests.faults.durability.fork_server import ForkServer
+from tests.faults.durability.run_checks import billed_of, ledger_of
 from tests.faults.durability.servers import LIST_LAG
 from tests.faults.durability.worker import client_of
-from tests.faults.durability.zygote import Zygote
+from tests.faults.durability.worker_task import MODELS, WorkerTask, answer_to, digest_of, prompt_of
 
-__all__ = ["Shared", "Sharing"]
+__all__ = ["SharingPlan", "SharingRun"]
 
 _AUDIT = """
 CREATE TABLE audit (
@@ -54,14 +54,14 @@ CREATE TRIGGER noted_item AFTER UPDATE ON item FOR EACH ROW EXECUTE FUNCTION not
 
 
 @frozen(kw_only=True)
-class Shared:
+class SharingPlan:
     """What is run. All times are seconds.
 
     Attributes:
         processes, jobs, size: how many; ``size`` requests a job.
         freeze: how long one process is stopped; up to twice that until others have taken a job of it.
         lease: of a job; ``None`` leaves the supervisor's own.
-        settle, visibility, poll, mutant, seed: see :class:`~tests.faults.durability.orders.Orders`.
+        settle, visibility, poll, mutant, seed: see :class:`~tests.faults.durability.worker_task.WorkerTask`.
         patience: for everything to end.
     """
 
@@ -86,46 +86,46 @@ class _Worker:
 
 
 @define
-class Sharing:
+class SharingRun:
     """One run; :meth:`run` fills the figures.
 
     Args:
         plan: what to run.
         dsn: the server, without a schema.
         url: the emulator's address.
-        zygote: where workers come from.
+        fork_server: where workers come from.
         folder: for the workers' files.
 
     Attributes:
         faults: everything that must not be; empty when all is well.
         taken_over: jobs the frozen process owned and others took meanwhile.
-        of_the_dead: jobs the killed process owned.
+        owned_by_killed: jobs the killed process owned.
         samples: looks at who owns what.
         writes: rows the triggers noted.
         woken_writes: those of the woken process, to jobs that are its own.
-        fates: creates that reached the provider, by what became of them.
+        outcomes: creates that reached the provider, by what became of them.
         seconds: from the kill to the end of the last job.
     """
 
-    plan: Shared
+    plan: SharingPlan
     dsn: str
     url: str
-    zygote: Zygote
+    fork_server: ForkServer
     folder: Path
     schema: str = field(factory=lambda: f"sharing_{os.getpid()}_{time.monotonic_ns()}")
     faults: list[str] = field(factory=list)
     taken_over: int = 0
-    of_the_dead: int = 0
+    owned_by_killed: int = 0
     samples: int = 0
     writes: int = 0
     woken_writes: int = 0
-    fates: Counter[str] = field(factory=Counter)
+    outcomes: Counter[str] = field(factory=Counter)
     seconds: float = 0.0
     _epochs: dict[str, int] = field(factory=dict)
-    _orders: list[Orders] = field(factory=list)
+    _tasks: list[WorkerTask] = field(factory=list)
 
-    def run(self) -> Sharing:
-        """Run it, judge it, leave nothing behind."""
+    def run(self) -> SharingRun:
+        """Run it, check what it left, and delete everything."""
         with psycopg.connect(self.dsn, autocommit=True) as session:
             workers: list[_Worker] = []
             open_store(self._address("maker"), wall=time.time, rng=Random(1)).close()  # makes the tables
@@ -133,8 +133,8 @@ class Sharing:
                 session.execute(f"SET search_path TO {self.schema}".encode())
                 session.execute(_AUDIT.encode())
                 workers += [self._start(number) for number in range(self.plan.processes)]
-                self._hurt(session, workers)
-                self._judge(session)
+                self._disturb(session, workers)
+                self._check(session)
             finally:
                 for worker in workers:
                     self._end(worker)
@@ -149,7 +149,7 @@ class Sharing:
 
     def _start(self, number: int) -> _Worker:
         plan, name = self.plan, f"worker{number}"
-        orders = Orders(
+        task = WorkerTask(
             provider=list(MODELS)[number % len(MODELS)],
             url=self.url,
             store=self._address(name),
@@ -167,22 +167,22 @@ class Sharing:
             seed=plan.seed,
             reading="carry",
         )
-        self._orders.append(orders)
-        pid = self.zygote.run(orders)
+        self._tasks.append(task)
+        pid = self.fork_server.run(task)
         return _Worker(name, pid, os.pidfd_open(pid))
 
-    def _hurt(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> None:
+    def _disturb(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> None:
         """Kill one and freeze one as soon as every job is there, and follow the others to the end."""
-        halted: list[_Worker] = []
+        stopped: list[_Worker] = []
 
         def ready() -> bool:
-            halted[:] = self._halted(session, workers)
-            return bool(halted)
+            stopped[:] = self._stop_two(session, workers)
+            return bool(stopped)
 
         self._until(session, ready, "every job to be there, and two processes to own some")
-        killed, frozen = halted
+        killed, frozen = stopped
         owners = self._sample(session)
-        self.of_the_dead = sum(owner == killed.pid for owner in owners.values())
+        self.owned_by_killed = sum(owner == killed.pid for owner in owners.values())
         lost = {job for job, owner in owners.items() if owner == frozen.pid}
         signal.pidfd_send_signal(killed.fd, signal.SIGKILL)
         began = time.monotonic()
@@ -204,7 +204,7 @@ class Sharing:
         ).fetchone()
         self.woken_writes = int(found[0]) if found else 0
 
-    def _halted(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> list[_Worker]:
+    def _stop_two(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> list[_Worker]:
         """Stop the two processes that own most; none when the jobs are not there yet, or one owns nothing."""
         owners = self._sample(session)
         busy = Counter(owner for owner in owners.values() if owner is not None)
@@ -243,21 +243,21 @@ class Sharing:
         while not ready():
             if time.monotonic() > until:
                 rows = session.execute(b"SELECT id, owner, epoch, note FROM job WHERE state <> 'done'")
-                log = self.zygote.log.read_text()[-3000:]
+                log = self.fork_server.log.read_text()[-3000:]
                 raise AssertionError(f"waited in vain for {what}; left: {rows.fetchall()}; {log}")
             time.sleep(0.03)
 
     def _end(self, worker: _Worker) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(worker.fd, signal.SIGKILL)
-        code, _ = self.zygote.reap(worker.pid)
+        code, _ = self.fork_server.reap(worker.pid)
         os.close(worker.fd)
         if code not in (0, -signal.SIGKILL):
-            self.faults.append(f"{worker.name} ended with {code}: {self.zygote.log.read_text()[-3000:]}")
+            self.faults.append(f"{worker.name} ended with {code}: {self.fork_server.log.read_text()[-3000:]}")
 
-    # -- the judgement ---------------------------------------------------------------------------------------
+    # -- the checks ------------------------------------------------------------------------------------------
 
-    def _judge(self, session: psycopg.Connection[Any]) -> None:
+    def _check(self, session: psycopg.Connection[Any]) -> None:
         writers: dict[tuple[int, int], set[str]] = defaultdict(set)
         last: dict[int, int] = {}
         rows = session.execute(b"SELECT job, epoch, writer FROM audit ORDER BY no").fetchall()
@@ -271,29 +271,29 @@ class Sharing:
             if len(names) > 1:
                 self.faults.append(f"job {job}, epoch {epoch}: written by {sorted(names)}")
         ledger = ledger_of(self.url)
-        self.fates.update(record["outcome"] for record in ledger["batch_records"])
+        self.outcomes.update(record["outcome"] for record in ledger["batch_records"])
         billed = billed_of(ledger)
-        for orders in self._orders:
-            self.faults += _judged(orders, billed)
+        for task in self._tasks:
+            self.faults += _check_answers(task, billed)
 
 
-def _judged(orders: Orders, billed: Counter[str]) -> Iterator[str]:
+def _check_answers(task: WorkerTask, billed: Counter[str]) -> Iterator[str]:
     """Hold the answers and the bill of a worker's jobs against what they should be."""
-    client = client_of(orders)
-    for number in range(orders.jobs):
-        key = f"{orders.key}.{number}"
+    client = client_of(task)
+    for number in range(task.jobs):
+        key = f"{task.key}.{number}"
         job = client.job(key)
         texts = [result.text for result in job.results(wait=False)]
-        if texts != [_answer(orders, key, n) for n in range(orders.size)]:
+        if texts != [_answer(task, key, n) for n in range(task.size)]:
             yield f"{key}: {len(texts)} answers, not the right ones"
-        for n in range(orders.size):
+        for n in range(task.size):
             times = billed[digest_of(prompt_of(key, n))]
             if times != 1:
                 yield f"{prompt_of(key, n)}: billed {times} times; {job.incidents()}"
     client.stop()
 
 
-def _answer(orders: Orders, key: str, number: int) -> str:
+def _answer(task: WorkerTask, key: str, number: int) -> str:
     from attrs import evolve
 
-    return answer_to(evolve(orders, key=key), number)
+    return answer_to(evolve(task, key=key), number)

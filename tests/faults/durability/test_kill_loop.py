@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.faults.durability.judge import Verdict
-from tests.faults.durability.killing import Loop, Plan, settle_of
-from tests.faults.durability.orders import MODELS
-from tests.faults.durability.servers import LIST_LAG, unlucky
-from tests.faults.durability.zygote import Zygote
+from tests.faults.durability.fork_server import ForkServer
+from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
+from tests.faults.durability.run_checks import RunReport
+from tests.faults.durability.servers import LIST_LAG, faulty_emulator
+from tests.faults.durability.worker_task import MODELS
 
 CYCLES = 51
 """Workers killed, in all."""
@@ -18,14 +18,14 @@ JOBS = 4
 
 
 def test_a_forked_worker_does_not_spend_its_life_on_the_garbage_of_imports(tmp_path: Path) -> None:
-    with Zygote(tmp_path / "workers.log") as zygote:
-        assert zygote.heap() < 10_000
+    with ForkServer(tmp_path / "workers.log") as fork_server:
+        assert fork_server.heap() < 10_000
 
 
 def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
-    with unlucky(seed=1) as url, Zygote(tmp_path / "workers.log") as zygote:
+    with faulty_emulator(seed=1) as url, ForkServer(tmp_path / "workers.log") as fork_server:
         loops = [
-            Loop(
+            KillLoop(
                 Plan(
                     provider=name,
                     cycles=CYCLES // len(MODELS),
@@ -35,15 +35,17 @@ def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path:
                 ),
                 url=url,
                 folder=tmp_path,
-                zygote=zygote,
+                fork_server=fork_server,
             )
             for name in MODELS
         ]
         with ThreadPoolExecutor(len(loops)) as threads:
-            verdicts: list[Verdict] = list(threads.map(Loop.run, loops))
-    assert [fault for verdict in verdicts for fault in verdict.faults] == []
+            reports: list[RunReport] = list(threads.map(KillLoop.run, loops))
+    assert [fault for report in reports for fault in report.faults] == []
     assert sum(loop.kills for loop in loops) >= 50
-    fates = sum((verdict.fates for verdict in verdicts), start=verdicts[0].fates.__class__())
-    assert fates["lost"] + fates["dropped"] + fates["late"] + fates["fenced"] > 0, "no create was unlucky"
-    assert all(verdict.excused == [] for verdict in verdicts)
-    assert sum(verdict.items for verdict in verdicts) >= 4 * JOBS * len(MODELS)
+    outcomes = sum((report.outcomes for report in reports), start=reports[0].outcomes.__class__())
+    assert outcomes["lost"] + outcomes["dropped"] + outcomes["late"] + outcomes["fenced"] > 0, (
+        "no create failed"
+    )
+    assert all(report.excused == [] for report in reports)
+    assert sum(report.items for report in reports) >= 4 * JOBS * len(MODELS)

@@ -24,9 +24,9 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.faults.durability.mutants import break_rule
-from tests.faults.durability.orders import MODELS, Orders, prompt_of
+from tests.faults.durability.worker_task import MODELS, WorkerTask, prompt_of
 
-__all__ = ["client_of", "live", "scale", "warm_up"]
+__all__ = ["client_of", "run_worker", "scale_times", "warm_up"]
 
 KEY = "durability"
 
@@ -43,72 +43,72 @@ def warm_up() -> None:
         provider.close()
 
 
-def live(orders: Orders) -> None:
+def run_worker(task: WorkerTask) -> None:
     """Do what a user's script does."""
     began = time.monotonic()
-    scale(orders)
-    break_rule(orders.mutant)
-    _set_environment(orders.url)
-    client = client_of(orders)
+    scale_times(task)
+    break_rule(task.mutant)
+    _set_environment(task.url)
+    client = client_of(task)
     client.start()
-    notes = _Notes(Path(orders.out))
+    notes = _Notes(Path(task.out))
     notes.write({"up": time.monotonic() - began})
-    if orders.reading == "carry":
-        _carry(client, orders)
+    if task.reading == "carry":
+        _carry(client, task)
         client.stop()
         return
-    requests = (Request(prompt_of(orders.key, n), id=f"q{n}") for n in range(orders.size))
-    job = client.submit_batch(requests, key=orders.key, max_tokens=50)
-    if orders.reading == "none":
+    requests = (Request(prompt_of(task.key, n), id=f"q{n}") for n in range(task.size))
+    job = client.submit_batch(requests, key=task.key, max_tokens=50)
+    if task.reading == "none":
         job.wait()
     else:
-        for result in _answers(job, orders.reading):
+        for result in _answers(job, task.reading):
             notes.take(result)
     client.stop()
 
 
-def _carry(client: BatchingClient, orders: Orders) -> None:
+def _carry(client: BatchingClient, task: WorkerTask) -> None:
     """Submit jobs, then carry on those of everybody until all have ended."""
-    for number in range(orders.jobs):
-        key = f"{orders.key}.{number}"
-        client.submit_batch([prompt_of(key, n) for n in range(orders.size)], key=key, max_tokens=50)
+    for number in range(task.jobs):
+        key = f"{task.key}.{number}"
+        client.submit_batch([prompt_of(key, n) for n in range(task.size)], key=key, max_tokens=50)
     while True:
         jobs = client.jobs()
-        if len(jobs) >= orders.until and all(job.status().state == "done" for job in jobs):
+        if len(jobs) >= task.until and all(job.status().state == "done" for job in jobs):
             return
         time.sleep(0.1)
 
 
-def scale(orders: Orders) -> None:
+def scale_times(task: WorkerTask) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
     service: Any = importlib.import_module("smartbatch.jobs.service")
     send_within = StepLimits().send_within
-    if orders.lease is not None:
-        share = orders.lease / supervisor.LEASE
+    if task.lease is not None:
+        share = task.lease / supervisor.LEASE
         send_within *= share
         supervisor.LEASE *= share
         supervisor.RENEW_EVERY *= share
         supervisor.CLAIM_EVERY *= share
     service.StepLimits = partial(
         StepLimits,
-        visibility=orders.visibility,
+        visibility=task.visibility,
         reread_pause=0.2,
         longest_pause=1.0,
         # else the orphans of all earlier jobs, watched every second, take the time of the present one
-        orphan_watch=max(10.0, 3 * orders.settle),
+        orphan_watch=max(10.0, 3 * task.settle),
         send_within=send_within,
     )
 
 
-def client_of(orders: Orders) -> BatchingClient:
+def client_of(task: WorkerTask) -> BatchingClient:
     """Return a client for the emulator."""
     return BatchingClient(
-        MODELS[orders.provider],
-        provider=provider_of(orders.provider, orders.url),
-        store=orders.store,
-        batch_poll_interval=orders.poll,
-        batch_settle=orders.settle,
-        batch_max_requests=orders.max_requests,
+        MODELS[task.provider],
+        provider=provider_of(task.provider, task.url),
+        store=task.store,
+        batch_poll_interval=task.poll,
+        batch_settle=task.settle,
+        batch_max_requests=task.max_requests,
     )
 
 
@@ -140,7 +140,7 @@ def _answers(job: Job, reading: str) -> Iterator[Result]:
 
 
 class _Notes:
-    """The user's own book of answers: a line each, in one write."""
+    """The user's own connection of answers: a line each, in one write."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

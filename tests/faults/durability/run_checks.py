@@ -1,4 +1,4 @@
-"""The judge: the emulator's ledger, the store as a file, and what the user noted, held against each other."""
+"""Checks after a run: the emulator's ledger, the store's file and the user's notes must agree."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from urllib.request import urlopen
 
 from attrs import define, field
 
-from tests.faults.durability.orders import Orders, answer_to, digest_of, prompt_of
+from tests.faults.durability.worker_task import WorkerTask, answer_to, digest_of, prompt_of
 
-__all__ = ["Verdict", "billed_of", "judge", "ledger_of", "notes_of"]
+__all__ = ["RunReport", "billed_of", "check_run", "ledger_of", "notes_of"]
 
 
 @define
-class Verdict:
-    """What a run came to. All but the first block must be empty.
+class RunReport:
+    """The figures of a run. All lists but those of the first block must be empty.
 
     Attributes:
         jobs, items: how many.
-        fates: creates that reached the provider, by what became of them.
+        outcomes: creates that reached the provider, by what became of them.
         incidents: those in the store, by kind.
         excused: prompts paid twice for which the store has an incident with its cost.
 
@@ -38,7 +38,7 @@ class Verdict:
 
     jobs: int = 0
     items: int = 0
-    fates: Counter[str] = field(factory=Counter)
+    outcomes: Counter[str] = field(factory=Counter)
     incidents: Counter[str] = field(factory=Counter)
     excused: list[str] = field(factory=list)
 
@@ -63,38 +63,38 @@ class Verdict:
         return [f"{name}: {one}" for name, found in named.items() for one in found]
 
 
-def judge(url: str, store: Path, jobs: Sequence[Orders]) -> Verdict:
-    """Judge jobs that have ended on an SQLite store.
+def check_run(url: str, store: Path, jobs: Sequence[WorkerTask]) -> RunReport:
+    """Check jobs that have ended on an SQLite store.
 
     Args:
         url: the emulator's address.
         store: the store's file.
-        jobs: their orders.
+        jobs: their task.
     """
-    verdict = Verdict(jobs=len(jobs), items=sum(job.size for job in jobs))
+    report = RunReport(jobs=len(jobs), items=sum(job.size for job in jobs))
     ledger = ledger_of(url)
     billed = billed_of(ledger)
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as book:
-        _judge_store(book, jobs, verdict)
-        told = {row[0] for row in book.execute("SELECT job_id FROM incident WHERE money IS NOT NULL")}
-        ids = {row[0]: row[1] for row in book.execute("SELECT CAST(user_key AS TEXT), id FROM job")}
-        kinds = book.execute("SELECT kind, count(*) FROM incident GROUP BY kind")
-        verdict.incidents.update(dict(kinds.fetchall()))
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        _check_store(connection, jobs, report)
+        told = {row[0] for row in connection.execute("SELECT job_id FROM incident WHERE money IS NOT NULL")}
+        ids = {row[0]: row[1] for row in connection.execute("SELECT CAST(user_key AS TEXT), id FROM job")}
+        kinds = connection.execute("SELECT kind, count(*) FROM incident GROUP BY kind")
+        report.incidents.update(dict(kinds.fetchall()))
     for job in jobs:
-        _judge_notes(job, verdict)
+        _check_notes(job, report)
         for number in range(job.size):
             prompt = prompt_of(job.key, number)
             times = billed[digest_of(prompt)]
             if times == 0:
-                verdict.lost.append(f"{prompt} (never billed)")
+                report.lost.append(f"{prompt} (never billed)")
             elif times > 1:
                 excused = job.provider == "anthropic" and ids.get(job.key) in told
-                (verdict.excused if excused else verdict.paid_twice).append(prompt)
-    wires = _wires(store)
-    verdict.fates.update(
-        record["outcome"] for record in ledger["batch_records"] if str(record["custom_id"])[:22] in wires
+                (report.excused if excused else report.paid_twice).append(prompt)
+    nonces = _nonces(store)
+    report.outcomes.update(
+        record["outcome"] for record in ledger["batch_records"] if str(record["custom_id"])[:22] in nonces
     )
-    return verdict
+    return report
 
 
 def ledger_of(url: str) -> dict[str, Any]:
@@ -110,28 +110,28 @@ def billed_of(ledger: dict[str, Any]) -> Counter[str]:
     return Counter(each["prompt"] for each in (*ledger["calls"], *lines) if each["billed"])
 
 
-def _wires(store: Path) -> set[str]:
+def _nonces(store: Path) -> set[str]:
     """Return the nonces of the store's shards."""
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as book:
-        return {row[0] for row in book.execute("SELECT nonce FROM shard")}
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+        return {row[0] for row in connection.execute("SELECT nonce FROM shard")}
 
 
-def _judge_store(book: sqlite3.Connection, jobs: Sequence[Orders], verdict: Verdict) -> None:
-    whole = book.execute("PRAGMA integrity_check").fetchone()[0]
+def _check_store(connection: sqlite3.Connection, jobs: Sequence[WorkerTask], report: RunReport) -> None:
+    whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
     if whole != "ok":
-        verdict.corrupt.append(whole)
+        report.corrupt.append(whole)
     rows = {
         row[0]: row[1:]
-        for row in book.execute(
+        for row in connection.execute(
             "SELECT CAST(user_key AS TEXT), no, state, total, succeeded, failed, cancelled FROM job"
         )
     }
     for job in jobs:
         if job.key not in rows:
-            verdict.corrupt.append(f"{job.key} is not in the store")
+            report.corrupt.append(f"{job.key} is not in the store")
             continue
         no, state, total, succeeded, failed, cancelled = rows[job.key]
-        results = book.execute(
+        results = connection.execute(
             "SELECT count(*) FROM result WHERE no >= ? AND no < ?", (no << 32, (no + 1) << 32)
         ).fetchone()[0]
         if (state, total, succeeded, failed, cancelled, results) != (
@@ -142,31 +142,29 @@ def _judge_store(book: sqlite3.Connection, jobs: Sequence[Orders], verdict: Verd
             0,
             job.size,
         ):
-            verdict.corrupt.append(
-                f"{job.key} is {rows[job.key]} with {results} results, not {job.size} done"
-            )
+            report.corrupt.append(f"{job.key} is {rows[job.key]} with {results} results, not {job.size} done")
 
 
-def _judge_notes(job: Orders, verdict: Verdict) -> None:
+def _check_notes(job: WorkerTask, report: RunReport) -> None:
     answers: Counter[str] = Counter()
     for row in notes_of(job):
         if "id" in row:
             answers[row["id"]] += 1
             if row["text"] != answer_to(job, int(row["id"][1:])):
-                verdict.wrong.append(f"{job.key} {row['id']}: {row['text']}")
+                report.wrong.append(f"{job.key} {row['id']}: {row['text']}")
         elif "twice" in row or "changed" in row:
-            verdict.twice.append(f"{job.key} {row}")
+            report.twice.append(f"{job.key} {row}")
     for number in range(job.size):
         match answers[f"q{number}"]:
             case 0:
-                verdict.lost.append(f"{prompt_of(job.key, number)} (not in the notes)")
+                report.lost.append(f"{prompt_of(job.key, number)} (not in the notes)")
             case 1:
                 pass
             case times:
-                verdict.twice.append(f"{job.key} q{number}: {times} times")
+                report.twice.append(f"{job.key} q{number}: {times} times")
 
 
-def notes_of(job: Orders) -> Iterable[dict[str, Any]]:
+def notes_of(job: WorkerTask) -> Iterable[dict[str, Any]]:
     """Return the lines a job's user has written."""
     path = Path(job.out)
     if not path.exists():

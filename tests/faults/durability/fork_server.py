@@ -1,8 +1,8 @@
-"""A process that has everything imported and forks a worker in a few milliseconds when it is told to.
+"""A fork server: everything is imported, and a worker is forked in a few milliseconds.
 
-    python -m tests.faults.durability.zygote LOG
+    python -m tests.faults.durability.fork_server LOG
 
-Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": orders}``
+Reads a line of JSON from standard input for each command and answers each with a line: ``{"run": task}``
 forks a worker and returns ``{"pid": …}``, ``{"reap": pid}`` waits for its end and returns
 ``{"status": …, "cpu": seconds}``, ``{"heap": true}`` returns ``{"objects": …}`` that a child has to look
 through when it collects garbage.
@@ -23,14 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.faults.durability.orders import Orders
+from tests.faults.durability.worker_task import WorkerTask
 
-__all__ = ["Zygote"]
+__all__ = ["ForkServer"]
 
 ROOT = Path(__file__).parents[3]
 
 
-class Zygote:
+class ForkServer:
     """The process, as the tests hold it. Several loops may share one.
 
     Args:
@@ -44,7 +44,7 @@ class Zygote:
             name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.durability.zygote", str(log)],
+            [sys.executable, "-m", "tests.faults.durability.fork_server", str(log)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -52,9 +52,9 @@ class Zygote:
             text=True,
         )
 
-    def run(self, orders: Orders) -> int:
+    def run(self, task: WorkerTask) -> int:
         """Start a worker; return its process id."""
-        return int(self._ask({"run": orders.line()})["pid"])
+        return int(self._ask({"run": task.line()})["pid"])
 
     def reap(self, pid: int) -> tuple[int, float]:
         """Wait for a worker's end; return its exit code, negative for a signal, and its CPU seconds."""
@@ -65,7 +65,7 @@ class Zygote:
         """Return how many objects a full garbage collection of a worker begins with."""
         return int(self._ask({"heap": True})["objects"])
 
-    def __enter__(self) -> Zygote:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -90,7 +90,7 @@ class Zygote:
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the zygote has ended: {self.log.read_text()[-2000:]}")
+            raise RuntimeError(f"the fork server has ended: {self.log.read_text()[-2000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -100,7 +100,7 @@ def _serve() -> None:
 
     worker.warm_up()
     if threading.active_count() > 1:
-        raise RuntimeError("a zygote must not have threads: a fork would cut them off")
+        raise RuntimeError("a fork server must not have threads: a fork would cut them off")
     # Where the allocations of the imports happen to end decides when a child collects garbage for the first
     # time. Through all that was imported that takes longer than many a life, and would come in each of them.
     gc.collect()
@@ -129,7 +129,7 @@ def _serve() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _be_worker(orders: str) -> None:
+def _be_worker(task: str) -> None:
     from tests.faults.durability import worker
 
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -137,7 +137,7 @@ def _be_worker(orders: str) -> None:
     os.dup2(nowhere, 1)
     code = 1
     try:
-        worker.live(Orders(**json.loads(orders)))
+        worker.run_worker(WorkerTask(**json.loads(task)))
         code = 0
     except BaseException:
         traceback.print_exc()

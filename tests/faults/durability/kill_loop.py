@@ -1,8 +1,7 @@
 """The loop: start a worker, kill it at a random moment, start it again, until its job is done; then the next.
 
-Everything happens in processes of their own: the emulator, the zygote that forks workers, the workers. The
-loop only sends signals, so that what it does to them is what a crash, a power cut of the process or a
-suspended container does.
+Everything happens in processes of their own: the emulator, the fork server, the workers. The loop only sends
+signals, so that what it does to workers is what a crash or a suspended container does.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from random import Random
 
 from attrs import define, field, frozen
 
-from tests.faults.durability.judge import Verdict, judge, notes_of
-from tests.faults.durability.orders import Orders
+from tests.faults.durability.fork_server import ForkServer
+from tests.faults.durability.run_checks import RunReport, check_run, notes_of
 from tests.faults.durability.servers import LATEST, LIST_LAG
-from tests.faults.durability.zygote import Zygote
+from tests.faults.durability.worker_task import WorkerTask
 
-__all__ = ["RESTARTS", "Loop", "Plan", "settle_of"]
+__all__ = ["RESTARTS", "KillLoop", "Plan", "settle_of"]
 
 SHORTEST, LONGEST = 0.08, 0.53
 """Seconds a worker lives where a client comes up within :data:`COMES_UP`; on a busy machine it lives longer
@@ -51,7 +50,7 @@ class Plan:
         cycles: workers killed.
         jobs: least number of jobs; those that begin after the last kill run undisturbed.
         seed: of everything but the moments threads run.
-        settle, visibility: seconds, see :class:`~tests.faults.durability.orders.Orders`.
+        settle, visibility: seconds, see :class:`~tests.faults.durability.worker_task.WorkerTask`.
         freeze: longest seconds a worker is stopped before it goes on and is killed; 0 for never.
         workers: processes on the store at a time; all but the first carry on only.
         lease: of a job; ``None`` leaves the supervisor's own.
@@ -82,31 +81,31 @@ class _Slot:
     script: list[tuple[float, int]] = field(factory=list)
 
 
-class Loop:
+class KillLoop:
     """One loop.
 
     Args:
         plan: what to do.
         url: the emulator's address.
         folder: for the store and the users' notes.
-        zygote: where workers come from.
+        fork_server: where workers come from.
 
     Attributes:
-        jobs: the orders of every job.
+        jobs: the task of every job.
         kills: workers killed.
         freezes: workers that were stopped for a while.
         seconds: the loop took.
     """
 
-    def __init__(self, plan: Plan, *, url: str, folder: Path, zygote: Zygote) -> None:
+    def __init__(self, plan: Plan, *, url: str, folder: Path, fork_server: ForkServer) -> None:
         self._plan = plan
         self._url = url
         self._folder = folder
-        self._zygote = zygote
+        self._zygote = fork_server
         self._rng = Random(f"{plan.provider} {plan.seed}")
         self._store = folder / f"{plan.provider}-{plan.seed}.db"
         self._numbers = itertools.count(1)
-        self.jobs: list[Orders] = []
+        self.jobs: list[WorkerTask] = []
         self.kills = self.freezes = 0
         self.seconds = 0.0
         self._idle_lives: list[str] = []
@@ -120,8 +119,8 @@ class Loop:
         """Most lives in a row without any progress."""
         return len(self._worst_lives)
 
-    def run(self) -> Verdict:
-        """Run it to its end and judge."""
+    def run(self) -> RunReport:
+        """Run it to its end, and check what it left."""
         began = time.monotonic()
         slots = [_Slot(number) for number in range(self._plan.workers)]
         self._next_job()
@@ -132,10 +131,10 @@ class Loop:
             for slot in slots:
                 self._end(slot)
         self.seconds = time.monotonic() - began
-        verdict = judge(self._url, self._store, self.jobs)
+        report = check_run(self._url, self._store, self.jobs)
         if self.worst_stuck > RESTARTS:
-            verdict.stuck += self._worst_lives
-        return verdict
+            report.stuck += self._worst_lives
+        return report
 
     def _pass(self, slots: list[_Slot]) -> bool:
         """Wait for the next thing that happens and deal with it; False at the end of the last job."""
@@ -165,7 +164,7 @@ class Loop:
         size = rng.randint(4, 12)
         key = f"{plan.provider} {plan.seed}/{next(self._numbers)}"
         self.jobs.append(
-            Orders(
+            WorkerTask(
                 provider=plan.provider,
                 url=self._url,
                 store=str(self._store),
@@ -186,10 +185,10 @@ class Loop:
     # -- workers ---------------------------------------------------------------------------------------------
 
     def _start(self, slot: _Slot) -> None:
-        orders = self.jobs[-1]
+        task = self.jobs[-1]
         if slot.number:
-            orders = _helper(orders)
-        slot.pid = self._zygote.run(orders)
+            task = _helper(task)
+        slot.pid = self._zygote.run(task)
         slot.fd = os.pidfd_open(slot.pid)
         slot.since = time.monotonic()
         slot.script = self._script(slot.since)
@@ -293,10 +292,10 @@ class Loop:
         return found[0] is not None and found[0] > time.time()
 
 
-def _helper(orders: Orders) -> Orders:
+def _helper(task: WorkerTask) -> WorkerTask:
     from attrs import evolve
 
-    return evolve(orders, reading="none", out=f"{orders.out}.helper")
+    return evolve(task, reading="none", out=f"{task.out}.helper")
 
 
 def _opened(store: Path) -> sqlite3.Connection:

@@ -10,14 +10,14 @@ from attrs import asdict, frozen
 
 from smartbatch.emulator import answer_for
 
-__all__ = ["MODELS", "Orders", "answer_to", "digest_of", "prompt_of"]
+__all__ = ["MODELS", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
 
 
 @frozen(kw_only=True)
-class Orders:
+class WorkerTask:
     """A job, and how to carry it on. All times are seconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Orders:
     seed: int = 0
 
     def line(self) -> str:
-        """Return the orders as a line."""
+        """Return the task as a line."""
         return json.dumps(asdict(self))
 
 
@@ -66,9 +66,9 @@ def prompt_of(key: str, number: int) -> str:
     return f"{key}: what is the answer to question {number}?"
 
 
-def answer_to(orders: Orders, number: int) -> str:
+def answer_to(task: WorkerTask, number: int) -> str:
     """Return what the emulator answers to a row of a job."""
-    return answer_for(prompt_of(orders.key, number), MODELS[orders.provider], orders.seed)
+    return answer_for(prompt_of(task.key, number), MODELS[task.provider], task.seed)
 
 
 def digest_of(prompt: str) -> str:
