@@ -21,8 +21,7 @@ __all__ = [
     "ModelOutput",
     "complete",
     "decode_object",
-    "last_user_text",
-    "prompt_tokens",
+    "measure_prompt",
 ]
 
 
@@ -154,23 +153,23 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def prompt_tokens(texts: Iterable[str]) -> int:
-    """Return the tokens of all texts together, at least 1.
-
-    Raises:
-        UnicodeEncodeError: for a text with half of a surrogate pair.
-    """
-    return sum(count_tokens(text) for text in texts if text) or 1
-
-
-def last_user_text(messages: Sequence[tuple[str, str]]) -> str:
-    """Return the text of the last user message, or of the last message when there is none of a user.
+def measure_prompt(
+    model: str, messages: Sequence[tuple[str, str]], system: Iterable[str] = ()
+) -> tuple[str, int]:
+    """Return the text of the last user message (of the last message without one), and all input tokens.
 
     Args:
+        model: the model's name.
         messages: pairs of role and text, at least one.
+        system: texts that are no messages and count as input.
+
+    Raises:
+        UnicodeEncodeError: for a text or a model with half of a surrogate pair.
     """
+    model.encode()
+    tokens = sum(count_tokens(text) for text in (*system, *(text for _, text in messages)) if text)
     texts = [text for role, text in messages if role == "user"]
-    return texts[-1] if texts else messages[-1][1]
+    return (texts[-1] if texts else messages[-1][1]), tokens or 1
 
 
 def complete(settings: Settings, request: GenerationRequest) -> Completion:

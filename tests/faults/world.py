@@ -132,7 +132,7 @@ class World:
         self._take_part()
         self.emu = Emulator(seed=7, hang_seconds=0.05, **settings)
         self.service = TimedService(self.emu.settings, self.emu.ledger, self.clock)
-        self.emu._service = self.service
+        self.emu.handler = self.service
         self.emu.start()
         self.events: list[Event] = []
         self._clients: list[BatchingClient] = []

@@ -15,8 +15,7 @@ from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     MalformedBody,
     decode_object,
-    last_user_text,
-    prompt_tokens,
+    measure_prompt,
 )
 
 __all__ = ["api_error", "check_version", "error_body", "parse_body", "parse_messages"]
@@ -99,15 +98,13 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 0):
         raise api_error(400, "max_tokens: Input should be a valid integer of 0 or more")
     messages = _messages(body)
-    texts = [*_system(body), *(text for _, text in messages)]
     try:
-        tokens = prompt_tokens(texts)
-        model.encode()
+        prompt, tokens = measure_prompt(model, messages, _system(body))
     except UnicodeEncodeError:
         raise api_error(400, "The request body is not valid JSON: no low surrogate in string") from None
     return GenerationRequest(
         model=model,
-        prompt=last_user_text(messages),
+        prompt=prompt,
         input_tokens=tokens,
         max_tokens=max_tokens,
         stop=_stop(body.get("stop_sequences")),

@@ -159,7 +159,7 @@ def _counted(fields: Mapping[str, Any]) -> Reply:
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
         raise api_error(400, "* CountTokensRequest.contents: contents is not specified")
-    texts = [text for content in contents for text in texts_of(content, "contents")]
+    texts = ["".join(texts_of(content, "contents")) for content in contents]
     return json_reply({"totalTokens": sum(count_tokens(text) for text in texts)})
 
 

@@ -16,8 +16,7 @@ from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     MalformedBody,
     decode_object,
-    last_user_text,
-    prompt_tokens,
+    measure_prompt,
 )
 
 __all__ = [
@@ -125,22 +124,20 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
         raise api_error(400, "* GenerateContentRequest.contents: contents is not specified")
-    turns = [(_role(content), texts_of(content, "contents")) for content in contents]
+    messages = [(_role(content), "".join(texts_of(content, "contents"))) for content in contents]
     instruction = found(fields, "systemInstruction")
-    all_texts = [text for _, texts in turns for text in texts]
-    if instruction is not None:
-        all_texts += texts_of(instruction, "system_instruction")
+    system = [] if instruction is None else texts_of(instruction, "system_instruction")
     config = found(fields, "generationConfig") or {}
     if not isinstance(config, Mapping):
         raise api_error(400, "Invalid value at 'generation_config'")
     _check_numbers(config)
     try:
-        tokens = prompt_tokens(all_texts)
+        prompt, tokens = measure_prompt(model, messages, system)
     except UnicodeEncodeError:
         raise api_error(400, "Invalid JSON payload: a text holds half of a surrogate pair.") from None
     return GenerationRequest(
         model=model,
-        prompt=last_user_text([(role, "".join(texts)) for role, texts in turns]),
+        prompt=prompt,
         input_tokens=tokens,
         max_tokens=found(config, "maxOutputTokens"),
         stop=_stops(found(config, "stopSequences")),

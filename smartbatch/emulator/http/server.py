@@ -36,12 +36,14 @@ class Emulator:
 
     Attributes:
         ledger: every request, and every line of a batch that ran.
+        handler: answers the requests; it may be replaced before the start.
 
     Raises:
         ConfigError: for a setting out of its range, a port in use, or an address that is not loopback.
     """
 
     ledger: Ledger
+    handler: RequestHandler
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Emulator:
         except ConfigError:
             self._socket.close()
             raise
-        self._handler = RequestHandler(checked, self.ledger)
+        self.handler = RequestHandler(checked, self.ledger)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -80,7 +82,7 @@ class Emulator:
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self._handler.settings
+        return self.handler.settings
 
     def configure(self, **changes: Any) -> None:
         """Change settings while serving; requests in progress keep the old ones.
@@ -88,11 +90,11 @@ class Emulator:
         Raises:
             ConfigError: for an unknown name or a value out of its range; then nothing changes.
         """
-        self._handler.configure(**changes)
+        self.handler.configure(**changes)
 
     def reset(self) -> None:
         """Delete the ledger, files and batches; limits, faults and indexes start from the beginning."""
-        self._handler.reset()
+        self.handler.reset()
 
     def __enter__(self) -> Emulator:
         return self.start()
@@ -155,7 +157,7 @@ class Emulator:
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
         connections: set[Connection] = set()
         server = await loop.create_server(
-            lambda: Connection(self._handler, loop, connections), sock=self._socket, backlog=_BACKLOG
+            lambda: Connection(self.handler, loop, connections), sock=self._socket, backlog=_BACKLOG
         )
         await end
         server.close()

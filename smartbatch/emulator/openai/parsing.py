@@ -15,8 +15,7 @@ from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     MalformedBody,
     decode_object,
-    last_user_text,
-    prompt_tokens,
+    measure_prompt,
 )
 
 __all__ = ["api_error", "error_body", "parse_body", "parse_chat", "parse_responses"]
@@ -105,13 +104,12 @@ def _generation(
         raise api_error(400, "you must provide a model parameter", param="model")
     _check_numbers(body)
     try:
-        tokens = prompt_tokens(text for _, text in messages)
-        model.encode()
+        prompt, tokens = measure_prompt(model, messages)
     except UnicodeEncodeError:
         raise api_error(400, "Invalid body: a text holds half of a surrogate pair.") from None
     return GenerationRequest(
         model=model,
-        prompt=last_user_text(messages),
+        prompt=prompt,
         input_tokens=tokens,
         max_tokens=max_tokens,
         stop=_stop(body.get("stop")),
