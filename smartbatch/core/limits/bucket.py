@@ -1,4 +1,4 @@
-"""A token bucket that answers with a time, carries debt, and never mints."""
+"""A token bucket that answers with a time, may go into debt, and never gives out more than its rate."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ __all__ = ["Bucket", "limit_bucket", "spaced_capacity", "used_capacity", "used_r
 
 _FULL = 0.99
 _REFILL = 0.995
-"""Shares of a told limit that are used: a server that refills by its own clock is then never ahead of us."""
+"""Shares of a limit's size and rate that are used, so that this bucket never holds more than the server's,
+which refills by another clock."""
 
 _CATCH_UP = 0.01
-"""A paced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
+"""A spaced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
 spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
 
 _SLACK = 1e-3
-"""How far below its need a taker may be let go: rounding in ``now + wait`` must not turn a waiter away at the
-very time it was told. What is lacking stays as debt, so nothing is minted by it."""
+"""Units that may be lacking when a call goes: rounding in ``now + wait`` must not refuse a caller at the very
+time it was given. What is lacking stays as debt, so no more than the rate is given out."""
 
 
 class Bucket:
@@ -61,24 +62,24 @@ class Bucket:
         self.level = min(self.level + surplus, self.capacity)
 
     def reshape(self, now: float, capacity: float, rate: float) -> None:
-        """Change size and speed; what is owed stays owed, and a lower roof spills what is above it."""
+        """Change capacity and rate; a debt stays, and a level above the new capacity falls to it."""
         self.look(now, 0.0)
         self.capacity, self.rate = capacity, rate
         self.level = min(self.level, capacity)
 
 
 def spaced_capacity(rate: float) -> float:
-    """Return the size of a bucket that spaces calls evenly, ``rate`` a second."""
+    """Return the capacity of a bucket that spaces calls evenly, ``rate`` a second."""
     return max(1.0 + _CATCH_UP, _CATCH_UP * rate)
 
 
 def used_capacity(limit: float) -> float:
-    """Return how much of a full bucket of ``limit`` units is used."""
+    """Return the capacity used of a bucket that holds ``limit`` units."""
     return max(1.0, _FULL * limit)
 
 
 def used_rate(limit: float) -> float:
-    """Return how much of ``limit`` units a minute is used each second."""
+    """Return the units a second used of a limit of ``limit`` units a minute."""
     return _REFILL * limit / 60.0
 
 

@@ -1,4 +1,4 @@
-"""Money: reserved before a call, settled after it, never more than the limit."""
+"""Money: reserved before a call, settled after it, never more than the limit. All amounts are USD."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NANO = 1_000_000_000
 
 
 class SpendReservation:
-    """Money held back for one call, or for long; settled or released once."""
+    """Money held back for one call, or for a job; settled or released once."""
 
     __slots__ = ("_lasting", "_nano", "_open", "_outer")
 
@@ -32,15 +32,15 @@ class Budget:
 
     Held at every step: spent + reserved <= limit, as long as no call costs more than it reserved.
     Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more than it
-    reserved is booked in full, and the excess shows in :attr:`overrun`.
+    reserved is charged in full, and the excess shows in :attr:`overrun`.
 
-    A budget within another one spends from both, and what either has no room for does not go.
+    A budget within another one spends from both; a cost that does not fit into both is not reserved.
 
-    A lasting reservation, as for a job that may take days, is not waited for: what has no room beside it is
-    hopeless.
+    Nobody waits for a lasting reservation to end, as that of a job that may take days: a cost that does not
+    fit next to the lasting ones is hopeless.
 
     Args:
-        limit: USD; ``None`` keeps the account without a limit.
+        limit: USD; ``None`` counts what is spent, without a limit.
         outer: the budget it is within.
 
     Raises:
@@ -61,12 +61,12 @@ class Budget:
 
     @property
     def reserved(self) -> float:
-        """USD held back for calls under way, and for long."""
+        """USD held back, lasting reservations included."""
         return self._reserved / _NANO
 
     @property
     def lasting(self) -> float:
-        """USD of those that are held back for long."""
+        """USD of the lasting reservations."""
         return self._lasting / _NANO
 
     @property
@@ -80,27 +80,27 @@ class Budget:
         return None if self._limit is None else max(0, self._limit - self._spent - self._reserved) / _NANO
 
     def fits(self, cost: float) -> bool:
-        """Say whether a call of at most ``cost`` USD may go now."""
+        """Whether a call of at most ``cost`` USD may go now."""
         if self._limit is not None and self._spent + self._reserved + _up(cost) > self._limit:
             return False
         return self._outer is None or self._outer.fits(cost)
 
     def look(self, now: float, cost: float) -> float:
-        """Answer as a gate: ``now``, or infinity when it has to wait for a call under way to cost less."""
+        """As a gate: ``now``, or infinity when the call has to wait for reservations to be settled."""
         return now if self.fits(cost) else math.inf
 
     def hopeless(self, cost: float) -> bool:
-        """Say whether ``cost`` USD would not fit even if all calls under way turned out free."""
+        """Whether ``cost`` USD would not fit even if all calls in flight turned out free."""
         return self.short(cost) is not None
 
     def short(self, cost: float) -> Budget | None:
-        """Return the budget, of this one and those it is within, for which ``cost`` USD are hopeless."""
+        """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless."""
         if self._limit is not None and self._spent + self._lasting + _up(cost) > self._limit:
             return self
         return None if self._outer is None else self._outer.short(cost)
 
     def widen(self, more: float) -> None:
-        """Move the limit, USD. It may be moved down only while nothing is under way."""
+        """Raise the limit by ``more`` USD. It may be lowered only while nothing is reserved."""
         if self._limit is not None:
             self._limit += round(more * _NANO)
 
@@ -109,7 +109,7 @@ class Budget:
 
         Args:
             cost: USD.
-            lasting: for so long that nobody should wait for it.
+            lasting: held for so long that nobody should wait for its end.
 
         Raises:
             RuntimeError: when it does not fit.
@@ -124,7 +124,11 @@ class Budget:
         return SpendReservation(nano, outer, lasting=lasting)
 
     def settle(self, reservation: SpendReservation, actual: float) -> None:
-        """Book what the call really cost, in USD, and free the rest."""
+        """Count what the call really cost, in USD, as spent and release the rest.
+
+        Raises:
+            RuntimeError: when the reservation ended before.
+        """
         nano = round(_checked(actual, "actual cost") * _NANO)
         self._close(reservation)
         if self._outer is not None and reservation._outer is not None:
@@ -133,7 +137,7 @@ class Budget:
         self._overrun += max(0, nano - reservation._nano)
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
-        """Book a part of what is held back as spent, in USD; the rest stays held back."""
+        """Count ``actual`` USD as spent out of the reservation; the rest stays held back."""
         nano = round(_checked(actual, "actual cost") * _NANO)
         part = min(nano, reservation._nano)
         reservation._nano -= part
@@ -146,7 +150,11 @@ class Budget:
             self._outer.spend(reservation._outer, actual)
 
     def release(self, reservation: SpendReservation) -> None:
-        """Free all of it: the call cost nothing."""
+        """Release all of it: the call cost nothing.
+
+        Raises:
+            RuntimeError: when the reservation ended before.
+        """
         self._close(reservation)
         if self._outer is not None and reservation._outer is not None:
             self._outer.release(reservation._outer)
@@ -168,5 +176,5 @@ def _checked(usd: float, what: str) -> float:
 
 def _up(cost: float) -> int:
     nano = _checked(cost, "cost") * _NANO
-    whole = round(nano)  # a whole number of them may come as a float a little above
+    whole = round(nano)  # a whole number of billionths may arrive as a float slightly above it
     return whole if math.isclose(nano, whole, rel_tol=1e-14, abs_tol=1e-6) else math.ceil(nano)

@@ -1,4 +1,4 @@
-"""The user's say in what an error means: own classifiers, asked in order after the provider's verdict."""
+"""Classifiers of the user: functions that may change what the provider says an error means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 __all__ = ["Classifier", "Classifiers"]
 
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
-"""Takes what was raised and the verdict so far; returns another kind or verdict, or ``None`` to pass."""
+"""Takes what was raised and the provider's verdict; returns another kind or verdict, or ``None`` to pass."""
 
 
 def _callables(_: object, __: object, chain: tuple[object, ...]) -> None:
@@ -30,8 +30,8 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
 class Classifiers:
     """An ordered chain of classifiers; the first that does not pass decides.
 
-    A classifier that raises, or returns something else, is passed over: it must not turn one failed call
-    into a failed client. A note on the verdict names it, so that the mistake shows in the traceback.
+    A classifier that raises, or returns anything else, is skipped: it must not turn one failed call into a
+    failed client. A note on the verdict names it, so that the mistake shows in the traceback.
 
     Args:
         chain: the classifiers in the order they are asked.
@@ -40,7 +40,7 @@ class Classifiers:
     chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
-        """Return the meaning of ``error``.
+        """Return the verdict on ``error``. May be called from any thread, without a lock.
 
         Args:
             error: what the call raised.

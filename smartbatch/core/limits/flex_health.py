@@ -1,67 +1,58 @@
-"""Whether a model's slower tier is worth asking: after some refusals in a row it is left alone a while."""
+"""Whether a model's slower tier is worth asking: after refusals in a row it is not used for a while."""
 
 from __future__ import annotations
 
-import math
+from smartbatch.core.limits.suspension import Suspension
 
 __all__ = ["FlexHealth"]
 
 
 class FlexHealth:
-    """Counts how often the tier sent requests away. Such a request goes on at the standard price.
+    """Counts how often the slower tier refused requests. A refused request goes on at the standard price.
 
-    A refusal costs no money, but the time until it comes. It comes sooner than an answer, so the first ones
-    of many calls that began together say little: half as many as are under way must be refused in a row.
-    After a pause a single one is enough, and the next pause is twice as long.
+    A refusal costs no money, only the time until it arrives. Refusals arrive sooner than answers, so the
+    first results of many calls that started together say little: half as many as are in flight must be
+    refused in a row. On trial after a suspension a single refusal is enough.
     """
 
     REFUSALS = 3
-    """In a row, before the tier is left alone: capacity comes and goes."""
-    PAUSE = 60.0
-    """First pause, seconds."""
-    MAX_PAUSE = 3600.0
-    """Longest pause, seconds; also the pause after the tier was refused for the model as such."""
+    """Refusals in a row before the tier is suspended: its capacity varies."""
 
     def __init__(self) -> None:
-        self._off_until = -math.inf
-        self._on = True
-        self._trial = False
-        self._row = 0
-        self._pause = self.PAUSE
+        self._suspension = Suspension()
+        self._in_a_row = 0
 
     def is_open(self, now: float) -> bool:
-        """Whether requests may go there; ``now`` is monotonic seconds."""
-        return now >= self._off_until
+        """Whether requests may be sent to the tier; ``now`` is monotonic seconds."""
+        return self._suspension.until(now) <= now
 
     def resume(self, now: float) -> str | None:
-        """Note that a pause is over; return the reason, once."""
-        if self._on or not self.is_open(now):
+        """Begin a trial if a suspension is over; return the reason, once."""
+        if not self._suspension.end(now):
             return None
-        self._on, self._trial, self._row = True, True, 0
+        self._in_a_row = 0
         return "the pause is over; the next request is a trial"
 
     def answered(self) -> None:
         """Note that the tier answered a request."""
-        if self._on:
-            self._row, self._pause, self._trial = 0, self.PAUSE, False
+        if not self._suspension.active:
+            self._in_a_row = 0
+            self._suspension.proven()
 
     def refused(self, now: float, why: str, *, in_flight: int = 0, permanent: bool = False) -> str | None:
-        """Note that the tier sent a request away; return the reason when this turns it off.
+        """Note that the tier refused a request; return the reason when this suspends it.
 
         Args:
             now: monotonic seconds.
-            why: what it said, in a few words.
-            beside: calls to the tier that are under way.
-            permanent: it said that the model, or the account, does not have the tier.
+            why: what the provider said, in a few words.
+            in_flight: calls to the tier that have not ended.
+            permanent: the model, or the account, does not have the tier; suspends it for the longest time.
         """
-        if not self._on:
-            return None  # it was under way when the tier was turned off
-        self._row += 1
-        enough = max(1 if self._trial else self.REFUSALS, (in_flight + 1) // 2)
-        if self._row < enough and not permanent:
+        if self._suspension.active:
+            return None  # the call started before the suspension
+        self._in_a_row += 1
+        enough = max(1 if self._suspension.trial else self.REFUSALS, (in_flight + 1) // 2)
+        if self._in_a_row < enough and not permanent:
             return None
-        pause = self.MAX_PAUSE if permanent else self._pause
-        self._pause = min(2 * self._pause, self.MAX_PAUSE)
-        self._off_until = now + pause
-        self._on = False
-        return f"{why}; nothing goes there for {pause:g} s"
+        seconds = self._suspension.begin(now, longest=permanent)
+        return f"{why}; nothing goes there for {seconds:g} s"

@@ -1,32 +1,41 @@
-"""All the limits a provider reports for one quota, and what this client sent around each report."""
+"""All the limits that a provider reports for one quota, and what this client sent around each report.
+
+Providers report up to three dimensions: requests, and tokens either together or apart as input and output.
+Each is a bucket of :mod:`smartbatch.core.limits.reported_bucket`; a call goes when all of them let it.
+"""
 
 from __future__ import annotations
 
-from smartbatch.core.limits.reported_bucket import ReportedBucket, Said, Trace
+from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
 from smartbatch.types import LimitReport
 
 __all__ = ["HeaderLimits", "Reservation", "Traffic"]
 
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
+_NAMES = ("requests", "tokens", "input", "output")
 
 _MINUTE = 60.0
-_TELLING = 50.0
-"""A reset tells the limit only where it is shorter than this many seconds: later it would be a guess."""
+_IMPLYING = 50.0
+"""A reset implies the limit only where it is shorter than this many seconds: above, it would be a guess."""
 
-_OTHER = 0.05
-"""A limit worked out from a reset is rounded; only a change above this share is a change."""
+_CHANGED = 0.05
+"""A limit implied by a reset is rounded; only a difference above this share is a change."""
 
 _SETTLED = 1.0
-"""Seconds after a limit became known in which it may refuse again: calls sent before still use it up."""
+"""Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
 
 
 class Reservation:
     """One call's share of the quota; ended once.
 
     Attributes:
-        started: when it left, monotonic seconds.
+        started: when the call was sent, monotonic seconds.
         tokens: expected, input and output.
         output: the part of ``tokens`` that is output.
+        ended: whether the call has ended.
+        order: the call's number among all calls of the quota, from 1.
+        sent: tokens and output sent until then, this call included.
+        held: calls, tokens and output in flight then, this call included.
     """
 
     __slots__ = ("ended", "held", "order", "output", "sent", "started", "tokens")
@@ -37,16 +46,20 @@ class Reservation:
         self.output = output
         self.ended = False
         self.order = 0
-        self.sent = (0.0, 0.0)  # tokens, output: all that had left by then, this call included
-        self.held: tuple[int, float, float] = (
-            0,
-            0.0,
-            0.0,
-        )  # calls, tokens, output: unanswered then, this call included
+        self.sent = (0.0, 0.0)
+        self.held: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
 class Traffic:
-    """What has been sent so far and what of it is unanswered, in expected tokens."""
+    """What was sent through one quota, and what of it is in flight, in expected tokens.
+
+    Attributes:
+        calls: calls sent.
+        in_flight: calls that have not ended.
+        tokens, output: tokens sent, and the part of them that is output.
+        held_tokens, held_output: the same of calls in flight.
+        refused_at: when the last call was refused, monotonic seconds.
+    """
 
     __slots__ = ("calls", "held_output", "held_tokens", "in_flight", "output", "refused_at", "tokens")
 
@@ -55,8 +68,8 @@ class Traffic:
         self.tokens = self.output = self.held_tokens = self.held_output = 0.0
         self.refused_at = float("-inf")
 
-    def leave(self, call: Reservation) -> None:
-        """The call is sent."""
+    def start(self, call: Reservation) -> None:
+        """Count a call that is sent, and note in it what had been sent until then."""
         self.calls += 1
         self.in_flight += 1
         self.tokens += call.tokens
@@ -68,39 +81,34 @@ class Traffic:
         call.held = self.in_flight, self.held_tokens, self.held_output
 
     def end(self, call: Reservation) -> None:
-        """The call is over."""
+        """Count a call that ended."""
         self.in_flight -= 1
         if self.in_flight:
             self.held_tokens -= call.tokens
             self.held_output -= call.output
         else:
-            self.held_tokens = self.held_output = 0.0  # roundings do not add up
+            self.held_tokens = self.held_output = 0.0  # rounding errors do not add up
 
-    def trace(self, what: int, call: Reservation) -> Trace:
-        """Return what was sent around ``call``, in units of the limit ``what``."""
-        if what == _REQUESTS:
-            mark, sent, then, held = (
-                float(call.order),
-                float(self.calls),
-                float(call.held[0]),
-                float(self.in_flight),
-            )
+    def around(self, dimension: int, call: Reservation) -> SentAround:
+        """Return what was sent before and after ``call``, in units of ``dimension``."""
+        if dimension == _REQUESTS:
+            mark, sent = float(call.order), float(self.calls)
+            then, held = float(call.held[0]), float(self.in_flight)
         else:
-            mark = _share(what, *call.sent)
-            sent = _share(what, self.tokens, self.output)
-            then = _share(what, call.held[1], call.held[2])
-            held = _share(what, self.held_tokens, self.held_output)
+            mark = _tokens_of(dimension, *call.sent)
+            sent = _tokens_of(dimension, self.tokens, self.output)
+            then = _tokens_of(dimension, call.held[1], call.held[2])
+            held = _tokens_of(dimension, self.held_tokens, self.held_output)
         since, calls = sent - mark, self.calls - call.order
-        opened, calls_open = since + then, calls + call.held[0]
+        unanswered, calls_open = since + then, calls + call.held[0]
         blurred = call.started <= self.refused_at
-        if blurred:
-            # the calls that are still out are the better count then
+        if blurred:  # refused calls are in the counts of what was sent, but not in those in flight
             since, calls = min(since, held), min(calls, self.in_flight)
-        return Trace(call.started, call.order, mark, since, opened, held, calls, calls_open, blurred)
+        return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
 class HeaderLimits:
-    """The limits learned so far; false while there are none, and then nothing is held back."""
+    """The limits reported so far. False while there are none: then nothing is held back."""
 
     __slots__ = ("_buckets", "_explained_at")
 
@@ -113,124 +121,152 @@ class HeaderLimits:
 
     @property
     def requests_per_second(self) -> float | None:
-        """The learned limit of requests, a second."""
-        learned = self._buckets.get(_REQUESTS)
-        return None if learned is None else learned.limit / _MINUTE
+        """The reported limit of requests, a second; ``None`` where there is none."""
+        bucket = self._buckets.get(_REQUESTS)
+        return None if bucket is None else bucket.limit / _MINUTE
 
-    def minute(self) -> dict[str, float]:
-        """Return the learned limits a minute, by name."""
-        names = ("requests", "tokens", "input", "output")
-        return {names[what]: learned.limit for what, learned in self._buckets.items()}
+    def per_minute(self) -> dict[str, float]:
+        """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
+        return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def look(self, now: float, tokens: float, output: float) -> float:
-        """Return the earliest time a call may go."""
+        """Return the earliest time a call that is expected to need so many tokens may go."""
         at = now
-        for what, learned in self._buckets.items():
-            ready = learned.look(now, _cost(what, tokens, output))
+        for dimension, bucket in self._buckets.items():
+            ready = bucket.look(now, _cost(dimension, tokens, output))
             if ready > at:
                 at = ready
         return at
 
     def take(self, now: float, call: Reservation) -> None:
-        """Book a call."""
-        for what, learned in self._buckets.items():
-            learned.take(now, _cost(what, call.tokens, call.output))
+        """Take what a call is expected to need."""
+        for dimension, bucket in self._buckets.items():
+            bucket.take(now, _cost(dimension, call.tokens, call.output))
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
-        """Correct a booked call to the tokens it really used."""
+        """Correct what a call took to the tokens it used; ``None`` for output takes the expected share."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
-        for what, learned in self._buckets.items():
-            if what != _REQUESTS:
-                expected = _share(what, call.tokens, call.output)
-                learned.settle(now, call.order, expected, _share(what, tokens, output))
+        for dimension, bucket in self._buckets.items():
+            if dimension != _REQUESTS:
+                expected = _tokens_of(dimension, call.tokens, call.output)
+                bucket.settle(now, call.order, expected, _tokens_of(dimension, tokens, output))
 
     def drop(self, now: float, call: Reservation) -> None:
-        """Give back all of a call that was never sent, or was refused."""
-        for what, learned in self._buckets.items():
-            learned.settle(now, call.order, _cost(what, call.tokens, call.output), 0.0)
+        """Return all of a call that was never sent, or was refused."""
+        for dimension, bucket in self._buckets.items():
+            bucket.settle(now, call.order, _cost(dimension, call.tokens, call.output), 0.0)
 
     def learn(self, report: LimitReport, call: Reservation, traffic: Traffic, now: float) -> None:
-        """Follow what the answer to ``call`` said."""
-        for what, said in _said(report):
-            learned = self._buckets.get(what)
-            limit = said.limit if said.limit else _implied(said)
-            if learned is None:
+        """Follow what the answer to ``call`` reported.
+
+        The cases of each dimension, in order:
+
+        1. A dimension seen for the first time, with a limit or with a reset that implies one: a new bucket.
+        2. One without a limit and without a reset that implies one: nothing is known yet.
+        3. A known one, whose reset implies about the same limit: the limit stays, the rest is learned.
+        4. A known one with a limit: all of it is learned.
+        """
+        for dimension, reading in _readings(report):
+            bucket = self._buckets.get(dimension)
+            limit = reading.limit or _implied_limit(reading)
+            if bucket is None:
                 if limit is None:
                     continue
-                learned = self._buckets[what] = ReportedBucket(
-                    limit, now, rounded=what != _REQUESTS, late=what == _OUTPUT
+                bucket = self._buckets[dimension] = ReportedBucket(
+                    limit, now, rounded=dimension != _REQUESTS, charged_at_end=dimension == _OUTPUT
                 )
-            elif not said.limit and limit is not None and abs(limit - learned.limit) < _OTHER * learned.limit:
+            elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
-            learned.learn(Said(limit, said.remaining, said.reset), traffic.trace(what, call), now)
+            reading = reading._replace(limit=limit)
+            bucket.learn(reading, traffic.around(dimension, call), now)
 
     def explain(self, report: LimitReport | None, call: Reservation, traffic: Traffic, now: float) -> bool:
-        """Follow what a refusal said; return whether known limits explain it, so that it proves no others."""
+        """Follow what the refusal of ``call`` reported; return whether the known limits explain it.
+
+        A refusal that they explain proves no further limit. The cases, in order:
+
+        1. The call was sent before the last explained refusal: explained by the same shortage.
+        2. A reading leaves less than the call needs: explained. If the call was sent after the limit was
+           known, others use the limit too, and this client claims less of it.
+        3. A reading with a limit and without a remaining figure: see :meth:`_refused_without_remaining`.
+        4. Anything else: not explained.
+        """
         explained = call.started <= self._explained_at
         if report is not None:
-            before = {what: learned.learned_at for what, learned in self._buckets.items()}
+            before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
             self.learn(report, call, traffic, now)
-            for what, said in _said(report):
-                learned = self._buckets.get(what)
-                if learned is None:
+            for dimension, reading in _readings(report):
+                bucket = self._buckets.get(dimension)
+                if bucket is None:
                     continue
-                if learned.lacks(said, _cost(what, call.tokens, call.output)):
+                if bucket.lacks(reading, _cost(dimension, call.tokens, call.output)):
                     explained = True
-                    if call.started > max(self._explained_at, learned.learned_at):
-                        learned.give_way(now)
-                elif said.limit is not None and said.remaining is None:
-                    explained |= self._emptied(
-                        learned, learned.learned_at != before.get(what), call, traffic, now
-                    )
+                    if call.started > max(self._explained_at, bucket.learned_at):
+                        bucket.give_way(now)
+                elif reading.limit is not None and reading.remaining is None:
+                    is_new = bucket.learned_at != before.get(dimension)
+                    explained |= self._refused_without_remaining(bucket, is_new, call, traffic, now)
         if explained and call.started > self._explained_at:
             self._explained_at = now
         return explained
 
-    def _emptied(
-        self, learned: ReportedBucket, news: bool, call: Reservation, traffic: Traffic, now: float
+    def _refused_without_remaining(
+        self, bucket: ReportedBucket, is_new: bool, call: Reservation, traffic: Traffic, now: float
     ) -> bool:
-        """Begin at nothing with a limit that says not what is left; return whether it explains a refusal."""
-        soon = call.started <= learned.learned_at + _SETTLED
-        if news or call.started > learned.learned_at:
-            learned.empty(now, traffic.calls)
-        if not news and not soon:
-            learned.space(now)  # the limit was known and kept to, and still it refuses: it honours no bursts
-        return news or soon
+        """Learn from a refusal that reports a limit, but not what is left; return whether that explains it.
+
+        1. The limit is new, or the call was sent within a second of it: explained; calls sent before used it.
+        2. It was known and kept to: not explained. The server honours no bursts, so calls are spaced.
+
+        A limit that is new, or was known when the call was sent, has nothing left.
+        """
+        soon = call.started <= bucket.learned_at + _SETTLED
+        if is_new or call.started > bucket.learned_at:
+            bucket.empty(now, traffic.calls)
+        if not is_new and not soon:
+            bucket.space(now)
+        return is_new or soon
 
 
-def _cost(what: int, tokens: float, output: float) -> float:
-    return 1.0 if what == _REQUESTS else _share(what, tokens, output)
+def _cost(dimension: int, tokens: float, output: float) -> float:
+    return 1.0 if dimension == _REQUESTS else _tokens_of(dimension, tokens, output)
 
 
-def _share(what: int, tokens: float, output: float) -> float:
-    if what == _TOKENS:
+def _tokens_of(dimension: int, tokens: float, output: float) -> float:
+    if dimension == _TOKENS:
         return tokens
-    return output if what == _OUTPUT else tokens - output
+    return output if dimension == _OUTPUT else tokens - output
 
 
-def _said(report: LimitReport) -> list[tuple[int, Said]]:
-    """Return what ``report`` says about each limit."""
-    requests = Said(report.requests_limit, report.requests_remaining, report.requests_reset)
-    given = Said(report.input_limit, report.input_remaining, report.input_reset)
-    made = Said(report.output_limit, report.output_remaining, report.output_reset)
-    found = [(_REQUESTS, requests)] if requests != _NOTHING else []
-    if given != _NOTHING:
-        found.append((_INPUT, given))
-    if made != _NOTHING:
-        found.append((_OUTPUT, made))
-    if given == made == _NOTHING:  # beside these, a figure for both together is the tighter of the two again
-        tokens = Said(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
-        if tokens != _NOTHING:
-            found.append((_TOKENS, tokens))
-    return found
+def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
+    """Return what ``report`` says, by dimension.
+
+    A figure for input and output together is left out where they are reported apart: then it is only the
+    tighter of the two again.
+    """
+    given = LimitReading(report.input_limit, report.input_remaining, report.input_reset)
+    made = LimitReading(report.output_limit, report.output_remaining, report.output_reset)
+    found = [
+        (_REQUESTS, LimitReading(report.requests_limit, report.requests_remaining, report.requests_reset)),
+        (_INPUT, given),
+        (_OUTPUT, made),
+    ]
+    if given == made == _NOTHING:
+        tokens = LimitReading(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
+        found.append((_TOKENS, tokens))
+    return [(dimension, reading) for dimension, reading in found if reading != _NOTHING]
 
 
-def _implied(said: Said) -> float | None:
+def _implied_limit(reading: LimitReading) -> float | None:
     """Return the limit a minute of a bucket that holds a minute's worth and is full after the reset."""
-    if not said.remaining or not said.reset or said.reset > _TELLING:
+    if not reading.remaining or not reading.reset or reading.reset > _IMPLYING:
         return None
-    return said.remaining / (1.0 - said.reset / _MINUTE)
+    return reading.remaining / (1.0 - reading.reset / _MINUTE)
 
 
-_NOTHING = Said(None, None, None)
+def _about_equal(limit: float, known: float) -> bool:
+    return abs(limit - known) < _CHANGED * known
+
+
+_NOTHING = LimitReading(None, None, None)

@@ -190,7 +190,7 @@ class Quota:
     @property
     def reported_limits(self) -> dict[str, float]:
         """The limits a minute that answers reported: requests, tokens, input, output."""
-        return self._header_limits.minute()
+        return self._header_limits.per_minute()
 
     @property
     def consecutive(self) -> int:
@@ -233,7 +233,7 @@ class Quota:
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
         """Book a call that :meth:`look` let go; its tokens are estimates, settled later."""
         call = Reservation(now, tokens, output)
-        self._traffic.leave(call)
+        self._traffic.start(call)
         if self._traffic.in_flight >= self._window:
             self._filled_at = now
         if self._requests is not None:

@@ -1,15 +1,15 @@
 """One limit as the provider itself reports it: how much a minute, and how much is left.
 
-A report is news from the moment the server admitted a call. What this client sent later is not in it, so the
-level is corrected to *remaining, plus the refill since, less what was sent since*. Two such figures bracket
-the truth:
+A report tells the server's state at the moment it admitted a call. What this client sent later is not in it,
+so the level is corrected to *remaining, plus the refill since, less what was sent since*. Two such figures
+enclose the true level:
 
-* the **likely** level counts what left after the reported call. The own level never stays above it, whoever
-  used the difference: other clients, or a server that charges more than was expected;
-* the **certain** level takes off whatever the server may have charged since then, without any refill. The own
-  level is raised to it, for a server that charges less than was expected.
+* the **likely** level subtracts what was sent after the reported call. The own level never stays above it,
+  whatever used the difference: other clients, or a server that charges more than was expected;
+* the **certain** level subtracts everything the server may have charged since then, without any refill. The
+  own level is raised to it, for a server that charges less than was expected.
 
-No threads and no clock here: the caller holds one lock and passes ``now``.
+The caller holds one lock.
 """
 
 from __future__ import annotations
@@ -18,61 +18,70 @@ from typing import NamedTuple
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
-__all__ = ["ReportedBucket", "Said", "Trace"]
+__all__ = ["LimitReading", "ReportedBucket", "SentAround"]
 
 _MINUTE = 60.0
-_LONGER = 66.0
-"""A minute's limit is full again within 60 s. One that needs more than 66 s (10 % for clocks that differ)
-is counted over a longer time, as some tiers' requests a day are, and refills by what the reset says."""
+_LONGER_THAN_A_MINUTE = 66.0
+"""Seconds. A minute's limit is full again within 60 s. One that needs more than 66 s (10 % for clocks that
+differ) is counted over a longer time, as some tiers' requests a day are, and refills as the reset says."""
 
-_SMALLER = 0.9
-"""A reset that leaves the bucket below this share of the limit tells its true size; above, it is rounding."""
+_SMALLER_CAPACITY = 0.9
+"""A reset that implies less than this share of the limit tells the server's true capacity; above, it is
+rounding."""
 
-_GRAIN = 1000.0
-_ROUNDED = 0.05
-"""Anthropic rounds the tokens that remain to the nearest thousand, so what it says is right to 500. For that
-matter no figure of a limit is doubted by more than 5 % of it, or small limits would never open."""
+_ROUNDED_TO = 1000.0
+_ROUNDING_SHARE = 0.05
+"""Anthropic rounds the tokens that remain to the nearest thousand, so its figure may be off by 500. No figure
+is taken to be off by more than 5 % of the limit, or small limits would never open."""
 
-_DOUBT = 0.01
-"""Share of the limit that must be used before the ratio of charged to expected is worth half a belief."""
+_PRIOR_SHARE = 0.01
+"""Share of the limit, in expected tokens, that the prior ratio of 1 weighs in the ratio of charged to
+expected."""
 
-_REMEMBERED = 8.0
-"""The ratio rests on the last half to one limit's worth of calls, or on this many times what is in flight,
-so that charges that come late do not look like charges that are not there."""
+_REMEMBERED_CALLS = 8.0
+"""The ratio is measured over the last half to one limit's worth of calls, or over this many times what is in
+flight, so that charges that come late do not look like missing ones."""
 
-_DEARER = 1.15
-"""From this ratio on calls are booked at what the server charges; below, its reports correct it in time."""
+_CHARGED_MORE = 1.15
+"""Above this ratio a call takes what the server charges; below, its reports correct the level in time."""
 
-_DEAREST = 50.0
-"""An output cap of 4,096 tokens that the server charges against some 80 expected."""
+_RATIO_MOST = 50.0
+"""The largest ratio: a server that charges an output cap of 4,096 tokens where some 80 were expected."""
 
 _DECREASE = 0.7
-_REGAIN = 0.01
-_LEAST = 0.05
-"""Clients that share a limit claim 0.7 of what they claimed after a refusal, and 1 % of the limit more with
-each second: between two clients that is a refusal each 15 s."""
+_RECLAIM = 0.01
+_CLAIMED_LEAST = 0.05
+"""Clients that share a limit claim, after a refusal, 0.7 of what they claimed, and 1 % of the limit more with
+each second: between two clients that is one refusal each 15 s."""
 
 
-class Said(NamedTuple):
-    """What a report says about one limit: a minute's limit, what is left, seconds until it is full."""
+class LimitReading(NamedTuple):
+    """What a report says about one limit; ``None`` where it says nothing.
+
+    Attributes:
+        limit: units a minute.
+        remaining: units left.
+        reset: seconds until the bucket is full.
+    """
 
     limit: float | None
     remaining: float | None
     reset: float | None
 
 
-class Trace(NamedTuple):
+class SentAround(NamedTuple):
     """What this client had sent around the call a report came with, in the units of one limit.
 
     Attributes:
-        started: when the call left.
+        started: when the call was sent, monotonic seconds.
         order: its number among all calls of the quota.
         mark: what was sent until then, this call included.
         since: what was sent after it.
-        open: what was sent after it, or was unanswered when it left: all the server may have charged since.
+        open: what was sent after it, or was unanswered when it was sent: all the server may have charged
+            since.
         held: what is unanswered now.
         calls_since, calls_open: ``since`` and ``open`` in calls.
-        blurred: whether calls were refused since it left. Those are not charged, or not in full.
+        blurred: whether calls were refused since it was sent. Those are not charged, or not in full.
     """
 
     started: float
@@ -87,195 +96,227 @@ class Trace(NamedTuple):
 
 
 class ReportedBucket:
-    """The bucket of one limit, following the server's.
+    """The bucket of one limit, whose level follows the server's.
 
     Attributes:
-        bucket: what :meth:`look` and :meth:`take` ask; its level is the server's as far as it is known.
-        limit: a minute.
-        learned_at: when the limit was last news.
+        bucket: the level, as far as the server's is known.
+        limit: units a minute.
+        learned_at: when the limit last changed, monotonic seconds.
 
     Args:
-        limit: a minute.
+        limit: units a minute.
         now: monotonic seconds.
-        rounded: whether what remains may be rounded; a figure that is not ends the doubt.
-        late: whether calls are charged when they end, as output is, and not when they are admitted.
+        rounded: whether the figures that remain may be rounded; the first one that is not shows they are not.
+        charged_at_end: whether calls are charged when they end, as output is, and not when they are admitted.
     """
 
     __slots__ = (
-        "_booked_from",
         "_calls",
+        "_capacity",
+        "_charge_per_call",
+        "_charge_ratio",
         "_charged",
-        "_counted",
-        "_dear",
-        "_each",
-        "_flat",
-        "_follows",
-        "_heard_at",
-        "_last",
-        "_late",
-        "_missed",
-        "_missed_flat",
-        "_order",
-        "_part",
+        "_charged_at_end",
+        "_charged_more",
+        "_claimed_share",
+        "_counted_from",
+        "_expected",
+        "_follows_server",
+        "_last_order",
+        "_last_reading",
+        "_per_call",
+        "_per_call_error",
         "_rate",
-        "_ratio",
+        "_ratio_error",
+        "_reported_at",
         "_rounding",
-        "_size",
         "bucket",
         "learned_at",
         "limit",
     )
 
-    def __init__(self, limit: float, now: float, *, rounded: bool = False, late: bool = False) -> None:
+    def __init__(
+        self, limit: float, now: float, *, rounded: bool = False, charged_at_end: bool = False
+    ) -> None:
         self.limit = limit
         self.learned_at = now
-        self._ratio = 1.0  # charged for each unit expected
-        self._each = 0.0  # charged for each call
-        self._dear = self._flat = False
-        self._missed = self._missed_flat = 0.0
+        self._charge_ratio = 1.0  # units charged for each unit expected
+        self._charge_per_call = 0.0  # units charged for each call
+        self._charged_more = self._per_call = False
+        self._ratio_error = self._per_call_error = 0.0
         self.bucket = Bucket(used_capacity(limit), used_rate(limit), now, level=0.0)
-        self._size, self._rate = limit, limit / _MINUTE
-        self._late = late
-        self._part = 1.0  # of the refill that is claimed
-        self._heard_at = now
-        self._booked_from = 0  # number of the first call that is in the level
-        self._follows = False
-        self._rounding = min(_GRAIN / 2.0, _ROUNDED * limit) if rounded else 0.0
-        self._order = -1
-        self._last: tuple[float, Trace] | None = None  # remaining
-        self._charged = self._counted = self._calls = 0.0
+        self._capacity, self._rate = limit, limit / _MINUTE
+        self._charged_at_end = charged_at_end
+        self._claimed_share = 1.0  # of the refill
+        self._reported_at = now
+        self._counted_from = 0  # the first call, by its order, that the level contains
+        self._follows_server = False
+        self._rounding = min(_ROUNDED_TO / 2.0, _ROUNDING_SHARE * limit) if rounded else 0.0
+        self._last_order = -1
+        self._last_reading: tuple[float, SentAround] | None = None  # remaining
+        self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
         """Return the earliest time a call that is expected to need ``cost`` may go."""
-        return self.bucket.look(now, self._price(cost, 1.0) if self._dear else cost)
+        return self.bucket.look(now, self._needed(cost))
 
     def take(self, now: float, cost: float) -> None:
-        """Book a call."""
-        self.bucket.take(now, self._price(cost, 1.0) if self._dear else cost)
+        """Take what a call is expected to need."""
+        self.bucket.take(now, self._needed(cost))
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
-        """Correct a booked call to what it used; a server that charges more than that does not give back."""
-        if order < self._booked_from:
-            return
-        booked = expected
-        if self._dear:
-            booked = self._price(expected, 1.0)
-            if actual > 0.0:
-                actual = max(actual, booked)
-        self.bucket.settle(now, booked - actual)
+        """Correct what a call took to what it used; a server that charges more than that returns nothing.
 
-    def lacks(self, said: Said, cost: float) -> bool:
-        """Whether ``said`` explains that a call that needs ``cost`` was refused."""
-        needed = self._price(cost, 1.0) if self._dear else cost
-        return said.remaining is not None and said.remaining < needed + self._rounding
+        Args:
+            now: monotonic seconds.
+            order: the call's number among all calls of the quota.
+            expected: what it took.
+            actual: what it used; 0 when it was never admitted.
+        """
+        if order < self._counted_from:
+            return
+        taken = self._needed(expected)
+        if self._charged_more and actual > 0.0:
+            actual = max(actual, taken)
+        self.bucket.settle(now, taken - actual)
+
+    def lacks(self, reading: LimitReading, cost: float) -> bool:
+        """Whether ``reading`` explains why a call that needs ``cost`` was refused."""
+        return reading.remaining is not None and reading.remaining < self._needed(cost) + self._rounding
+
+    def _needed(self, cost: float) -> float:
+        """Return what a call takes: what it is expected to need, or more where the server charges more."""
+        return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:
-        """Return what the server will charge for so many calls that are expected to need ``cost``."""
-        return self._each * calls if self._dear and self._flat else self._ratio * cost
+        """Return what the server will charge for ``calls`` calls that are expected to need ``cost``."""
+        if self._charged_more and self._per_call:
+            return self._charge_per_call * calls
+        return self._charge_ratio * cost
 
-    def learn(self, said: Said, trace: Trace, now: float) -> None:
-        """Follow a report. One older than another that was heard already is no news."""
-        if trace.order < self._order:
+    def learn(self, reading: LimitReading, trace: SentAround, now: float) -> None:
+        """Follow a report.
+
+        The cases, in order:
+
+        1. A report of an older call than the last one's: ignored.
+        2. Another limit than before: adopted, and what was measured under the old one is forgotten.
+        3. A report without a remaining figure: nothing more to learn.
+        4. The capacity and the refill rate follow the reset, the ratio of charged to expected follows the
+           difference to the last report, and the level is corrected.
+        """
+        if trace.order < self._last_order:
             return
-        self._order = trace.order
-        if said.limit is not None and said.limit != self.limit:
-            self._adopt(said.limit, now)
-        if said.remaining is None:
+        self._last_order = trace.order
+        if reading.limit is not None and reading.limit != self.limit:
+            self._adopt_limit(reading.limit, now)
+        if reading.remaining is None:
             return
-        if said.remaining % _GRAIN:
+        if reading.remaining % _ROUNDED_TO:
             self._rounding = 0.0
-        self._resize(said, now)
-        self._weigh(said.remaining, trace)
-        self._correct(said.remaining, trace, now)
+        self._resize(reading, now)
+        self._measure_charges(reading.remaining, trace)
+        self._correct_level(reading.remaining, trace, now)
 
-    def _adopt(self, limit: float, now: float) -> None:
-        self.limit = self._size = limit
+    def _adopt_limit(self, limit: float, now: float) -> None:
+        self.limit = self._capacity = limit
         self._rate = limit / _MINUTE
         self.learned_at = now
-        self._last = None
-        self._charged = self._counted = self._calls = 0.0
-        self._part = 1.0
+        self._last_reading = None
+        self._charged = self._expected = self._calls = 0.0
+        self._claimed_share = 1.0
         self._shape(now)
 
     def empty(self, now: float, sent: int) -> None:
-        """The server refused and says no more than its limit: nothing is left for any of the calls sent."""
+        """The server refused and reports only its limit: nothing is left for any of the ``sent`` calls."""
         self.bucket.look(now, 0.0)
         self.bucket.level = min(self.bucket.level, 0.0)
-        self._booked_from = sent + 1
+        self._counted_from = sent + 1
 
     def give_way(self, now: float) -> None:
-        """Refused although the level allowed the call: others use the limit, too, so claim less of it.
+        """The server refused although the level allowed the call: others use the limit too, so claim less.
 
         What they leave is not lost: the reports show it.
         """
-        self._part = max(_LEAST, _DECREASE * self._part)
+        self._claimed_share = max(_CLAIMED_LEAST, _DECREASE * self._claimed_share)
         self._shape(now)
 
     def space(self, now: float) -> None:
-        """The server's bucket does not fill up: no bursts."""
+        """The server's bucket does not fill up: space the calls, without bursts."""
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)
 
-    def _resize(self, said: Said, now: float) -> None:
-        """Find the bucket's own size and speed, where the reset shows that they are not the limit's."""
-        assert said.remaining is not None
+    def _resize(self, reading: LimitReading, now: float) -> None:
+        """Find the server's capacity and rate, where the reset shows that they are not the limit's.
+
+        1. A reset longer than a minute: the limit is counted over a longer time, so it refills more slowly.
+        2. A reset that implies a full bucket well below the limit: that is the capacity.
+        3. No reset, or one that fits the limit: the limit's own.
+        """
+        assert reading.remaining is not None
         rate, size = self.limit / _MINUTE, self.limit
-        if said.reset is not None:
-            used = self.limit - said.remaining
-            if said.reset > _LONGER and used > 0.0:
-                rate = min(rate, used / said.reset)
+        if reading.reset is not None:
+            used = self.limit - reading.remaining
+            if reading.reset > _LONGER_THAN_A_MINUTE and used > 0.0:
+                rate = min(rate, used / reading.reset)
             else:
-                full = said.remaining + rate * said.reset
-                if full < _SMALLER * self.limit:
+                full = reading.remaining + rate * reading.reset
+                if full < _SMALLER_CAPACITY * self.limit:
                     size = max(full, 1.0)
-        if size != self._size or rate != self._rate or self._part < 1.0:
-            self._size, self._rate = size, rate
-            self._part = min(1.0, self._part + _REGAIN * min(now - self._heard_at, 1.0))
+        if size != self._capacity or rate != self._rate or self._claimed_share < 1.0:
+            self._capacity, self._rate = size, rate
+            self._claimed_share = min(1.0, self._claimed_share + _RECLAIM * min(now - self._reported_at, 1.0))
             self._shape(now)
-        self._heard_at = now
+        self._reported_at = now
 
     def _shape(self, now: float) -> None:
-        self.bucket.reshape(now, used_capacity(self._size), self._part * used_rate(self._rate * _MINUTE))
+        self.bucket.reshape(
+            now, used_capacity(self._capacity), self._claimed_share * used_rate(self._rate * _MINUTE)
+        )
 
-    def _weigh(self, remaining: float, trace: Trace) -> None:
-        """Compare what the server charged between two reports with what was expected."""
-        last, self._last = self._last, None if trace.blurred else (remaining, trace)
+    def _measure_charges(self, remaining: float, trace: SentAround) -> None:
+        """Compare what the server charged between two reports with what was expected.
+
+        Two explanations are kept, and the one with the smaller squared error is used: so many units charged
+        for each unit expected, or so many for each call, as where an output cap is charged.
+        """
+        last, self._last_reading = self._last_reading, None if trace.blurred else (remaining, trace)
         if last is None or trace.blurred:
             return
         before, earlier = last
         refilled = before + max(0.0, trace.started - earlier.started) * self._rate
-        charged = min(refilled, self._size) - remaining
+        charged = min(refilled, self._capacity) - remaining
         cost, calls = trace.mark - earlier.mark, trace.order - earlier.order
         if self._calls:
-            self._missed += (charged - self._ratio * cost) ** 2
-            self._missed_flat += (charged - self._each * calls) ** 2
+            self._ratio_error += (charged - self._charge_ratio * cost) ** 2
+            self._per_call_error += (charged - self._charge_per_call * calls) ** 2
         self._charged += charged
-        self._counted += cost
+        self._expected += cost
         self._calls += calls
-        if self._counted > max(self.limit, _REMEMBERED * trace.held):
+        if self._expected > max(self.limit, _REMEMBERED_CALLS * trace.held):
             self._charged /= 2.0
-            self._counted /= 2.0
+            self._expected /= 2.0
             self._calls /= 2.0
-            self._missed /= 2.0
-            self._missed_flat /= 2.0
-        doubt = _DOUBT * self.limit
-        self._ratio = min(max(0.0, self._charged + doubt) / (self._counted + doubt), _DEAREST)
-        self._each = max(0.0, self._charged / self._calls) if self._calls else 0.0
-        self._dear = self._ratio > _DEARER
-        # what is charged beyond the expectation is often the same for all, as an output cap is
-        self._flat = self._missed_flat < self._missed
+            self._ratio_error /= 2.0
+            self._per_call_error /= 2.0
+        prior = _PRIOR_SHARE * self.limit
+        self._charge_ratio = min(max(0.0, self._charged + prior) / (self._expected + prior), _RATIO_MOST)
+        self._charge_per_call = max(0.0, self._charged / self._calls) if self._calls else 0.0
+        self._charged_more = self._charge_ratio > _CHARGED_MORE
+        self._per_call = self._per_call_error < self._ratio_error
 
-    def _correct(self, remaining: float, trace: Trace, now: float) -> None:
+    def _correct_level(self, remaining: float, trace: SentAround, now: float) -> None:
+        """Move the level into the range from certain to likely, see the top of this file."""
         bucket = self.bucket
         bucket.look(now, 0.0)
         rounding = self._rounding
         likely = remaining + (now - trace.started) * bucket.rate - self._price(trace.since, trace.calls_since)
-        likely = max(likely, -self._size)  # a server is not in debt for more than it gives in a minute
-        most = self._price(trace.open, trace.calls_open) if self._dear else trace.open
+        likely = max(likely, -self._capacity)  # a server's debt is at most what it gives in a minute
+        most = self._price(trace.open, trace.calls_open) if self._charged_more else trace.open
         certain = remaining - rounding - most
-        if not self._follows:  # the first figure is all there is to know
-            self._follows = True
-            bucket.level = certain if self._late else likely - rounding
-            self._booked_from = 0 if self._late else trace.order + 1
+        if not self._follows_server:  # nothing but the first figure is known yet
+            self._follows_server = True
+            bucket.level = certain if self._charged_at_end else likely - rounding
+            self._counted_from = 0 if self._charged_at_end else trace.order + 1
         elif bucket.level > likely + rounding:
             bucket.level = likely + rounding
         if certain > bucket.level:

@@ -1,8 +1,8 @@
-"""Whether a failed call is made again, when, and how many such calls a struggling provider gets.
+"""Whether a failed call is made again, when, and how many retries a failing provider gets.
 
-Retrying is decided here and nowhere else: retries of SDKs are off. Two questions are kept apart.
-:func:`decide` looks at one request: is this kind of failure worth another try. :class:`RetryBudget` looks at
-all of them: in an outage the retries of many healthy-looking requests add up to a storm.
+Retrying is decided only here: the retries of SDKs are off. There are two questions. :func:`decide` looks at
+one request: is this kind of failure worth another try. :class:`RetryBudget` looks at all of them: in an
+outage the retries of many requests, each of them justified, add up to more than the provider can take.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RetryPolicy:
         max_delay: longest wait in seconds.
         jitter: wait between 50 % and 100 % of the formula, so that requests which failed together do not
             return together; see :func:`~smartbatch.core.limits.backoff.jittered`.
-        limit_retries: how often one request may meet the provider's rate limit. Such refusals cost no
-            try, since the whole quota pauses; the cap only ends what a provider refuses for ever.
+        limit_retries: how often one request may be refused for the rate limit. Such refusals do not count
+            against ``retries``, since the whole quota pauses; the cap ends requests that are always refused.
     """
 
     retries: int = field(default=3, validator=validators.ge(0))
@@ -63,11 +63,11 @@ class RetryCount:
 
 @frozen
 class Retry:
-    """The call is to be made again.
+    """The decision that the call is made again.
 
     Attributes:
         delay: seconds to wait at least; the gates may hold it longer.
-        counted: False when the failure was the provider's state and cost the request no try.
+        counted: False when the failure was the provider's state and did not count against the request.
     """
 
     delay: float
@@ -95,15 +95,24 @@ def decide(
     outage: bool,
     rng: RandomSource,
 ) -> Retry | None:
-    """Say whether a request that failed is tried again, and add it to ``count``.
+    """Return whether a request that failed is tried again, and add the retry to ``count``.
+
+    The cases, in order:
+
+    1. The next call would fail alike (wrong key, wrong request, no credit): no retry.
+    2. The rate limit: a retry that does not count, after what the server asked; the quota's cooldown adds to
+       it. No retry after ``limit_retries`` of them.
+    3. The provider is down and the breaker is not closed: a retry that does not count, and no delay; the
+       breaker holds the call.
+    4. All retries are used, or a kind that is retried once was retried: no retry.
+    5. A retry that counts, after the server's delay if it named one, else after the policy's backoff.
 
     Args:
         policy: the limits.
         kind: what the failure was.
         count: the request's own; changed when the decision is a retry.
         retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
-        outage: True when the provider is unavailable and the breaker is not closed: then the try is not
-            counted and the breaker, not a delay, holds the request.
+        outage: True when the provider is unavailable and the breaker is not closed.
         rng: source of the jitter.
 
     Returns:
@@ -131,11 +140,11 @@ def decide(
 
 
 class RetryBudget:
-    """A gate for retries: while failures prevail they stay within a tenth of the first calls, plus three.
+    """A gate for retries: while most calls fail, retries stay within a tenth of the first calls, plus three.
 
-    A first call pays ``ratio`` in, a retry takes 1 out. A retry that succeeds returns 2, so after an outage
-    the gate opens exponentially instead of at the pace of new calls. An empty account still lets one retry
-    go every ``trickle_every`` seconds, so that nothing waits for ever once no new calls come.
+    A first call adds ``ratio`` to the level, a retry takes 1. A retry that succeeds returns 2, so after an
+    outage the gate opens exponentially instead of at the rate of new calls. With a level below 1 one retry
+    still goes every ``trickle_every`` seconds, so that none waits for ever when no new calls come.
 
     Held at every step: failed retries <= reserve + ratio * first calls + succeeded retries
     + elapsed / trickle_every.
@@ -155,16 +164,16 @@ class RetryBudget:
         self._trickle_at = -math.inf
 
     def called(self) -> None:
-        """Book a request's first call."""
+        """Count a request's first call."""
         self._most += self._ratio
         self._level = min(self._level + self._ratio, self._most)
 
     def look(self, now: float) -> float:
-        """Return the earliest time a retry may go: ``now``, or when the trickle lets the next one through."""
+        """Return the earliest time a retry may go: ``now``, or when ``trickle_every`` is over."""
         return now if self._level >= _WHOLE else max(now, self._trickle_at)
 
     def take(self, now: float) -> None:
-        """Book a retry that :meth:`look` let go."""
+        """Count a retry that :meth:`look` let go."""
         if self._level >= _WHOLE:
             self._level -= 1.0
             if self._level >= _WHOLE:
@@ -172,7 +181,7 @@ class RetryBudget:
         self._trickle_at = now + self._trickle_every
 
     def succeeded(self) -> None:
-        """The retry was answered. A retry that failed is told by not telling."""
+        """The retry was answered. One that failed is not reported at all."""
         self._level = min(self._level + 2.0, self._most)
 
     def dropped(self) -> None:
@@ -181,4 +190,4 @@ class RetryBudget:
 
 
 _WHOLE = 1.0 - 1e-9
-"""Ten deposits of 0.1 make one retry, though not in binary."""
+"""Ten times 0.1 make one retry, though not exactly so in binary."""

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from smartbatch.core.limits.header_limits import Reservation, Traffic
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.reported_bucket import ReportedBucket, Said, Trace
+from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
 from smartbatch.types import LimitReport
 
 
 def answered(quota: Quota, call: Reservation, now: float, report: LimitReport, tokens: float = 0.0) -> None:
-    """End a call with success and let the quota hear what its answer said."""
+    """End a call with success and let the quota hear what its answer reading."""
     quota.succeeded(call, now, tokens)
     quota.learn(report, call, now)
 
@@ -200,8 +200,8 @@ def test_who_was_refused_claims_less_and_claims_it_back() -> None:
     limit.give_way(0.0)
     assert limit.bucket.rate == pytest.approx(0.7 * 9.95)
     for second in range(1, 32):
-        trace = Trace(second, second, 10.0 * second, 0.0, 0.0, 0.0, 0, 0, blurred=False)
-        limit.learn(Said(600, 300, None), trace, second)
+        trace = SentAround(second, second, 10.0 * second, 0.0, 0.0, 0.0, 0, 0, blurred=False)
+        limit.learn(LimitReading(600, 300, None), trace, second)
     assert limit.bucket.rate == pytest.approx(9.95)
 
 
@@ -209,12 +209,12 @@ def test_calls_refused_meanwhile_are_not_taken_off() -> None:
     """Of 30 calls after the reported one 20 were refused at once and used nothing: ten are still out."""
     traffic, calls = Traffic(), [Reservation(0.0, 100.0, 20.0) for _ in range(31)]
     for call in calls:
-        traffic.leave(call)
+        traffic.start(call)
     for call in [calls[0], *calls[11:]]:
         traffic.end(call)
-    assert traffic.trace(0, calls[0]).since == 30
+    assert traffic.around(0, calls[0]).since == 30
     traffic.refused_at = 0.001
-    trace = traffic.trace(0, calls[0])
+    trace = traffic.around(0, calls[0])
     assert (trace.since, trace.blurred) == (10, True)
 
 
