@@ -1,14 +1,15 @@
-"""Whether an answer belongs to its question: the tokens it was billed for against our estimate of its prompt.
+"""Whether the answers of a batch belong to their requests: billed prompt tokens against our own estimates.
 
-Providers and gateways have mixed answers up. An answer's id says whose it should be, its count of prompt
-tokens says of how long a prompt it is, and that costs nothing to compare. Our estimates are wrong by a ratio
-and a constant that the lines of one shard share, and by a spread of their own; all three are read off those
-lines.
+Providers and gateways have exchanged answers. An answer's id says which request it should answer, and its
+count of prompt tokens says how long a prompt it does answer; comparing the two costs nothing. Our estimates
+are off by a ratio and a constant, which the lines of one shard share, and by a random error of each line. All
+three are measured on those lines, and a line that is off by far more than the others is suspicious.
 
-How much it sees depends on that spread. Where estimates fit to 1 %, a difference of 5 % stands out. On real
-prompts they spread by 7 to 15 % around what OpenAI's tokenizers count (measured on GSM8K, HumanEval, IFEval,
-MT-Bench and XQuAD in English and Chinese): of two GSM8K prompts exchanged at random 29 % are seen, and 92 %
-where one is 1.7 times as long as the other. So it tells that a batch is not sound, not which answers are.
+How much this detects depends on the random error. Where estimates fit to 1 %, a difference of 5 % stands out.
+On real prompts they spread by 7 to 15 % around what OpenAI's tokenizers count (measured on GSM8K, HumanEval,
+IFEval, MT-Bench and XQuAD in English and Chinese): of two GSM8K prompts exchanged at random 29 % are
+detected, and 92 % where one is 1.7 times as long as the other. So the check shows that a batch has
+exchanged answers, but not which answers are right.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from attrs import frozen
 __all__ = ["Crosscheck"]
 
 _WIDTH = 6.0
-"""Half the band in standard deviations. Of 2,583 real prompts the farthest lies at 5.7 (sets as above)."""
+"""Half the width of the band, in standard deviations. Of 2,583 real prompts (sets as above) the farthest lies
+at 5.7."""
 _SMALL = 3.0
-"""The spread of few lines is itself uncertain: the band is wider by this many times one by the root of their
+"""The spread of few lines is itself uncertain: the band is wider by this factor over the square root of their
 number, two thirds with twenty."""
 _LEAST = 0.02
-"""Half the band at least, as a part: estimates that fit exactly here may be off a little there."""
+"""Half the width of the band at least, as a share: estimates that fit some lines exactly may be off for
+others."""
 _ROUNDING = 1.0
 """Tokens more that are always allowed: estimate and count are both rounded."""
 _SIGMA = 1.4826
@@ -44,9 +47,9 @@ class _Fit:
     """What the lines have in common.
 
     Attributes:
-        slope, constant: billed tokens for each estimated one, and besides.
-        center: median of the logarithm of billed by expected.
-        spread: standard deviation of it, robustly.
+        slope, constant: billed tokens for each estimated one, and for each line.
+        center: median of the logarithm of billed over expected.
+        spread: robust standard deviation of the same.
     """
 
     slope: float
@@ -59,9 +62,9 @@ class _Fit:
 
 
 class Crosscheck:
-    """Compares the lines of one shard with each other; several hundred are best, fewer than 20 say nothing.
+    """Compares the lines of one shard with each other; several hundred are best, fewer than 20 show nothing.
 
-    All lines are observed first and asked about afterwards. It keeps 16 bytes for each.
+    All lines are observed first and judged afterwards. It keeps 16 bytes for each.
     """
 
     NEEDED = 20
@@ -78,7 +81,7 @@ class Crosscheck:
         return len(self._estimates)
 
     def observe(self, estimate: int, billed: int) -> None:
-        """Learn from a line; one without counts teaches nothing.
+        """Learn from a line; one without counts is ignored.
 
         Args:
             estimate: our estimate of its prompt's tokens, before any correction.
@@ -90,7 +93,8 @@ class Crosscheck:
             self._fit = None
 
     def suspicious(self, estimate: int, billed: int) -> bool:
-        """Whether ``billed`` does not fit the prompt of ``estimate`` tokens, as the others go."""
+        """Whether ``billed`` does not fit a prompt of ``estimate`` tokens, by the measure of the other
+        lines."""
         if self.observed < self.NEEDED or estimate <= 0 or billed <= 0:
             return False
         if self._fit is None:
@@ -99,13 +103,13 @@ class Crosscheck:
         expected = fit.expected(estimate)
         width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(self.observed))
         if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING + 1e-9:
-            return False  # of three tokens one is more than its share as a part
+            return False  # one token of three is a large share, but only rounding
         deviation = abs(math.log(billed / expected) - fit.center)
         return deviation > max(width, _LEAST) + _ROUNDING / expected
 
     @property
     def rate(self) -> float:
-        """Part of the observed lines that are suspicious; 0 while there are too few."""
+        """Share of the observed lines that are suspicious; 0 while there are too few lines."""
         pairs = zip(self._estimates, self._billed, strict=True)
         return sum(self.suspicious(*pair) for pair in pairs) / max(1, self.observed)  # type: ignore[arg-type]
 
@@ -113,7 +117,7 @@ class Crosscheck:
     def unrelated(self) -> bool:
         """True when counts do not follow estimates at all: all answers may be exchanged.
 
-        Then the spread is so large that none stands out. Only prompts of different lengths can show it.
+        Then the spread is so large that no line stands out. Only prompts of different lengths can show it.
         """
         if self.observed < self.NEEDED:
             return False

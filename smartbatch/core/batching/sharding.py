@@ -1,7 +1,8 @@
-"""How the open items of a job are cut into shards: in order, within the provider's limits, about even.
+"""How the open items of a job are cut into shards: in order, within the provider's limits, about equal in
+size.
 
-Where a provider shows no label with its batches (Anthropic), the number of requests is the one thing by which
-a batch tells whose it is. For those, shards of different sizes can be asked for.
+Where a provider's batches carry no label (Anthropic), only the number of requests identifies a batch. For
+such a provider, shards of different sizes can be asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Cut", "Sized", "cut"]
 _DEPTH = 4
 """Shards that the end of a list is cut into at most, for all sizes to differ."""
 _TRIES = 20_000
-"""Ways that are tried for the end: well under a tenth of a second."""
+"""Divisions of the end that are tried: well under a tenth of a second."""
 
 
 class Sized(Protocol):
@@ -58,16 +59,20 @@ def cut(
     distinct: bool = False,
     taken_sizes: Collection[int] = (),
 ) -> Cut:
-    """Cut ``items`` into as few shards as their order and the limits allow, of about the same size each.
+    """Cut ``items`` into as few shards as their order and the limits allow, each of about the same size.
+
+    The steps: set aside items that do not fit into any batch; choose the sizes of the shards (:func:`_even`,
+    or :func:`_different` with ``distinct``); cut in order; with ``distinct``, name the shards whose size is
+    still used twice.
 
     Args:
         items: in the order in which they are sent.
         max_requests: most items of a shard, 1 or more.
-        max_bytes: most bytes of a shard's lines; what a batch has besides is for the caller to take off.
+        max_bytes: most bytes of a shard's lines; the caller subtracts what a batch needs besides them.
         max_tokens: most estimated input tokens of a shard: the enqueued-token limit, or infinity.
         overhead_per_line: bytes of a line besides ``size``: its line end.
-        distinct: make all sizes different, largest first, at the price of one or two shards more.
-        taken_sizes: with ``distinct``, sizes of shards elsewhere that must not come again.
+        distinct: make all sizes different, largest first, at the cost of one or two shards more.
+        taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
 
     Raises:
         ValueError: ``max_requests`` is below 1.
@@ -125,7 +130,7 @@ class _Row:
 
 def _even(row: _Row) -> list[int]:
     """Return sizes of the fewest shards, each as near to an equal share of what is left as it can be."""
-    # From the back: the earliest begin of each last shard; before it, too much would be left for those after.
+    # From the back: the earliest begin of each last shard; before it, the rest would not fit into the others.
     begins = [row.length]
     while begins[-1]:
         begins.append(row.begin(begins[-1]))
@@ -139,10 +144,11 @@ def _even(row: _Row) -> list[int]:
 
 
 def _different(row: _Row, taken: frozenset[int]) -> list[int]:
-    """Return sizes that differ: the largest one free each time, and the end divided so that it comes out.
+    """Return sizes that differ.
 
-    Where the sizes from the largest possible down to its half are used up, they are used again, so that equal
-    ones are at least far apart.
+    1. The rest can be divided into free sizes (:func:`_ending`): those, and the end.
+    2. A size from the largest possible down to its half is free: the largest of them.
+    3. All of those are used: they may be used again, so that equal sizes are at least far apart.
     """
     sizes: list[int] = []
     used = set(taken)
@@ -164,7 +170,8 @@ def _different(row: _Row, taken: frozenset[int]) -> list[int]:
 
 
 def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
-    """Return free sizes, all different, that make up the rest from ``start``; the fewest that are found."""
+    """Return free sizes, all different, that add up to the rest from ``start``; the fewest found, or
+    ``None``."""
     tries = iter(range(_TRIES))
 
     def divide(start: int, used: frozenset[int], parts: int) -> list[int] | None:

@@ -1,7 +1,7 @@
-"""The window: when do gathered requests go, and what may a batch become next.
+"""When the waiting requests of a lane are sent as one call, and which states that call goes through.
 
-:class:`BatchAccumulator` answers a question, it does not act: given what waits in a lane, may a batch be
-sent now, and if not, when to look again. :class:`Batch` is what is sent; its states follow one table.
+:class:`BatchAccumulator` decides: given what waits in a lane, may a batch be sent now, and if not, when to
+ask again. :class:`Batch` is what is sent; its states follow one table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BatchState(enum.Enum):
-    """Where a batch stands; see :data:`TRANSITIONS` for what may follow."""
+    """The state of a batch; :data:`TRANSITIONS` says which may follow."""
 
     ACCUMULATING = "accumulating"
     READY = "ready"
@@ -31,14 +31,14 @@ class BatchState(enum.Enum):
 
 
 class IllegalTransition(SmartbatchError):
-    """A batch was asked to become what it cannot become from where it is."""
+    """A batch was asked for a change of state that :data:`TRANSITIONS` does not allow."""
 
 
 _S = BatchState
 TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     # full, window over, max wait reached, urgent, idle lane or flushed; or all its requests were cancelled
     _S.ACCUMULATING: frozenset({_S.READY, _S.FAILED}),
-    # permits were taken and a worker has it; or the client stopped first
+    # permits were taken and a worker runs it; or the client stopped first
     _S.READY: frozenset({_S.SENDING, _S.FAILED}),
     # the call is being made; or every request was cancelled or timed out before it
     _S.SENDING: frozenset({_S.AWAITING_RESPONSE, _S.FAILED}),
@@ -46,7 +46,7 @@ TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
     _S.AWAITING_RESPONSE: frozenset({_S.PROCESSING_RESPONSE, _S.FAILED}),
     # every request has its verdict; at least one was answered, or none was
     _S.PROCESSING_RESPONSE: frozenset({_S.COMPLETED, _S.FAILED}),
-    # ends: a batch ends once
+    # final: a batch ends once
     _S.COMPLETED: frozenset(),
     _S.FAILED: frozenset(),
 }
@@ -58,7 +58,7 @@ class Batch(Generic[T]):
 
     Attributes:
         id: names the batch in events and errors.
-        opened: when its first request came, monotonic seconds.
+        opened: when its first request was submitted, monotonic seconds.
         items: what it carries, most urgent first.
         tokens: estimated input and output tokens of all items.
     """
@@ -73,11 +73,11 @@ class Batch(Generic[T]):
         return len(self.items)
 
     def age(self, now: float) -> float:
-        """Seconds since the first request came."""
+        """Seconds since the first request was submitted."""
         return now - self.opened
 
     def move(self, after: BatchState) -> None:
-        """Go on to ``after``.
+        """Change the state to ``after``.
 
         Raises:
             IllegalTransition: when the table does not allow it.
@@ -89,7 +89,11 @@ class Batch(Generic[T]):
         self.state = after
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
-        """Take ``items`` along; only while accumulating."""
+        """Add ``items``.
+
+        Raises:
+            IllegalTransition: when the batch is not accumulating.
+        """
         if self.state is not BatchState.ACCUMULATING:
             raise IllegalTransition(
                 f"batch {self.id} is {self.state.value}: it takes no more requests", batch_id=self.id
@@ -103,9 +107,9 @@ class Window:
     """The settings of a window.
 
     Args:
-        seconds: how long requests wait for company.
+        seconds: how long a request waits for others to share its call.
         max_size: most requests in a batch; 1 means the lane cannot share calls.
-        min_size: how many are enough for an early send, see :class:`BatchAccumulator`.
+        min_size: requests that are enough for an early call, see :class:`BatchAccumulator`.
         max_wait: longest wait of any request, seconds; a request may carry its own.
     """
 
@@ -117,19 +121,19 @@ class Window:
 
 @frozen
 class Waiting:
-    """What a lane holds, as the accumulator needs to know it.
+    """What waits in a lane, as far as the accumulator needs to know it. Times are monotonic seconds.
 
     Attributes:
         count: requests waiting.
-        opened: when the oldest of them came; seconds.
-        must_start: the earliest end of a request's own ``max_wait``; seconds.
+        opened: when the oldest of them was submitted.
+        must_start: the earliest end of a request's own ``max_wait``.
         urgent: True when one of them skips the window.
-        in_flight: requests in calls under way.
+        in_flight: requests in calls that have not ended.
         flushed: True when the client is stopping or was asked to flush.
-        expected: how many travelled in the call that ended last: about as many may come back for more.
-        newest: when the newest of them came, or the last call ended, whichever was later; seconds.
-        last_finished: when the last call ended; seconds.
-        latency: what a call of this lane takes, seconds; 0 while unknown.
+        expected: requests of the call that ended last; about as many new ones may follow.
+        newest: when the newest of them was submitted, or the last call ended, whichever is later.
+        last_finished: when the last call ended.
+        latency: seconds that a call of this lane takes; 0 while unknown.
     """
 
     count: int
@@ -145,34 +149,41 @@ class Waiting:
 
 
 class BatchAccumulator:
-    """Decides when the waiting requests of a lane become a batch.
+    """Decides when the waiting requests of a lane become a batch (group commit).
 
-    A batch goes when it is full, when a waiting request is urgent, when the client flushes, when the window
-    is over, or when the oldest has reached its max wait. It goes before that
-
-    - when nothing is under way: an idle system adds no latency. If a call of many has just ended, its askers
-      are about to come back, and get a moment for it, so that the first of them does not leave alone;
-    - when those of a call that ended are all back and are no fewer than those still under way: to wait for
-      the others would cost more than it gains;
-    - when ``min_size`` of them wait and the oldest has waited two fifths of what a call takes: small groups
-      join the next large one, and askers who come back at different times fall into step.
+    An idle lane adds no latency; a busy lane fills its calls while others are in flight.
     """
 
     GAP = 0.004
-    """Seconds without a newcomer after which nobody else is expected; threads that were woken together
+    """Seconds without a new request after which no further one is expected; threads that were woken together
     submit again within some 0.1 ms of each other, or after another thread's turn with the interpreter."""
     MOMENT = 0.02
-    """Most seconds that askers are given to come back."""
+    """Most seconds that the callers of an ended call are given to submit again."""
     SHARE = 0.4
-    """The part of a call's time that is worth waiting for company: with 64 askers and 50 ms a call, a fifth
-    left groups of 20 apart for ever, two fifths made groups of 30 to 50 at the same throughput
+    """The part of a call's latency that is worth waiting for further requests: with 64 callers and 50 ms a
+    call, a fifth left groups of 20 apart for ever, two fifths made groups of 30 to 50 at the same throughput
     (``benchmarks/embeddings.py``)."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
 
     def ready(self, now: float, waiting: Waiting) -> float:
-        """Return the time at which the batch may go: ``<= now`` for now, ``math.inf`` when nothing waits."""
+        """Return the time at which the batch may go: ``<= now`` for now, ``math.inf`` when nothing waits.
+
+        The cases, in order:
+
+        1. Nothing waits: never.
+        2. The lane cannot share calls, the batch is full, a request is urgent, or the client flushes: now.
+        3. As many wait as the last call carried, and either nothing is in flight or no more is in flight than
+           waits: now; waiting for the others would cost more than it gains.
+        4. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
+           ended may submit again, so that the first of them does not go alone.
+        5. ``min_size`` wait: when the oldest has waited two fifths of a call's latency, so that callers who
+           submit at different times come together.
+        6. Otherwise: when the window is over, or a request's ``max_wait``, whichever comes first.
+
+        Cases 4 and 5 never go beyond the time of case 6.
+        """
         window, count = self.window, waiting.count
         if count == 0:
             return math.inf

@@ -1,7 +1,7 @@
-"""The circuit breaker: stops calling a provider that fails, and asks it again with one call at a time.
+"""The circuit breaker: stops calls to a provider that fails, and probes it with one call at a time.
 
-One breaker for each provider and model. Only the provider's own failures count; a wrong request, a refusal
-for the rate limit or a cancelled call is ``IGNORED``.
+There is one breaker for each provider and model. Only the provider's own failures count; a wrong request, a
+refusal for the rate limit and a cancelled call are ``IGNORED``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
     (_HALF_OPEN, _CLOSED): "a probe succeeded",
     (_HALF_OPEN, _OPEN): "a probe failed, did not come back in time, or met a permanent error",
 }
-"""Every change of state there is, and its cause. OPEN never closes unasked; CLOSED never asks for probes."""
+"""Every change of state there is, and its cause. OPEN closes only by a probe; CLOSED never probes."""
 
 
 @frozen
@@ -58,7 +58,13 @@ class Transition:
 
 
 class Permit:
-    """One call's leave to go; ended once."""
+    """A call that may go; ended once.
+
+    Attributes:
+        epoch: the breaker's when the call was taken.
+        deadline: monotonic seconds by which the call, if it is a probe, has to be back.
+        ended: whether the call has ended.
+    """
 
     __slots__ = ("deadline", "ended", "epoch")
 
@@ -73,15 +79,15 @@ _MASK = (1 << _WINDOW) - 1
 
 
 class CircuitBreaker:
-    """Opens on failures in a row or on a share of the last 20 calls; see :data:`LEGAL` for its life.
+    """Opens after failures in a row or at a share of the last 20 calls; see :data:`LEGAL` for its states.
 
-    Calls started before a change of state have no say after it: of 64 calls in flight when a provider
-    dies, five open the breaker and 59 must not lengthen its pause.
+    The outcome of a call taken before a change of state does not count after it: of 64 calls in flight when
+    a provider fails, five open the breaker, and the other 59 must not lengthen its pause.
 
     Args:
         threshold: consecutive failures that open it, 1 or more.
         pause: seconds of the first pause; each failed probe doubles it.
-        max_pause: longest pause in seconds. Pauses are drawn between 50 % and 100 %.
+        max_pause: longest pause in seconds. Each pause is drawn between 50 % and 100 %.
         probes: most probes in flight at once.
         share: share of failures among the last 20 outcomes that opens it, given ``least`` failures.
         least: see ``share``.
@@ -92,14 +98,14 @@ class CircuitBreaker:
         "_consecutive",
         "_epoch",
         "_error",
-        "_factor",
         "_failures",
-        "_flying",
+        "_jitter",
+        "_least",
         "_max_pause",
-        "_needed",
         "_openings",
         "_pause",
         "_probes",
+        "_probing",
         "_seen",
         "_share",
         "_state",
@@ -118,7 +124,7 @@ class CircuitBreaker:
         least: int = 10,
     ) -> None:
         self._threshold, self._pause, self._max_pause, self._probes = threshold, pause, max_pause, probes
-        self._share, self._needed = share, least
+        self._share, self._least = share, least
         self._state = _CLOSED
         self._epoch = 0
         self._consecutive = 0
@@ -126,8 +132,8 @@ class CircuitBreaker:
         self._seen = 0
         self._openings = 0
         self._until = 0.0
-        self._factor = 1.0
-        self._flying: list[Permit] = []
+        self._jitter = 1.0
+        self._probing: list[Permit] = []
         self._error: Exception | None = None
         self._changes: list[Transition] = []
 
@@ -138,21 +144,25 @@ class CircuitBreaker:
     def look(self, now: float) -> float:
         """Return the earliest time a call may go; ``now`` when it may.
 
-        With all probes out it is the first probe's deadline: by then it has answered or has failed.
+        1. Closed: now.
+        2. Half open with an overdue probe: the probe failed, the breaker opens again, and case 5 holds.
+        3. Half open with a free probe: now.
+        4. Half open with all probes in flight: the first probe's deadline; by then it has answered or failed.
+        5. Open: the end of the pause.
         """
         if self._state is _CLOSED:
             return now
         if self._state is _HALF_OPEN:
             if self._overdue(now):
                 self._reopen(now, "a probe did not come back in time")
-            elif len(self._flying) < self._probes:
+            elif len(self._probing) < self._probes:
                 return now
             else:
-                return min(probe.deadline for probe in self._flying)
+                return min(probe.deadline for probe in self._probing)
         return max(now, self._until)
 
     def take(self, now: float, probe_deadline: float) -> Permit:
-        """Book a call that :meth:`look` let go.
+        """Count a call that :meth:`look` let go.
 
         Args:
             now: monotonic seconds.
@@ -164,15 +174,19 @@ class CircuitBreaker:
         if self._state is _CLOSED:
             return Permit(self._epoch, probe_deadline)
         if self.look(now) > now:
-            raise RuntimeError("a call was taken that the breaker holds back; ask look() first")
+            raise RuntimeError("the breaker does not let this call go; ask look() first")
         if self._state is _OPEN:
             self._transition(_HALF_OPEN, "the pause is over")
         permit = Permit(self._epoch, probe_deadline)
-        self._flying.append(permit)
+        self._probing.append(permit)
         return permit
 
     def end(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> Transition | None:
-        """Book how a call ended; returns the change of state it caused, if any.
+        """Count how a call ended; return the change of state it caused, if any.
+
+        1. The call was taken before the last change of state: it does not count.
+        2. Closed: count the outcome; enough failures open the breaker.
+        3. Half open: a success closes it, a failure opens it again, anything else frees the probe.
 
         Raises:
             RuntimeError: when the permit was ended before.
@@ -221,32 +235,32 @@ class CircuitBreaker:
         failures = self._failures.bit_count()
         if self._consecutive >= self._threshold:
             reason = f"{self._consecutive} failures in a row"
-        elif failures >= self._needed and failures >= self._share * self._seen:
+        elif failures >= self._least and failures >= self._share * self._seen:
             reason = f"{failures} of the last {self._seen} calls failed"
         else:
             return
-        self._factor = jittered(1.0, rng)
+        self._jitter = jittered(1.0, rng)
         self._reopen(now, reason)
 
     def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> None:
-        self._flying.remove(permit)
+        self._probing.remove(permit)
         if outcome is Outcome.SUCCESS:
             self._transition(_CLOSED, "a probe succeeded")
         elif outcome is Outcome.FAILURE:
-            self._factor = jittered(1.0, rng)
+            self._jitter = jittered(1.0, rng)
             self._reopen(now, "a probe failed")
 
     def _overdue(self, now: float) -> bool:
-        return any(probe.deadline <= now for probe in self._flying)
+        return any(probe.deadline <= now for probe in self._probing)
 
     def _reopen(self, now: float, reason: str) -> None:
-        # An overdue probe is found by look(), which has no dice: it keeps the factor drawn last.
-        self._until = now + self._factor * min(self._pause * 2.0**self._openings, self._max_pause)
+        # An overdue probe is found by look(), which has no random source: it keeps the jitter drawn last.
+        self._until = now + self._jitter * min(self._pause * 2.0**self._openings, self._max_pause)
         self._openings = min(self._openings + 1, 64)
         self._transition(_OPEN, reason)
 
     def _transition(self, after: BreakerState, reason: str) -> None:
-        """The only writer of the state. Permits of the time before lose their say.
+        """Change the state; nothing else does. Permits taken before no longer count.
 
         Raises:
             RuntimeError: for a change that is not in :data:`LEGAL`.
@@ -256,7 +270,7 @@ class CircuitBreaker:
             raise RuntimeError(f"a breaker cannot go from {before.value} to {after.value}")
         self._state = after
         self._epoch += 1
-        self._flying = []
+        self._probing = []
         self._error = None
         if after is _CLOSED:
             self._consecutive = self._failures = self._seen = self._openings = 0

@@ -59,21 +59,21 @@ _OWED = 1.0
 
 _LEARNED_SHARE = 0.95
 _BASELINE = 120.0
-"""What was accepted between two exhaustions of the quota, at most this many seconds apart, is its rate."""
+"""The calls accepted between two proven refusals, at most this many seconds apart, measure the rate."""
 
 _GROWTH = 0.01
 _GROWTH_SCALE = 5.0
-"""A pace grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
+"""A spaced rate grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
 careful near the limit, quick when the limit is far."""
 
 _SLOWEST = 1.0
 _SEARCH = 1.03
 _UNLIMITED = 2000.0
-"""A pace measured across cooldowns may be far too low. It is taken for 1 call a second at least, and grows by
-3 % with each success until it is refused once, or is 2,000 calls a second, more than threads can send."""
+"""A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 3 % with
+each success until it is refused once, or is 2,000 calls a second, more than threads can send."""
 
 _FORGOTTEN = 4.0
-"""A learned pace that works at four times the rate it was refused at limits nothing any more."""
+"""A learned rate that is four times the rate it was refused at limits nothing any more."""
 
 _BURST_AGAIN = 600.0
 """Seconds without refusal after which the burst of a configured limit is tried again; doubled each time it
@@ -91,7 +91,7 @@ class Cooldown:
     Attributes:
         seconds: until it ends.
         consecutive: cooldowns without a success between them.
-        fresh: False when the refused call had started before the cooldown began: news of the same event.
+        fresh: False when the refused call was sent before the cooldown began, so that it is the same event.
     """
 
     seconds: float
@@ -100,11 +100,11 @@ class Cooldown:
 
 
 class Quota:
-    """What one provider scope and model may send. Permits out = calls in flight.
+    """What one provider scope and model may send. Invariant: reservations not ended = calls in flight.
 
-    Every call is booked by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`, :meth:`failed`
-    or :meth:`dropped`; what its answer said about limits goes to :meth:`learn` afterwards. Without a limit
-    configured or reported and without a refusal it holds nothing back.
+    Every call is counted by :meth:`take` and ended once by :meth:`succeeded`, :meth:`refused`,
+    :meth:`failed` or :meth:`dropped`; what its answer reported about limits goes to :meth:`learn` afterwards.
+    Without a configured limit, a reported limit or a refusal it holds nothing back.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class Quota:
         self._tokens: Bucket | None = None
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
         self._configured: float | None = None  # requests a second
-        self._steady: Bucket | None = None  # the configured rate, evenly: what needs no window
+        self._steady: Bucket | None = None  # the configured rate, evenly: it needs no window
         self._spacing: Bucket | None = None
         self._base = 0.0  # the rate that was refused last, or the configured one
         self._window = math.inf
@@ -184,7 +184,7 @@ class Quota:
 
     @property
     def in_flight(self) -> int:
-        """Calls booked and not ended."""
+        """Calls taken and not ended."""
         return self._traffic.in_flight
 
     @property
@@ -203,10 +203,10 @@ class Quota:
         return None if self._spacing is None else self._spacing.rate
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
-        """Return the earliest time a call that needs ``tokens`` may go.
+        """Return the earliest time a call that needs ``tokens`` may go: the latest of all five conditions.
 
-        ``now`` means go; infinity means not until a call in flight ends. An end may also make it sooner than
-        the time returned, so ask again after each.
+        ``now`` means go; infinity means not until a call in flight ends. The end of a call may also make it
+        sooner than the time returned, so ask again after each.
 
         Args:
             now: monotonic seconds.
@@ -231,7 +231,7 @@ class Quota:
         return at
 
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
-        """Book a call that :meth:`look` let go; its tokens are estimates, settled later."""
+        """Count a call that :meth:`look` let go; its tokens are estimates, settled later."""
         call = Reservation(now, tokens, output)
         self._traffic.start(call)
         if self._traffic.in_flight >= self._window:
@@ -267,7 +267,7 @@ class Quota:
             self._evidence -= _FORGET
         if reservation.started >= self._cool_before:
             self._consecutive = 0
-        # a window that was not full while the call was out limited nobody: its success proves nothing
+        # a window that was not full while the call was in flight limited nothing: a success proves nothing
         if self._cool_began <= reservation.started <= self._filled_at:
             self._widen()
         if self._spacing is not None:
@@ -280,12 +280,12 @@ class Quota:
         actual_tokens: float | None = None,
         actual_output: float | None = None,
     ) -> None:
-        """The call ended without an answer and without a refusal; servers count such requests too."""
+        """The call ended without an answer and without a refusal; servers count such requests, too."""
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
-        """The call was never sent: all it took is returned."""
+        """The call was never sent: return all it took."""
         self._end(reservation)
         self._header_limits.drop(now, reservation)
         if self._tokens is not None:
@@ -298,10 +298,10 @@ class Quota:
             self._spacing.settle(now, 1.0)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
-        """Follow the limits that the answer to an ended call reported. Told limits stay upper bounds."""
+        """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
         self._header_limits.learn(report, reservation, self._traffic, now)
         if self._growth == _PROVING and (report.requests_remaining is not None or self._configured is None):
-            self._window = math.inf  # how much of the burst is there is known now
+            self._window = math.inf  # the report says how much of the burst is left
 
     def refused(
         self,
@@ -311,26 +311,35 @@ class Quota:
         rng: RandomSource,
         report: LimitReport | None = None,
     ) -> Cooldown:
-        """The provider refused the call for its rate limit.
+        """The provider refused the call for its rate limit; return the cooldown that follows.
+
+        The cases, in order:
+
+        1. The reported limits explain the refusal: it proves nothing further, and only the cooldown follows.
+        2. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
+           the refusal is not explained, calls begin again slowly (:meth:`_restart`).
+        3. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
+        4. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
+           a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
             reservation: the call's.
             now: monotonic seconds.
             retry_after: seconds the provider asked to wait, already clamped.
-            rng: dice for the jitter.
+            rng: source of the jitter.
             report: what the refusal said about limits; :meth:`learn` need not be called.
         """
         in_flight = self.in_flight
         self._end(reservation)
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
-        self._header_limits.drop(now, reservation)  # where it was charged all the same, what remains shows it
+        self._header_limits.drop(now, reservation)  # if it was charged all the same, the next report shows it
         self._traffic.refused_at = now
         explained = self._header_limits.explain(report, reservation, self._traffic, now)
         fresh = reservation.started >= self._cool_began
         if fresh:
-            # refusals come back sooner than answers: a call of the round that ended in the second cooldown
-            # in a row still breaks the row, one of the round before the first does not
+            # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
+            # resets the count of consecutive ones; a success of a call sent before the first does not.
             self._cool_before = self._cool_began if self._consecutive else now
             self._consecutive += 1
             self._cool_began = now
@@ -350,7 +359,7 @@ class Quota:
 
     @property
     def _known(self) -> float | None:
-        """Requests a second that somebody said are allowed: the user, or the provider."""
+        """Requests a second that are allowed according to the user or the provider; ``None`` if unknown."""
         reported = self._header_limits.requests_per_second
         if self._configured is None or reported is None:
             return reported if self._configured is None else self._configured
@@ -378,9 +387,13 @@ class Quota:
         return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
 
     def _restart(self, now: float) -> None:
-        """Begin again carefully after a cooldown: a narrow window, or a pace a little slower."""
+        """Begin again slowly after a cooldown.
+
+        1. Calls are not spaced: a narrow window that doubles. After a single cooldown near a limit that was
+           proven before, it only shrinks to 0.7 of the calls in flight.
+        2. Calls are spaced: a lower rate; the lower, the sooner the refusal came.
+        """
         if self._spacing is None:
-            # near a limit that was proven before, the window shrinks instead of starting over
             again = self._threshold != math.inf and self._consecutive == 1
             self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
             self._growth = _DOUBLING
@@ -395,7 +408,13 @@ class Quota:
         self._space(self._base * slower, now)
 
     def _proven(self, now: float) -> None:
-        """There is a limit below what was tried: space the calls, as configured or as measured."""
+        """A limit below what was tried is proven: space the calls.
+
+        1. A rate is known and calls are not spaced: the server honours no bursts; space them at that rate.
+        2. Calls were accepted since the last proof, not too long ago: space them at the measured rate, if
+           that is lower than the present one.
+        3. Otherwise nothing was measured: the window alone limits.
+        """
         self._evidence = 0.0
         self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
         known = self._known
@@ -415,9 +434,10 @@ class Quota:
             self._baseline, self._accepted = now, 0
 
     def _window_opens(self, now: float) -> float:
-        """Return when the full window lets the next call go unless a success widens it sooner.
+        """Return when the full window lets the next call go, unless a success widens it sooner.
 
-        Answers may take a minute, and a restart that waited for them many: it doubles each second, too.
+        Answers may take a minute, and a restart that waited only for them would take many: the window also
+        doubles each second.
         """
         if self._growth == _PROVING or self.in_flight >= self._threshold:
             return math.inf
@@ -431,7 +451,7 @@ class Quota:
             self._window = math.inf
 
     def _space(self, rate: float, now: float) -> None:
-        """Space the calls; the pace alone decides then, without a window."""
+        """Space the calls at ``rate`` a second; then there is no window."""
         if self._spacing is None:
             self._spacing = Bucket(spaced_capacity(rate), rate, now, level=0.0)
         else:
@@ -440,8 +460,12 @@ class Quota:
         self._grown_at, self._clean = now, 0.0
 
     def _quicken(self, spacing: Bucket, now: float) -> None:
-        """Let a pace that is used and not refused grow; give the burst back after a long peace."""
-        # idle time proves nothing, so only the time between calls at this pace counts
+        """Let a spaced rate that is used and not refused grow.
+
+        1. A rate is known: up to that rate; after ten minutes without refusal the burst is tried again.
+        2. A rate was measured: beyond four times the refused rate it is dropped.
+        """
+        # idle time proves nothing, so only the time between calls at this rate counts
         step = min(now - self._grown_at, 2.0 / spacing.rate)
         self._grown_at = now
         if step <= 0.0:
