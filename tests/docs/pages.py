@@ -96,7 +96,8 @@ class Page:
 
 def pages() -> list[Page]:
     """Return every page, the README first."""
-    paths = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    own = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    paths = [*(ROOT / name for name in own), *sorted((ROOT / "docs").rglob("*.md"))]
     return [Page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in paths]
 
 

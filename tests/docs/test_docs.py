@@ -259,9 +259,9 @@ def test_the_readme_opens_with_two_commands():
     assert all(INSTALLS.fullmatch(part) for part in second.strip().split(" && "))
 
 
-def test_the_readme_repeats_the_measured_figures():
-    """Every figure the README calls measured is on the page of the benchmarks."""
-    table = page("README.md").text.split("## Measured")[1].split("\n## ")[0]
+def test_the_overview_repeats_the_measured_figures():
+    """Every figure the overview calls measured is on the page of the benchmarks."""
+    table = page("docs/explanation/overview.md").text.split("## Measured")[1].split("\n## ")[0]
     measured = [row.split("|")[2] for row in table.splitlines() if row.startswith("|")][2:]
     figures = re.findall(r"\d+(?:\.\d+)?", " ".join(measured))
     benchmarks = page("docs/reference/benchmarks.md").text
@@ -346,6 +346,24 @@ def test_the_reference_names_every_method_and_property(kind: type):
     own = {"after_fork", "at_exit"}
     names = {name for name in dir(kind) if not name.startswith("_")} - own
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def test_every_path_that_contributors_are_told_of_exists():
+    """A path in CONTRIBUTING.md is one of a file or folder, and a name after ``::`` is in that file."""
+    text = page("CONTRIBUTING.md").prose()
+    told = re.findall(r"`((?:smartbatch|tests|docs|benchmarks|\.ci|\.github)/[\w./-]*)(?:::(\w+))?`", text)
+    assert len(told) > 40
+    assert [path for path, _ in told if not (ROOT / path).exists()] == []
+    lost = [(path, name) for path, name in told if name and name not in (ROOT / path).read_text("utf-8")]
+    assert lost == []
+
+
+def test_the_navigation_of_the_site_has_every_page():
+    """A page that is not in ``mkdocs.yml`` cannot be found on the site."""
+    listed = set(re.findall(r"[\w-]+/[\w.-]+\.md|index\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    folders = ("docs/tutorial", "docs/how-to", "docs/reference", "docs/explanation")
+    pages_there = {p.name.removeprefix("docs/") for p in PAGES if p.name.startswith(folders)}
+    assert pages_there - listed == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

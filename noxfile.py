@@ -1,0 +1,51 @@
+"""The checks of this project, each in an environment of its own: ``nox -s tests``, ``nox -l`` for all."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["tests", "lint", "types", "docs"]
+nox.options.reuse_existing_virtualenvs = True
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The default tests: every room, two minutes on two cores."""
+    session.install("-e", ".[test]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """All tests but the soak programmes."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-m", "not soak", *session.posargs)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Long programmes, hours of them: kills by the hundred, 10,000 seeds, mutants, fuzzing."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-m", "soak", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Lint and format."""
+    session.install("ruff >= 0.6")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types, strictly."""
+    session.install("-e", ".[test]")
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site of the documentation; a broken link or reference fails."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", "--site-dir", session.create_tmp())
