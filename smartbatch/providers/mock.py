@@ -13,6 +13,7 @@ from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
 from smartbatch.providers.made_stream import MadeStream, words_of
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
 from smartbatch.types import Answer, Request, Usage
 
@@ -55,7 +56,7 @@ class MockProvider(Provider):
             request. An entry is a text, an ``Answer``, any other object, or an exception, which is raised.
             Without a script the answer is a sentence that carries a digest of the prompt.
         latency: seconds of a call, or until the first word of a stream; needs ``sleep``.
-        pace: seconds between the words of a stream; needs ``sleep``.
+        throughput: seconds between the words of a stream; needs ``sleep``.
         sleep: what waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
         rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
         retry_after: seconds such a refusal asks to wait; ``None`` for none.
@@ -87,7 +88,9 @@ class MockProvider(Provider):
         name: str = "mock",
     ) -> None:
         if (latency or throughput) and sleep is None:
-            raise ConfigError("latency and pace need sleep=, such as time.sleep or that of a VirtualClock")
+            raise ConfigError(
+                "latency and throughput need sleep=, such as time.sleep or that of a VirtualClock"
+            )
         self.name = name
         self.scope = f"{name}:{id(self):x}"
         self.capabilities = Capabilities(max_shared=max_shared, streams=streams, priced=False)
@@ -104,7 +107,7 @@ class MockProvider(Provider):
         self._fail_on = dict(fail_on or {})
         self._fail_after = fail_after
         self._in_flight = 0
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:
         """Answer from the script.
@@ -163,7 +166,6 @@ class MockProvider(Provider):
 
     def abandon(self) -> None:
         """Start with an empty record in a forked child."""
-        self._lock = threading.Lock()
         self._in_flight = 0
         self.calls = []
 
@@ -174,7 +176,7 @@ class MockProvider(Provider):
 
     @contextmanager
     def _call(self, requests: tuple[Request, ...], model: str, attempt: int, timeout: float) -> Iterator[int]:
-        with self._lock:
+        with self._lock.get():
             number = len(self.calls) + 1
             thread = threading.current_thread().name
             self.calls.append(MockCall(number, requests, model, attempt, timeout, thread))
@@ -185,7 +187,7 @@ class MockProvider(Provider):
                 self._sleep(self._latency)
             yield number
         finally:
-            with self._lock:
+            with self._lock.get():
                 self._in_flight -= 1
 
     def _fail(self, number: int) -> None:
@@ -227,7 +229,7 @@ class MockProvider(Provider):
         if isinstance(script, Mapping):
             prompt = prompt_text(request)
             return script[prompt] if prompt in script else LookupError("mock: the script has no such prompt")
-        with self._lock:
+        with self._lock.get():
             position = self._next_answer
             self._next_answer += 1
         if position >= len(script):

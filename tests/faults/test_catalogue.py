@@ -25,7 +25,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "truncated bodies, with and without a length",
         (
             "faults/test_faults_network.py::test_b9_results_cut_anywhere_lose_no_item",
-            "providers/test_transport.py::test_a_cut_body_is_never_an_answer",
+            "providers/test_conformance_network.py::test_a_cut_body_is_never_an_answer",
         ),
     ),
     "B11": (

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,42 +11,12 @@ import httpx2
 import pytest
 from asking import ask, fails
 from gemini_asking import GEMINI_KEY, says_gemini
-from raw_server import hangs, http, resets, says, trickles, vanishes
+from raw_server import hangs, says
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.gemini.provider import GeminiProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
-
-
-def test_the_sdk_is_imported_when_a_provider_is_opened_and_not_before():
-    """Neither the module nor making a provider costs the second the SDK takes."""
-    code = (
-        "import sys; from smartbatch.providers.gemini.provider import GeminiProvider; "
-        f"provider = GeminiProvider({GEMINI_KEY!r}); "
-        "heavy = ('google.genai', 'httpx2', 'pydantic'); "
-        "assert not [name for name in heavy if name in sys.modules]; "
-        "provider.open(1); assert 'google.genai' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("script", [hangs, trickles], ids=["hang", "trickle"])
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_the_total_deadline_ends_a_call(serve, connect_gemini, script, tls, monkeypatch):
-    """The SDK has no time-out by default, and its own would begin anew with each byte."""
-    monkeypatch.setenv("SSL_CERT_FILE", CA)
-    found = fails(connect_gemini(serve(script, tls=tls)), timeout=0.3)
-    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
-
-
-@pytest.mark.parametrize("script", [resets, vanishes])
-def test_a_lost_answer_may_have_been_billed_and_is_not_asked_for_again(serve, connect_gemini, script):
-    """The SDK's retries are off: one call is one request."""
-    server = serve(script)
-    found = fails(connect_gemini(server))
-    assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
-    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("status", ["429 X", "500 X", "503 X", "504 X"])
@@ -64,60 +27,6 @@ def test_refusals_are_not_retried_by_the_sdk(serve, connect_gemini, status):
     assert len(server.requests) == 1
 
 
-def test_a_refused_connection_was_not_billed():
-    """Nobody listens: a definite failure."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    found = fails(GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{port}"))
-    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "refused", False)
-
-
-def test_an_untrusted_certificate_ends_the_call_before_anything_is_sent(serve, connect_gemini):
-    """TLS that cannot be trusted is the user's to settle: no retry, no request."""
-    server = serve(says(says_gemini("x")), tls=True)
-    found = fails(connect_gemini(server))
-    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.CLIENT_ERROR, "tls", False)
-    assert server.requests == []
-
-
-def test_a_cut_body_is_never_an_answer(serve, connect_gemini):
-    """Cut at any byte: an error that may have been billed."""
-    whole = http(json.dumps(says_gemini("x")).encode())
-    for size in range(whole.index(b"\r\n\r\n") + 4, len(whole), 60):
-
-        def cut(exchange, size=size) -> None:
-            exchange.send(whole[:size])
-            exchange.close()
-
-        found = fails(connect_gemini(serve(cut)))
-        assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True), size
-
-
-def test_bodies_are_decoded_and_capped(serve, connect_gemini):
-    """A compressed answer is read; a bomb ends as one call's error."""
-    body = json.dumps(says_gemini("Lima")).encode()
-    assert ask(connect_gemini(serve(says(gzip.compress(body), content_encoding="gzip")))).text == "Lima"
-    bomb = says(gzip.compress(b"0" * 5_000_000), content_encoding="gzip")
-    assert fails(connect_gemini(serve(bomb), max_body=1_000_000)).code == "too_large"
-
-
-def test_many_threads_get_their_own_answers_over_as_many_connections(serve, connect_gemini):
-    """One SDK client for all threads; the pool is as wide as the workers, and connections are kept."""
-
-    def answers(exchange) -> None:
-        prompt = exchange.json()["contents"][0]["parts"][0]["text"]
-        exchange.send(http(json.dumps(says_gemini(f"re: {prompt}")).encode()))
-
-    server = serve(answers)
-    provider = connect_gemini(server)
-    provider.open(16)
-    prompts = [f"question {n}" for n in range(300)]
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda prompt: ask(provider, prompt).text, prompts))
-    assert found == [f"re: {prompt}" for prompt in prompts]
-    assert server.connections <= 16
-
-
 def test_cookies_are_not_kept(serve, connect_gemini):
     """What one answer sets is not sent with the next request: threads share the client."""
     server = serve(says(says_gemini("x"), set_cookie="who=me"))
@@ -125,61 +34,6 @@ def test_cookies_are_not_kept(serve, connect_gemini):
     ask(provider)
     ask(provider)
     assert "cookie" not in server.requests[1].headers
-
-
-def test_closing_ends_calls_under_way(serve, connect_gemini):
-    """close() cuts calls that wait for an answer, may be called twice, and open() makes it work again."""
-    server = serve(hangs, hangs, says(says_gemini("again")))
-    provider = connect_gemini(server)
-    with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(fails, provider, timeout=60.0) for _ in range(2)]
-        for _ in calls:
-            assert server.arrived.acquire(timeout=10)
-        provider.close()
-        errors = [call.result(timeout=10) for call in calls]
-    provider.close()
-    assert {(e.kind, e.code, e.maybe_billed) for e in errors} == {(ErrorKind.NETWORK_ERROR, "closed", True)}
-    assert fails(provider).code == "closed"
-    provider.open(2)
-    assert ask(provider).text == "again"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_uses_nothing_of_its_parent(serve, connect_gemini):
-    """The child builds its own client and connections; the parent's are undisturbed."""
-    server = serve(says(says_gemini("kept")), says(says_gemini("child")), says(says_gemini("parent")))
-    provider = connect_gemini(server)
-    assert ask(provider).text == "kept"
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            provider.open(2)
-            status = 0 if ask(provider).text == "child" else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert ask(provider).text == "parent"
-    assert server.connections == 2
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fork_while_the_client_is_built_hangs_nobody(serve):
-    """The child's copy of the lock is held by a thread that is not there."""
-    server = serve(says(says_gemini("child")))
-    provider = GeminiProvider(GEMINI_KEY, f"http://127.0.0.1:{server.port}")
-    with provider._sdk.lock():
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(20)
-            status = 0 if ask(provider).text == "child" else 2
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.made_stream import MadeStream, words_of
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.schema_values import instance
 from smartbatch.types import Answer, Request, Usage
 
@@ -94,7 +95,7 @@ class SimProvider(Provider):
         self._seed = seed
         self._wall = wall
         self._batch_seconds = batch_seconds
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._requests = None if rpm is None else _Bucket(rpm)
         self._tokens = None if tpm is None else _Bucket(tpm)
         settings = (latency, latency_sigma, per_token, rpm, tpm, self._faults, seed)
@@ -134,9 +135,9 @@ class SimProvider(Provider):
         )
 
     def _answer_in_batch(self, request: Request, model: str, wire_id: str) -> Answer | str:
-        """The answer to a line; its fault depends on its id, so a line that is sent again is thrown anew."""
+        """The answer to a line; its fault depends on its id, so a line that is sent again has a new one."""
         attempt = int.from_bytes(hashlib.sha256(wire_id.encode()).digest()[:4], "big")
-        _, fault = self._throw_dice(prompt_text(request), attempt)
+        _, fault = self._latency_and_fault(prompt_text(request), attempt)
         return self._compose(request, model) if fault is None else fault
 
     def _speak(
@@ -160,7 +161,7 @@ class SimProvider(Provider):
         """Return the answer to come, the seconds until it begins, and its fault."""
         answer = self._compose(request, model)
         assert answer.usage is not None
-        seconds, fault = self._throw_dice(prompt_text(request), attempt)
+        seconds, fault = self._latency_and_fault(prompt_text(request), attempt)
         wait = self._admit(answer.usage.total_tokens)
         if wait > 0 or fault == "429":
             raise _refused(wait or 1.0)
@@ -170,10 +171,6 @@ class SimProvider(Provider):
         self._sleep(min(seconds, max(0.0, left)))
         if seconds > left:
             _strike("timeout")
-
-    def abandon(self) -> None:
-        """Replace the lock, which a thread of the parent may hold."""
-        self._lock = threading.Lock()
 
     def _compose(self, request: Request, model: str) -> Answer:
         prompt = prompt_text(request)
@@ -192,7 +189,7 @@ class SimProvider(Provider):
         usage = Usage(count_tokens(prompt) + count_tokens(params.system or ""), count_tokens(text))
         return Answer(text=text, usage=usage, finish_reason=finish, model=model)
 
-    def _throw_dice(self, prompt: str, attempt: int) -> tuple[float, str | None]:
+    def _latency_and_fault(self, prompt: str, attempt: int) -> tuple[float, str | None]:
         """Seconds and fault of this attempt: the same for the same seed, prompt and attempt."""
         if not self._sigma and not self._faults:
             return self._latency, None
@@ -200,18 +197,18 @@ class SimProvider(Provider):
         seconds = self._latency
         if self._sigma:
             seconds *= math.exp(self._sigma * NormalDist().inv_cdf(_fraction(rng[:8])))
-        thrown = _fraction(rng[8:16])
+        drawn = _fraction(rng[8:16])
         for fault, rate in self._faults:
-            if thrown < rate:
+            if drawn < rate:
                 return seconds, fault
-            thrown -= rate
+            drawn -= rate
         return seconds, None
 
     def _admit(self, tokens: int) -> float:
         """Take room for one request; seconds until there is some, 0 when it was taken."""
         if self._requests is None and self._tokens is None:
             return 0.0
-        with self._lock:
+        with self._lock.get():
             now = self._now()
             wanted = [(bucket, n) for bucket, n in ((self._requests, 1), (self._tokens, tokens)) if bucket]
             wait = max(bucket.wait(now, n) for bucket, n in wanted)

@@ -213,7 +213,7 @@ BUGS = (
             (PerProcess.get, (("made is None or made[0] != os.getpid()", "made is None"),)),
             (Transport.after_fork, (("self._pool.inherited()", "None"),)),
         ),
-        test="tests/providers/test_transport.py::test_a_forked_child_uses_nothing_of_its_parent",
+        test="tests/providers/test_conformance_network.py::TestForks::test_a_child_uses_nothing_of_its_parent",
     ),
     Bug(
         16,
