@@ -50,7 +50,7 @@ CREATE INDEX IF NOT EXISTS by_age ON answers (created);
 class ResponseCache:
     """Whole answers by fingerprint. Safe from any thread and process.
 
-    One connection reads and one writes, so that nobody who reads waits for a writer.
+    One connection reads and one writes, so that no read waits for a write.
 
     Args:
         path: the file; made when it is not there, in a folder that is.

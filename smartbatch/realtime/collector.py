@@ -126,7 +126,7 @@ class Collector:
         3. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
            have to wait, too, and is not gathered again for each newcomer.
         4. A gate is closed for the whole batch: everything is put back.
-        5. Everybody in the batch cancelled meanwhile: the permit is given back.
+        5. All requests of the batch were cancelled meanwhile: the permit is given back.
         6. The batch goes.
         """
         lane, head = lane_queue.lane, lane_queue.head()
@@ -249,7 +249,7 @@ class Collector:
         if since is None:
             return False
         if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
-            # Vectors of two models cannot be compared, so whoever asked for one waits for this model.
+            # Vectors of two models cannot be compared, so a request for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
                 self._move_locked(lane_queue, other, head, now)

@@ -154,7 +154,7 @@ class BatchDispatcher:
         1. The pool has a thread, or starts one.
         2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
            hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
-           queued the hand-over before it raised, so that one is made void.
+           queued the hand-over before it raised, so the hand-over is made void.
         3. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
         4. There is no worker either: the batch fails.
         """
@@ -209,7 +209,7 @@ class BatchDispatcher:
     def _make_call(self, call: InFlightCall, effects: DeferredEffects) -> InFlightCall | None:
         """Make ``call``, route what came back, and return the next call.
 
-        An error of this library itself fails the requests of the call: whoever waits must hear of it.
+        An error of this library itself fails the requests of the call.
         """
         lane = call.permit.lane
         outcomes: Sequence[Outcome]

@@ -30,7 +30,7 @@ class Ending(enum.Enum):
 
     SUCCESS = "success"
     REFUSED = "refused"
-    """The provider's limit: the quota pauses everybody."""
+    """The provider's limit: the quota pauses all requests."""
     FAILURE = "failure"
     """The provider failed: the breaker counts it."""
     IGNORED = "ignored"
@@ -147,7 +147,7 @@ class Gates:
         return self.budget if own_budget is None else own_budget
 
     def end(self, permit: Permit, ending: Ending, now: float, used: Used = NOTHING) -> list[Change]:
-        """End ``permit`` and return what changed for everybody.
+        """End ``permit`` and return what changed for all requests: the breaker, or a cooldown.
 
         In order, each by how the call ended:
 

@@ -90,8 +90,8 @@ class LaneFactory:
     ) -> Lane:
         """Return the lane for generating with ``model``, or for vectors of one kind.
 
-        What has to be read is read before the lock that others may wait for. Whoever calls this under a lock
-        of its own calls :meth:`read` before it takes that lock.
+        Prices and token counts are read before the factory's lock is taken. A caller that holds a lock of its
+        own calls :meth:`read` before it takes that lock.
 
         Args:
             provider: an adapter; it need not be open.

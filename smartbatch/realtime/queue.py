@@ -59,7 +59,7 @@ class RequestQueue:
         settling: effects whose futures have ended under the lock and are being settled after it.
         abandoned: futures that a finaliser cancelled where it could not take the monitor.
         blocked: threads that wait for room.
-        closed: the error of whoever submits now; ``None`` while requests are taken.
+        closed: the error of a submit now; ``None`` while requests are taken.
         flushing: whether windows no longer count.
 
     Args:
@@ -97,7 +97,7 @@ class RequestQueue:
     def add_lane(self, lane: Lane) -> None:
         """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock.
 
-        Whoever reads :attr:`lanes` meanwhile goes on with the lanes there were.
+        A thread that reads :attr:`lanes` meanwhile goes on with the lanes there were.
         """
         self.lanes = {**self.lanes, lane: LaneQueue(lane)}
 
@@ -278,8 +278,8 @@ class RequestQueue:
 
         1. Fewer wait than may: the capacity, and for URGENT and HIGH requests the reserve as well.
         2. A full queue refuses: raise.
-        3. Wait until a place is free, the time is over, or the client is stopped; the last two raise. Whoever
-           leaves without using the place it was woken for wakes the next one.
+        3. Wait until a place is free, the time is over, or the client is stopped; the last two raise. A
+           thread that leaves without using the place it was woken for wakes the next one.
 
         Raises:
             QueueFull: in case 2, or when the time is over.

@@ -321,7 +321,7 @@ class ResponseRouter:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
         if health.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
-            # must not keep the breaker open for everybody.
+            # must not keep the breaker open for all.
             ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
         self._reschedule(ticket, error, retry.delay, retry.counted, now, effects)
 
@@ -397,7 +397,7 @@ class ResponseRouter:
     def note_change(self, lane: Lane, change: Change, now: float, effects: DeferredEffects) -> None:
         """Remember a change of the breaker or a new cooldown, and tell of it."""
         if isinstance(change, Cooldown):
-            if change.fresh and change.seconds > 0:  # others are news of the same pause
+            if change.fresh and change.seconds > 0:  # others tell of the same cooldown again
                 effects.events.append(
                     CooldownStarted(
                         at=now,

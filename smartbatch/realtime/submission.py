@@ -1,4 +1,4 @@
-"""A request as it is handed to the engine: one value, made at the door by whoever checked the request."""
+"""A request as it is handed to the engine: one value, made where the request was checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,22 @@
-"""An answer on its way from the worker that makes the call to whoever reads it, piece by piece."""
+"""An answer on its way, piece by piece, from the worker that makes the call to the thread that reads it.
+
+The life of a stream, in order:
+
+1. The box is made, the request is queued, and the stream is returned.
+2. Each try of its call attaches what closes the connection and detaches it at its end. There are further
+   tries until the first chunk is put in, and none after it.
+3. Chunks are put in and taken out. A full box makes the call wait for its reader, until its deadline.
+4. It ends in one of three ways, the first of which counts:
+
+   a. the request ends: the reader takes what is left, then the result or its error;
+   b. the reader closes the stream: what is left is dropped, a request that waits is taken out of the queue,
+      and the connection of one that is under way is closed;
+   c. the call waited for its reader until its deadline: the request fails.
+
+When the client stops, the box takes all there is, since the thread that stops it may be the one that reads.
+A stream that is closed by the garbage collector or in a signal handler is closed on another thread: the
+interrupted code may hold the lock.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +31,7 @@ from typing import Self
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
+from smartbatch.observe import logs
 from smartbatch.realtime.signals import reentered
 from smartbatch.types import Result
 
@@ -25,7 +44,7 @@ MOST_CHARS = 1 << 20
 
 
 class ChunkBox:
-    """A bounded box of chunks: a worker puts them in, the reader takes them out, anybody may cancel.
+    """A bounded box of chunks: a worker puts them in, one thread takes them out, any may cancel.
 
     Attributes:
         request_id: the request's id, once it is known.
@@ -34,7 +53,7 @@ class ChunkBox:
         first_at: monotonic seconds of that moment.
         held_up: whether the worker ever had to wait for the reader.
         tokens: what was put in, about.
-        cancelled: whether the reader wants no more, before it had everything.
+        cancelled: whether the reader closed the stream before it had everything.
         result: what came of the request, once it has ended.
     """
 
@@ -59,7 +78,7 @@ class ChunkBox:
 
     @property
     def over(self) -> bool:
-        """Whether nobody takes chunks any more."""
+        """Whether no chunks are taken any more."""
         return self.cancelled or self.result is not None
 
     @property
@@ -87,7 +106,7 @@ class ChunkBox:
         """Put a chunk in; waits while the box is full.
 
         Raises:
-            RequestCancelled: nobody takes chunks any more, or nobody made room until ``deadline``.
+            RequestCancelled: no chunks are taken any more, or there was no room until ``deadline``.
         """
         with self._emptied:
             while not self.over and not self._has_room_locked(piece):
@@ -119,7 +138,7 @@ class ChunkBox:
         close()
 
     def lift(self) -> None:
-        """Take all there is from now on: who stops the client may be who should have read."""
+        """Take any number of chunks from now on: the thread that stops a client may be the one that reads."""
         with self._emptied:
             self._bounded = False
             self._emptied.notify_all()
@@ -163,7 +182,7 @@ class ChunkBox:
         return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
 
     def _hang_up_locked(self) -> Callable[[], None]:
-        """Wake everybody; returns what to call once the lock is free."""
+        """Wake all who wait; returns what to call once the lock is free."""
         self._filled.notify_all()
         self._emptied.notify_all()
         close, self._close = self._close, None
@@ -294,9 +313,14 @@ def _cancelled(request_id: str | None = None) -> RequestCancelled:
 
 
 def _quietly(close: Callable[[], None] | None) -> Callable[[], None]:
+    """Return a function that calls ``close``; what that raises is logged, for the stream is over anyway."""
+
     def call() -> None:
-        if close is not None:
-            with contextlib.suppress(Exception):  # it is closed one way or the other
-                close()
+        if close is None:
+            return
+        try:
+            close()
+        except Exception as error:
+            logs.warn("stream_close_failed", error=type(error).__name__)
 
     return call

@@ -1,4 +1,8 @@
-"""What waits and travels inside: a ticket is one call's worth of work, its claims are who gets the answer."""
+"""A request on its way: the ticket that travels, its waiters, and the futures that their callers hold.
+
+The three know each other and stand in one file: a ticket lists its waiters, a waiter has its future and its
+ticket, and a future that is cancelled leads back to its waiter.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,14 @@ PATIENCE: dict[Priority, float] = {
 }
 """Seconds after its arrival at which a request of each priority should have started, at the latest.
 
-The order of service is the order of these moments, so a request ages by itself and none starves: a low one
-yields to normal ones that come within two minutes of it, and to no later ones. An urgent one goes before
-everything that has waited less than a day.
+Requests are served in the order of these moments, so a request ages by itself and none starves: a LOW one
+lets NORMAL ones go first that come within two minutes of it, and no later ones. An URGENT one goes before all
+that have waited less than a day.
 """
 
 
 def latest_start(arrival: float, priority: Priority, deadline: float | None) -> float:
-    """Return the moment that decides the order of service: patience, or the own deadline if sooner."""
+    """Return the moment that decides the order of service: by its priority, or its own deadline if sooner."""
     start = arrival + PATIENCE[priority]
     return start if deadline is None or deadline > start else deadline
 
@@ -118,7 +122,7 @@ class ResultFuture(Future[Result]):
                 self.set_result(result)
             else:
                 self.set_exception(result.error)
-        except InvalidStateError:  # somebody else ended it, who must not
+        except InvalidStateError:  # another thread ended it, against the rules of concurrent.futures
             pass
 
     def abandon(self, error: WrongProcess) -> None:
@@ -173,13 +177,13 @@ class Waiter:
         self.running = True
         try:
             return self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # somebody else moved or ended it, who must not
+        except RuntimeError:  # another thread moved or ended it, against the rules
             return not self.future.done()
 
     def end(self, result: Result) -> None:
-        """Tell ``result`` to whoever waits for it. No lock may be held; a second time does nothing more."""
+        """Settle the future and call the sink. No lock may be held; a second time settles nothing more."""
         self.future.settle(result)
-        self.ticket = None  # which has this claim: neither shall wait for the garbage collector
+        self.ticket = None  # breaks the cycle, so that neither waits for the garbage collector
         if self.sink is not None:
             self.sink(result)
 
@@ -287,7 +291,7 @@ class Ticket:
 
     @property
     def deadline(self) -> float | None:
-        """The moment after which nobody waits any more, or ``None``."""
+        """When the time-out of the last waiter is over; ``None`` while one of them has none."""
         latest = 0.0
         for waiter in self.waiters:
             if waiter.deadline is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from smartbatch.core.batching.packing import BatchCompiler
 from smartbatch.core.limits.classifiers import Classifiers
@@ -199,8 +199,3 @@ def _guarded(call: Call, provider: Provider) -> Call:
         return _fitted(spec, outcomes)
 
     return guarded
-
-
-def with_request(spec: CallSpec, *requests: Request) -> CallSpec:
-    """Return ``spec`` for other requests, for middleware that changes them."""
-    return evolve(spec, requests=requests)

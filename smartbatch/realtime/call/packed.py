@@ -27,7 +27,7 @@ def generate_packed(
     attempt: int,
     timeout: float,
 ) -> Sequence[Answer | ProviderError]:
-    """Make one call for ``requests`` and return an answer, or the news that it is missing, for each.
+    """Make one call for ``requests`` and return for each an answer, or a ``MissingAnswer``.
 
     Usage and cost of the call are split over all of them, by the length of prompts and answers.
 

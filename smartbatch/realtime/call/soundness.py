@@ -1,4 +1,4 @@
-"""Whether the books can take what came back from a call: nothing behind the layers looks at types again."""
+"""Checks of what came back from a call, so that nothing above the layers has to look at types again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Feed(Protocol):
 
     Attributes:
         begun: whether a piece was handed over; from then on the request must not be tried again.
-        over: whether nobody takes pieces any more: it was cancelled, or has ended otherwise.
+        over: whether no pieces are taken any more: the request was cancelled, or has ended otherwise.
         held_up: whether the call ever had to wait for the reader.
         tokens: what was handed over, about.
     """
@@ -53,7 +53,7 @@ class Feed(Protocol):
         """Hand over a piece; waits while the reader is behind.
 
         Raises:
-            RequestCancelled: nobody takes pieces any more, or nobody took any until ``deadline``.
+            RequestCancelled: no pieces are taken any more, or none was taken until ``deadline``.
         """
         ...
 
@@ -104,7 +104,7 @@ def streamed(
 
 
 def cut(error: ProviderError, request: Request, feed: Feed) -> ProviderError:
-    """Return what an error means for a stream: whose fault it is, and what will be billed for it."""
+    """Return what an error means for a stream: whether the provider failed, and what will be billed."""
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:

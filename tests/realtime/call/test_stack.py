@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.realtime.call.layers import Call, CallSpec, Middleware, Outcome, build_call, with_request
+from smartbatch.realtime.call.layers import Call, CallSpec, Middleware, Outcome, build_call
 from smartbatch.types import Answer, Request, Usage
 
 
@@ -217,7 +218,7 @@ def test_middleware_may_change_the_request_and_the_answer() -> None:
         return Answer("hi")
 
     def around(wanted: CallSpec, proceed: Call) -> Sequence[Outcome]:
-        proceed(with_request(wanted, Request("changed")))
+        proceed(evolve(wanted, requests=(Request("changed"),)))
         return [Answer("replaced")]
 
     assert outcomes(Fake(note), spec(), middleware=[around]) == [Answer("replaced")]

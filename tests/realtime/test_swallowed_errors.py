@@ -1,0 +1,67 @@
+"""An error that goes no further is logged: nobody else would hear of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from scenes import PATIENCE, Scripted
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.observe import logs
+from smartbatch.realtime.router import ResponseRouter
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.types import Result
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What is logged as a warning."""
+    stream = io.StringIO()
+    logs.enable("warning", stream)
+    yield stream
+    logs.disable()
+
+
+def entries(log: io.StringIO) -> list[tuple[str, str]]:
+    """The names of the entries and the class names of their errors."""
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [(line["event"], line["error"]) for line in lines]
+
+
+def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
+    clock: VirtualClock, log: io.StringIO
+) -> None:
+    """The reader has closed the stream, so there is nobody to raise it to."""
+
+    def close() -> None:
+        raise OSError("already gone")
+
+    box = ChunkBox(clock)
+    box.attach(close)
+    assert box.cancel()
+    box.end(Result("id", text="late"))
+    assert box.over
+    assert entries(log) == [("stream_close_failed", "OSError")]
+
+
+def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(
+    clock: VirtualClock, client_of: ClientOf, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker lives on, so without the entry only the one who asked would know."""
+    prepare = ResponseRouter.prepare
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    client = client_of(Scripted(clock), retries=0)
+    monkeypatch.setattr(ResponseRouter, "prepare", broken)
+    assert "inside smartbatch (ZeroDivisionError)" in str(client.submit("first").exception(PATIENCE))
+    monkeypatch.setattr(ResponseRouter, "prepare", prepare)
+    assert client.submit("second").result(PATIENCE).ok
+    assert entries(log) == [("internal_error", "ZeroDivisionError")]
