@@ -1,1 +1,1 @@
-"""Bridges to other frameworks, one file each. Empty in this version."""
+"""Bridges to other frameworks, one file each."""

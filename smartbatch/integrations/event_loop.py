@@ -1,9 +1,8 @@
-"""One event loop for all that is written for ``asyncio``, so that workers can call it.
+"""One event loop a process, on which worker threads run what is written for ``asyncio``.
 
-Connections, locks and sessions of such libraries belong to the loop that opened them. A loop for each worker
-would tear whatever workers share; so there is one a process, on a thread of its own, started when first
-needed. Between calls it sleeps in the system's ``select``. At the interpreter's exit what is under way is
-finished, but nothing new can begin that needs a thread, such as looking up a host: Python starts none then.
+Connections, locks and sessions of such libraries belong to the loop that opened them, so workers that share
+them need one loop for all. It runs on a thread of its own, started when first needed. At the interpreter's
+exit calls under way are finished, but none can begin that needs a new thread, such as the look-up of a host.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ __all__ = ["Tasks"]
 _T = TypeVar("_T")
 
 _GRACE = 1.0
-"""Seconds a coroutine has to end after its time is over; after them it is left behind, cancelled."""
+"""Seconds a coroutine has to end after its time is over; after them the caller no longer waits for it."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that in a forked child does not run and cannot be closed.
 
     The child's copy says it runs, so libraries would go on using connections that belong to it. And closing
-    it would take the parent's wake-up out of the ``epoll`` that both share.
+    it would remove the parent's wake-up from the ``epoll`` that both share.
     """
 
     def __init__(self) -> None:
@@ -79,12 +78,12 @@ class Tasks:
             self._futures.discard(future)
 
     def cancel(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the calls under way; safe from any thread."""
         for future in list(self._futures):
             future.cancel()
 
     def forget(self) -> None:
-        """Drop what a fork brought along."""
+        """In a forked child: forget the parent's calls."""
         self._futures = set()
 
 

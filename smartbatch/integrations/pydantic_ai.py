@@ -1,4 +1,4 @@
-"""PydanticAI agents as work items: through the same queue, limits, retries and books as everything else.
+"""PydanticAI agents as work items: through the same queue, limits, retries and counts as everything else.
 
 All runs share one event loop (see :mod:`smartbatch.integrations.event_loop`). With ``Agent.run_sync`` each
 worker would have a loop of its own, and the HTTP client that an agent keeps belongs to one: of 200 runs of
@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.integrations.event_loop import Tasks
+from smartbatch.observe import logs
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.providers.foreign_text import PLAIN_ID, short
+from smartbatch.providers.error_table import kind_of_status
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, short, told
+from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
 from smartbatch.types import Answer, Message, Request, Usage
 
 try:
-    from pydantic_ai import Agent, messages
+    from pydantic_ai import Agent, exceptions, messages
     from pydantic_ai.usage import RunUsage
 except ImportError as _error:
     raise ImportError(
         "smartbatch.integrations.pydantic_ai needs the extra: pip install 'smartbatch-llm[pydantic-ai]'"
     ) from _error
-
-from smartbatch.integrations.pydantic_ai_errors import is_foreign, meaning
 
 __all__ = ["AgentProvider", "agent_call", "agent_factory_call"]
 
@@ -38,6 +39,23 @@ Factory = Callable[[Request, int], "Agent[Any, Any]"]
 CLOSING = 1.0
 """Seconds for closing connections; what takes longer is left to the end of the process."""
 DEFAULT_TIMEOUT: float = BatchingConfig().call_timeout
+
+_CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
+    ("ModelQuotaExceededError", ErrorKind.NO_MONEY),
+    ("ModelContextWindowExceededError", ErrorKind.CONTEXT_TOO_LONG),
+    ("ModelAuthenticationError", ErrorKind.AUTH_ERROR),
+    ("ModelRequestTimeout", ErrorKind.TIMEOUT),
+    ("ModelTimeoutError", ErrorKind.TIMEOUT),
+    ("ModelConnectionError", ErrorKind.NETWORK_ERROR),
+    ("ModelRateLimitError", ErrorKind.RATE_LIMIT),
+    ("ModelUnavailableError", ErrorKind.SERVER_ERROR),
+    ("ModelServerError", ErrorKind.SERVER_ERROR),
+    ("ModelRequestRejectedError", ErrorKind.CLIENT_ERROR),
+)
+"""From the narrow to the wide; by name, as a version may lack some."""
+
+_DECIDED = frozenset({ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
+"""Kinds for which a category is more exact than the HTTP status: it comes from the provider's own error."""
 
 
 def agent_call(
@@ -137,17 +155,19 @@ class AgentProvider(Provider):
         model = getattr(self._agent, "model", None)
         if self._used and hasattr(model, "__aenter__"):
             self._used = False
-            with contextlib.suppress(Exception):
+            try:
                 self._runs.tasks.run(partial(_close, model), CLOSING)
+            except Exception as error:  # the client stops all the same
+                logs.warn("agent_not_closed", agent=self.name, error=type(error).__name__)
 
     def abandon(self) -> None:
-        """Forget the parent's runs."""
+        """In a forked child: forget the parent's runs."""
         self._used = False
         self._runs.tasks.forget()
 
 
 class _Runs:
-    """Runs agents and makes answers of what they return."""
+    """Runs agents and turns what they return into answers."""
 
     def __init__(
         self,
@@ -178,7 +198,7 @@ class _Runs:
             options["instructions"] = [request.params.system, *([more] if isinstance(more, str) else more)]
 
         async def run() -> Any:
-            # Nobody else closes the HTTP client of an agent that was made for this attempt.
+            # The HTTP client of an agent that was made for this attempt is closed here.
             async with agent if self._again else contextlib.nullcontext():
                 return await agent.run(prompt, message_history=history, infer_name=False, **options)
 
@@ -187,11 +207,11 @@ class _Runs:
         except CancelledError:
             raise _cancelled(_usage(usage)) from None
         except Exception as error:
-            verdict = meaning(error, again=self._again, requests=(request,))
-            verdict.usage = _usage(usage) or verdict.usage
-            if verdict is error:
+            raised = _provider_error(error, again=self._again, requests=(request,))
+            raised.usage = _usage(usage) or raised.usage
+            if raised is error:
                 raise
-            raise verdict from (None if is_foreign(error) else error)
+            raise raised from (None if _is_of_pydantic_ai(error) else error)
         return _answer(result)
 
 
@@ -208,7 +228,7 @@ def _named(runs: _Runs, timeout: float, name: str | None) -> Callable[[Request, 
 
 
 async def _close(model: Any) -> None:
-    async with model:  # who leaves last closes
+    async with model:  # the last one to leave closes its connections
         pass
 
 
@@ -292,13 +312,13 @@ def _part(part: Mapping[str, Any]) -> Any:
 def _answer(result: Any) -> Answer:
     output, response, used = result.output, result.response, result.usage
     cost = None if used.cost is None else float(used.cost)
-    said = response.finish_reason
+    finish = response.finish_reason
     return Answer(
         text=output if isinstance(output, str) else None,
         value=None if isinstance(output, str) else output,
         usage=_usage(used),
         # An agent ends when it has its output; only these say that something is missing from it.
-        finish_reason=said if said in ("length", "content_filter") else "stop",
+        finish_reason=finish if finish in ("length", "content_filter") else "stop",
         model=short(response.model_name, PLAIN_ID),
         provider_request_id=short(response.provider_response_id, PLAIN_ID),
         cost=cost if cost is not None and 0 <= cost < math.inf else None,
@@ -306,7 +326,7 @@ def _answer(result: Any) -> Answer:
 
 
 def _usage(used: Any) -> Usage | None:
-    """The tokens of a run, failed ones included; ``None`` when nobody counted them."""
+    """Return the tokens of a run, also of a failed one; ``None`` when none were counted."""
     if not (used.input_tokens or used.output_tokens):
         return None
     return Usage(
@@ -316,3 +336,94 @@ def _usage(used: Any) -> Usage | None:
         min(used.output_reasoning_tokens, used.output_tokens),
         bool(used.unmeasured_requests),
     )
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def _provider_error(error: Exception, *, again: bool, requests: Sequence[Request]) -> ProviderError:
+    """Return the error for what a run raised: by its category first, then by its HTTP status.
+
+    Args:
+        error: what it raised.
+        again: whether another attempt runs another agent, so that it may make a usable output.
+        requests: whose texts must not come back in the error.
+    """
+    if isinstance(error, ProviderError):  # of a tool that calls this library
+        return error
+    if isinstance(error, exceptions.FallbackExceptionGroup):
+        return _of_group(error, again=again, requests=requests)
+    if isinstance(error, exceptions.ModelAPIError):
+        return _of_api(error, requests)
+    kind, code, text = _of_run(error, again=again)
+    return ProviderError(text, kind=kind, code=code, maybe_billed=True)
+
+
+def _is_of_pydantic_ai(error: Exception) -> bool:
+    """Whether PydanticAI raised ``error``, whose text quotes bodies, and not the user's own code."""
+    return isinstance(error, (exceptions.AgentRunError, exceptions.FallbackExceptionGroup, TimeoutError))
+
+
+def _of_api(error: Any, requests: Sequence[Request]) -> ProviderError:
+    kind = next((kind for name, kind in _CATEGORIES if isinstance(error, _category(name))), None)
+    status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
+    message = _message(error.body)
+    if status is not None and kind not in _DECIDED:
+        kind = kind_of_status(status, error.provider_error_code, error.provider_error_type, message)
+    wait = error.retry_after
+    code = short(error.provider_error_code, PLAIN_WORD) or short(error.provider_error_type, PLAIN_WORD)
+    quoted = told(message, requests)
+    what = f"answered {status}" if status is not None else f"failed ({type(error).__name__})"
+    return ProviderError(
+        f"the agent's model {what}{f' {code}' if code else ''}{f': {quoted}' if quoted else ''}",
+        kind=kind or ErrorKind.UNKNOWN,
+        status=status,
+        code=code,
+        retry_after=None if wait is None else min(max(wait, 0.0), RETRY_AFTER_CEILING),
+        maybe_billed=status in (None, 200, 504) and getattr(error, "phase", None) not in ("pool", "connect"),
+    )
+
+
+def _of_group(error: Any, *, again: bool, requests: Sequence[Request]) -> ProviderError:
+    """Return the error of the last model, where a fallback ends."""
+    last = _provider_error(error.exceptions[-1], again=again, requests=requests)
+    last.maybe_billed = True
+    return last
+
+
+def _of_run(error: Exception, *, again: bool) -> tuple[ErrorKind, str | None, str]:
+    name = type(error).__name__
+    if isinstance(error, TimeoutError):
+        return ErrorKind.TIMEOUT, "deadline", "the run of the agent took longer than its timeout"
+    if isinstance(error, exceptions.UsageLimitExceeded):
+        return ErrorKind.CLIENT_ERROR, "usage_limit", "the run of the agent reached its usage_limits"
+    if isinstance(error, exceptions.ContentFilterError):
+        return ErrorKind.CLIENT_ERROR, "content_filter", "the provider's content filter stopped the agent"
+    if isinstance(error, exceptions.OutputTokenLimitExceeded):
+        return ErrorKind.INVALID_RESPONSE, "length", "the agent's output was cut; raise max_tokens"
+    if isinstance(error, exceptions.UnexpectedModelBehavior):
+        kind = ErrorKind.UNKNOWN if again else ErrorKind.INVALID_RESPONSE
+        return kind, "invalid_output", "the agent could not make a valid output of what its model said"
+    if isinstance(error, exceptions.RunCancelled):
+        return ErrorKind.CLIENT_ERROR, "cancelled", "the run of the agent was cancelled by its own code"
+    if isinstance(error, exceptions.ConcurrencyLimitExceeded):
+        return ErrorKind.RATE_LIMIT, "concurrency", "the agent's own concurrency limit was reached"
+    if isinstance(error, exceptions.UserError):
+        return ErrorKind.CLIENT_ERROR, "usage", scrub(f"the agent was used wrongly: {error.message}")
+    kind = ErrorKind.NETWORK_ERROR if isinstance(error, ConnectionError) else ErrorKind.UNKNOWN
+    return kind, None, f"the run of the agent raised {name}"
+
+
+def _category(name: str) -> type[Exception] | tuple[()]:
+    found: type[Exception] | tuple[()] = getattr(exceptions, name, ())
+    return found
+
+
+def _message(body: object) -> str:
+    """Return the provider's own message in the body of an error, whichever API it is of."""
+    found: object = body
+    if isinstance(found, Mapping) and "error" in found:
+        found = found["error"]
+    if isinstance(found, Mapping):
+        found = found.get("message")
+    return found if isinstance(found, str) else ""

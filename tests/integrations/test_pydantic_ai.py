@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
+import json
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,8 +30,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from smartbatch import BatchingClient, ErrorKind, InvalidRequest, ProviderError, Request, Usage
-from smartbatch.integrations import event_loop
 from smartbatch.integrations.pydantic_ai import AgentProvider, agent_call, agent_factory_call
+from smartbatch.observe import logs
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Generation, Message
 
@@ -366,7 +368,28 @@ def test_workers_get_no_event_loops(real: Reached) -> None:
         list(pool.map(lambda number: call(Request(f"Question {number}"), 0), range(12)))
         assert list(pool.map(lambda _: _has_loop(), range(4))) == [False] * 4
     assert sum(thread.name == "smartbatch-asyncio" for thread in threading.enumerate()) == 1
-    assert event_loop._loop is not None
+
+
+def test_connections_that_cannot_be_closed_are_logged_and_the_client_stops() -> None:
+    """What the model raises while it closes is one line with the class of the error."""
+
+    class Unclosable(TestModel):
+        async def __aenter__(self) -> Unclosable:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            raise OSError("canary")
+
+    stream = io.StringIO()
+    logs.enable("warning", stream)
+    try:
+        with BatchingClient(AgentProvider(Agent(Unclosable()), name="unclosable")) as client:
+            assert client.submit("Hello").result(PATIENCE).ok
+    finally:
+        logs.disable()
+    (entry,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (entry["event"], entry["agent"]) == ("agent_not_closed", "unclosable")
+    assert entry["error"] == "OSError"
 
 
 def test_no_connection_is_left_behind(real: Reached) -> None:
