@@ -1,12 +1,12 @@
-"""The enqueued-token quota of batches: learned from refusals, kept to by waiting.
+"""The quota of enqueued tokens of batches: learned from refusals, and kept by waiting.
 
-Providers limit the prompt tokens of one model that stand in batches which have not ended. What is over the
-limit is refused at the create, or minutes later when the batch is validated; nothing of it was run or billed.
+Providers limit the prompt tokens of one model in batches that have not ended. A batch above the limit is
+refused at its create, or minutes later when it is validated; nothing of it is run or billed.
 
-A shard that is too much by itself would be refused for ever. It is, when the refusal names a limit below its
-tokens; and it may be, when it is refused again and again although nothing else of ours is enqueued: Gemini
-names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and grow
-again with every batch that passes.
+A shard that is too large by itself would be refused for ever. It is too large when the refusal names a limit
+below its tokens. It may be when it is refused several times although no other batch of ours is enqueued:
+Gemini names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and
+grow again with every batch that passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from smartbatch.providers.batch_api import enqueued_limit
 __all__ = ["QUOTA_CODES", "admitted", "is_quota", "known_limit", "known_most", "refused", "room_for"]
 
 ALONE = 3
-"""Refusals in a row of shards that were alone after which they become smaller: fewer may be other users'."""
+"""Refusals in a row, with no other batch of ours enqueued, after which shards become smaller: fewer may be
+caused by other users of the account."""
 
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
 """OpenAI and Azure; Gemini says RESOURCE_EXHAUSTED at the create, which is an ordinary refusal."""
@@ -53,17 +54,22 @@ def known_limit(step: StepContext, named: float = math.inf) -> float:
 
 
 def room_for(step: StepContext, shard: ShardRow) -> float:
-    """Return 0 when the shard may be created now, or else the seconds after which to look again."""
+    """Return 0 when the shard may be created now, else the seconds after which to check again."""
     ours = _ours(step, shard)
     if ours and sum(ours) + shard.tokens > known_limit(step):
         return step.limits.poll_interval
     until = float(_known(step).get("until") or 0)
-    # a wall clock that was put back must not turn minutes into hours
+    # a wall clock that was set back must not turn minutes into hours
     return min(max(0.0, until - step.wall), step.limits.longest_pause)
 
 
 def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
-    """Remember a refusal: the limit it names, and a pause that grows while others use the quota.
+    """Remember a refusal: the limit it names, and a pause that grows while others use the quota. The cases:
+
+    1. The shard is above the limit that the refusal names, or the known one: it will not pass as it is.
+    2. It was refused :data:`ALONE` times with nothing else of ours enqueued: the same, and shards of the
+       model get half its size.
+    3. Otherwise others use the quota: it passes later.
 
     Returns:
         True when the shard will not pass as it is, and its items are to be cut anew.
@@ -79,14 +85,14 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
         asked=None if error is None else error.retry_after,
     )
     limit = named if math.isfinite(named) else known.get("limit")
-    too_much = shard.tokens > known_limit(step, named)
+    too_large = shard.tokens > known_limit(step, named)
     most = known.get("most")
-    if not too_much and shard.size > 1 and refusals >= ALONE and not _ours(step, shard):
-        too_much, refusals, most = True, 0, max(1, shard.size // 2)
+    if not too_large and shard.size > 1 and refusals >= ALONE and not _ours(step, shard):
+        too_large, refusals, most = True, 0, max(1, shard.size // 2)
     step.store.remember(
         _key(step), {"limit": limit, "until": step.wall + wait, "refusals": refusals, "most": most}
     )
-    return too_much
+    return too_large
 
 
 def known_most(step: StepContext, otherwise: int) -> int:

@@ -36,11 +36,10 @@ from smartbatch.jobs.job_budget import CostCeiling, JobBudget, budget_of
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
-from smartbatch.jobs.status import JobStatus, status_of
+from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store import Store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
-from smartbatch.jobs.time_left import time_left
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result

@@ -1,7 +1,7 @@
-"""The results of a batch that has ended: fetched whole into files, then read into the store.
+"""Collection of a batch's results: fetched whole into files, then read into the store.
 
-Both places of results are read in every terminal state. A file counts once it was received whole and synced;
-a half one is never looked at. Reading is by id, never by position, and reading again changes nothing.
+All outputs are read in every terminal state. A file is read once it was received whole and synced.
+Results are matched by id, never by position, and reading them again changes nothing.
 """
 
 from __future__ import annotations
@@ -41,26 +41,36 @@ __all__ = [
 ]
 
 PEEK = 1 << 20
-"""Bytes read at most of each place of a candidate's results to see whose they are."""
+"""Most bytes of each output of a candidate that are read to see whose it is."""
 
 
 def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``ENDED``: receive every place of results, whole."""
+    """``ENDED``: fetch every output, whole. The cases, in order:
+
+    1. The results may be deleted by now, and there are none: they are gone.
+    2. The batch is not there, or not ended any more (a late replica): later.
+    3. The disk is full: raised, since nothing is wrong at the provider.
+    4. The provider refuses, and may have deleted the results by now: they are gone.
+    5. Any other failure: try again; an incident once half of the time is over that results are kept.
+    6. All outputs are on the disk: read them.
+    """
     assert shard.batch_id is not None
     try:
-        batch = step.api.get(shard.batch_id, step.limits.call_timeout)  # addresses of results may have moved
+        batch = step.api.get(
+            shard.batch_id, step.limits.call_timeout
+        )  # the addresses of results may have changed
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
         if nothing and no_longer_kept(step, shard):
             return _gone(step, shard)
         if batch is None or not batch.state.ended:
-            return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
+            return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
         _download_all(step, shard, batch)
     except StoreError:
         raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
         return _not_fetched(step, shard, step.api.classify(error))
     remote = evolve(shard.remote, outputs=batch.outputs, state=batch.state, results_fetched=True)
-    return step.move(shard, ShardState.INGESTING, remote=remote)
+    return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
 def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
@@ -74,13 +84,13 @@ def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> Sh
             f"keeps them until {time.strftime('%Y-%m-%d %H:%M', time.gmtime(until))} UTC only",
             shard,
         )
-    return step.stumbled(shard, error)
+    return step.retry_later(shard, error)
 
 
 def _gone(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Nobody fetched the results while the provider kept them; what has none is settled as lost."""
+    """Settle a shard whose results were not fetched while the provider kept them: its items are lost."""
     remote = evolve(shard.remote, outputs=(), results_gone=True, results_fetched=True)
-    return step.move(shard, ShardState.INGESTING, remote=remote)
+    return step.advance(shard, ShardState.INGESTING, remote=remote)
 
 
 def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
@@ -89,7 +99,7 @@ def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
 
 
 def ingest(step: StepContext, shard: ShardRow) -> bool:
-    """``INGESTING``: read the files into the store, or fetch them again where they are not here.
+    """``INGESTING``: read the files into the store, or fetch them again where they are not on this machine.
 
     Returns:
         True when everything was read, so that the shard can be settled.
@@ -97,13 +107,13 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     paths = [_path(step, shard, number) for number in range(len(shard.remote.outputs))]
     if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
-            again = store_results(step, shard, paths).doubled
-        except FileNotFoundError:  # whoever took the job over has read and deleted them
-            step.later(shard, 0.0)
+            doubled = store_results(step, shard, paths).doubled
+        except FileNotFoundError:  # a process that took the job over has read and deleted them
+            step.reschedule(shard, 0.0)
             return False
-        _tell(step, shard, "doubled_line", again, "requests had another answer when they were read before")
+        _tell(step, shard, "doubled_line", doubled, "requests had another answer when they were read before")
         return True
-    fetch(step, shard)  # fetched on another machine, tidied away, or to be read a second time
+    fetch(step, shard)  # fetched on another machine, deleted, or to be fetched a second time
     return False
 
 
@@ -268,7 +278,7 @@ def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 
 def _path(step: StepContext, shard: ShardRow, number: int) -> Path:
-    return step.spooled(shard, f"out{number}")
+    return step.spool_path(shard, f"out{number}")
 
 
 def clear(step: StepContext, shard: ShardRow) -> None:

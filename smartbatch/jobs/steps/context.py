@@ -1,4 +1,4 @@
-"""What one step of a job has at hand: the store, the provider's Batch API, the limits, and how to tell."""
+"""What one step of a job works with: the store, the provider's Batch API, the limits, and events."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreEr
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import IncidentRow, JobLease, JobPolicy, JobRow, JobState, ShardRow, ShardState
 from smartbatch.jobs.store import Store
+from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
@@ -29,7 +30,7 @@ HOUR = 3600.0
 
 
 def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
-    """Return what is known of a model's tokens before anything was learned."""
+    """Return the calibration of a model of which nothing was learned."""
     return Calibration()
 
 
@@ -38,10 +39,10 @@ class StepLimits:
     """How the engine waits, and how much it puts into a batch. All times are seconds.
 
     Attributes:
-        poll_interval: between two looks at a batch.
+        poll_interval: between two polls of a batch.
         timeout: after it, a job that may go on in real time has its batches cancelled.
-        settle: how long a batch whose creation is unsure is looked for before its items are sent again. The
-            default, 30 minutes, is the longest a create was seen to land late, with a margin.
+        settle: how long a batch whose creation is uncertain is searched for before its items are sent again.
+            The default, 30 minutes, is the longest delay seen of a late create, with a margin.
         visibility: how long a batch that exists may be missing from the provider's list; seen: 15 s.
         max_requests: most requests of a shard.
         enqueued_tokens: most tokens of one model in batches that have not ended; ``None`` learns it.
@@ -51,7 +52,7 @@ class StepLimits:
             process was frozen, and another may own the job.
         max_tries: how often an item is sent before its last failure stands.
         reread_pause: before results that lack items are fetched a second time.
-        ghost_watch: how long the list is watched for a batch that was given up. 26 hours: by then every
+        orphan_watch: how long the list is searched for a batch that was given up. 26 hours: by then every
             batch that could exist has ended.
         longest_pause: between two tries of a call that fails.
     """
@@ -122,15 +123,15 @@ class StepContext:
         """The limit ``settle``, unless the job's policy sets its own."""
         return self.limits.settle if self.policy.settle is None else self.policy.settle
 
-    def move(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
-        """Commit a change of state and tell it; unless it says otherwise, the next step is due at once."""
+    def advance(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
+        """Commit a change of state and tell it; the next step is due now, unless ``changes`` says when."""
         moved = self.store.advance(
             self.lease, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
         )
-        self.told(shard, moved, reason)
+        self.tell_change(shard, moved, reason)
         return moved
 
-    def told(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
+    def tell_change(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
         """Tell a change of state that is committed."""
         self.tell(
             ShardChanged(
@@ -146,25 +147,25 @@ class StepContext:
             )
         )
 
-    def later(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
+    def reschedule(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
         """Commit that the shard's next step is due in ``seconds``."""
         return self.store.advance(
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
 
-    def stumbled(
+    def retry_later(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any
     ) -> ShardRow:
-        """Commit that a remote call failed and is to be tried again after a growing pause."""
+        """Commit that a remote call failed and is tried again after a growing pause."""
         tries = shard.tries + 1
         wait = backoff(tries, self.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after)
         note = f"{error.kind.value}: {error.message}"
-        return self.later(shard, max(wait, at_least), tries=tries, note=note, **changes)
+        return self.reschedule(shard, max(wait, at_least), tries=tries, note=note, **changes)
 
     def incident(
         self, kind: str, detail: str, shard: ShardRow | None = None, money: float | None = None
     ) -> None:
-        """Keep an incident, and tell it when it is new.
+        """Store an incident, and tell it when it is new.
 
         Raises:
             LeaseLost: another process owns the job now, and may know better.
@@ -183,12 +184,17 @@ class StepContext:
                 )
             )
 
+    def ignored(self, call: str, error: Exception) -> None:
+        """Log a failed remote call that the protocol can do without; its cause may be tried again later."""
+        kind = self.api.classify(error).kind.value
+        logs.warn("job_call_ignored", job_id=self.job.id, call=call, kind=kind)
+
     def hold(self, error: ProviderError) -> None:
-        """Let the job wait for a person: the account cannot be used."""
+        """Hold the job until a person resumes it: the account cannot be used."""
         self.store.note(self.lease, held_note(error), hold=True)
 
-    def spooled(self, shard: ShardRow, what: str) -> Path:
-        """Return the path of a local file of a shard; its content can always be made again."""
+    def spool_path(self, shard: ShardRow, what: str) -> Path:
+        """Return the path of a local file of a shard, whose content can always be made again."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
 
     def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:
@@ -257,7 +263,7 @@ def held_note(error: SmartbatchError) -> str:
 def report(
     store: Store, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
 ) -> JobRow:
-    """Tell how a job stands after something was stored, and its end when that was its last result."""
+    """Tell the progress of a job after results were stored, and its end after the last one."""
     job = store.job(before.id) or before
     now = clock.now()
     tell(

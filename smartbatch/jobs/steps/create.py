@@ -1,8 +1,8 @@
-"""From a planned shard to a batch at the provider: upload, intent, one create.
+"""Creation of a batch from a planned shard: upload, intent, one create.
 
-The order is the protocol's. What will be sent is on disk before the first byte leaves: the shard is
-``SUBMITTING`` in the store before its create is sent, and the create is sent once. What came of it is
-``SUBMITTED``, certainly nothing (back to ``READY``), or unknown (``UNCERTAIN``, see
+The intent is stored before anything is sent: the shard is ``SUBMITTING`` in the store before its create, and
+the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``READY`` or ``DEAD``), or unknown
+(``UNCERTAIN``, see
 :mod:`smartbatch.jobs.steps.recover`).
 """
 
@@ -25,7 +25,7 @@ from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Kind
 
-__all__ = ["adopt", "begin", "submit", "tries_of", "upload"]
+__all__ = ["adopt", "begin", "resume_upload", "submit", "tries_of"]
 
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
@@ -35,35 +35,41 @@ _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONA
 _TURN = "waits until another create of this account is settled"
 """What a shard remembers: how often its input was sent again, each time under a name of its own."""
 FILE_PAUSE = 2.0
-"""Seconds between two looks at a file the provider still processes; it takes a few."""
+"""Seconds between two polls of a file that the provider still processes; it takes a few."""
 
 
 def begin(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``PLANNED``: go to the upload, or where the input travels inline, straight to the create."""
+    """``PLANNED``: upload the input, or go on to the create where the input is part of it."""
     if not step.api.abilities.files:
-        return step.move(shard, ShardState.READY)
-    shard = step.move(shard, ShardState.UPLOADING)
-    return _send_file(step, shard)  # nothing of it was ever sent, so there is nothing to look for
+        return step.advance(shard, ShardState.READY)
+    shard = step.advance(shard, ShardState.UPLOADING)
+    return _send_file(step, shard)  # nothing was sent before, so no file is searched for
 
 
-def upload(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``UPLOADING`` as it was found: an upload may have been under way, so its file is looked for first."""
+def resume_upload(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``UPLOADING`` as it was found: an earlier upload may have been under way. The cases, in order:
+
+    1. The file is not there: upload again under a new name. The old upload may still be under way, of a
+       process that is suspended: with the same name it could bring the input of a late create back after the
+       fence. What it leaves belongs to no batch, and expires.
+    2. The file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
+       again, so the shard ends and its items go into a new one.
+    3. The provider still processes the file: later.
+    4. The file is ready: go on to the create.
+    """
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
         return _upload_failed(step, shard, redacted(step, shard, step.api.classify(error)))
     if found is None:
-        # an upload may still be under way, of a process that stands still: were its name used again, it could
-        # bring the input of a late create back after the fence. What it leaves is no batch's, and expires
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
-        return _send_file(step, step.later(shard, 0.0, remote=remote))
+        return _send_file(step, step.reschedule(shard, 0.0, remote=remote))
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
-        # half an upload that landed as a whole: its name, like its nonce, is never used again
         return _give_up(step, shard, "its input file is another than the one meant", file_id=found.id)
     if not found.ready:
-        return step.later(shard, FILE_PAUSE)
-    return step.move(shard, ShardState.READY, file_id=found.id)
+        return step.reschedule(shard, FILE_PAUSE)
+    return step.advance(shard, ShardState.READY, file_id=found.id)
 
 
 def _input_name(shard: ShardRow) -> str:
@@ -77,26 +83,36 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
     except Exception as error:
         return _upload_failed(step, shard, redacted(step, shard, step.api.classify(error)))
     if not file.ready:
-        return step.later(shard, FILE_PAUSE)
-    return step.move(shard, ShardState.READY, file_id=file.id)
+        return step.reschedule(shard, FILE_PAUSE)
+    return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
 def _upload_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """An upload costs nothing, so whatever may pass is tried again."""
+    """Try again what may pass: an upload costs nothing. End the shard otherwise."""
     if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
-        return step.stumbled(shard, error)
+        return step.retry_later(shard, error)
     return _refused(step, shard, error)
 
 
 def submit(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``READY``: take the watermark, store the intent, send the one create."""
+    """``READY``: send the one create. The cases, in order:
+
+    1. The quota of enqueued tokens has no room: later.
+    2. The input file is missing: upload first.
+    3. Batches have no labels, and another create of the account is not settled: wait for the turn.
+    4. The list cannot be read: without a watermark nothing is created.
+    5. The intent cannot be stored because another shard has the turn now: later.
+    6. The intent is too old when it is stored (the process was suspended): another process may own the job,
+       nothing was sent, so the shard goes back to ``READY``.
+    7. The create is sent, and its outcome is adopted, refused, or unknown.
+    """
     wait = enqueued_quota.room_for(step, shard)
     if wait > 0:
-        return step.later(shard, wait, note="waits for the quota of enqueued tokens")
+        return step.reschedule(shard, wait, note="waits for the quota of enqueued tokens")
     if step.api.abilities.files and shard.file_id is None:
-        return step.move(shard, ShardState.UPLOADING)
+        return step.advance(shard, ShardState.UPLOADING)
     if (wait := _turn(step, shard)) > 0:
-        return step.later(shard, wait, note=_TURN)
+        return step.reschedule(shard, wait, note=_TURN)
     source = None if step.api.abilities.files else _spool(step, shard)
     try:
         page = step.api.page(None, step.limits.call_timeout)
@@ -115,11 +131,10 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
         due_at=now,
     )
     if intended is None:
-        return step.later(shard, max(_turn(step, shard), 1.0), note=_TURN)
-    step.told(shard, intended)
+        return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN)
+    step.tell_change(shard, intended)
     if max(step.clock.now() - began, step.wall - now) > step.limits.send_within:
-        # the process was frozen, or the machine slept: another may own the job, and nothing was sent yet
-        return step.move(intended, ShardState.READY, "its intent was too old to be sent")
+        return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
     creation = Creation(
         mark=shard.nonce,
         model=step.model,
@@ -136,10 +151,10 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = "") -> ShardRow:
-    """Record the batch that is this shard's."""
-    step.spooled(shard, "in").unlink(missing_ok=True)
+    """Record the batch of a shard: ``SUBMITTED``."""
+    step.spool_path(shard, "in").unlink(missing_ok=True)
     submitted = shard.submitted_at or step.wall
-    return step.move(
+    return step.advance(
         shard,
         ShardState.SUBMITTED,
         reason,
@@ -152,10 +167,10 @@ def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = 
 
 
 def _turn(step: StepContext, shard: ShardRow) -> float:
-    """Return the seconds after which it may be the shard's turn, 0 when it may be now.
+    """Return the seconds after which the shard may be created, 0 for now.
 
-    Where batches have no labels, one create of an account is settled before the next is sent. The store knows
-    of it, so that nobody is asked meanwhile: one whose answer is lost takes half an hour and more.
+    Where batches have no labels, one create of an account is settled before the next is sent. One whose
+    answer is lost takes half an hour and more; until then only the store is read, not the provider.
     """
     if step.api.abilities.labels:
         return 0.0
@@ -171,16 +186,25 @@ def _turn(step: StepContext, shard: ShardRow) -> float:
 
 
 def _list_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Without a watermark nothing is created; a server without batches says so here already."""
+    """Try again what may pass. A server without batches refuses here, before anything is created."""
     if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
-        return step.stumbled(shard, error)
+        return step.retry_later(shard, error)
     return _refused(step, shard, error)
 
 
 def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """Go on after a create that raised. The cases, in order:
+
+    1. The batch may exist: ``UNCERTAIN``. In all other cases it certainly does not: back to ``READY``.
+    2. The quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
+       too large by itself ends, and its items go into smaller ones.
+    3. An error that may pass: try again.
+    4. The input file expired or was deleted: its name is used up, so the items go into a new shard.
+    5. Any other refusal stands.
+    """
     if error.maybe_billed:
         now = step.wall
-        return step.move(
+        return step.advance(
             shard,
             ShardState.UNCERTAIN,
             f"the answer to its create is lost ({error.kind.value})",
@@ -188,18 +212,16 @@ def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> 
             due_at=now + 1.0,
         )
     reason = f"its create was refused ({error.kind.value})"
-    back = step.move(shard, ShardState.READY, reason, tries=shard.tries)
+    back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
     if enqueued_quota.is_quota(error.code) or error.kind is ErrorKind.RATE_LIMIT:
-        # what is refused to one shard is refused to all: they wait together, and do not each try on
         if enqueued_quota.refused(step, back, error, error.message):
             return _give_up(
                 step, back, "more than the quota of enqueued tokens; it goes again in smaller parts"
             )
-        return step.stumbled(back, error, at_least=enqueued_quota.room_for(step, back))
+        return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
     if error.kind in _REPEAT:
-        return step.stumbled(back, error)
+        return step.retry_later(back, error)
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
-        # its name is used up with it: the items go again in a shard with a name of its own
         return _give_up(step, back, "its input file is gone; its requests go again", tried=True)
     return _refused(step, back, error)
 
@@ -210,7 +232,8 @@ def _input_is_gone(step: StepContext, shard: ShardRow) -> bool:
         return False
     try:
         return step.api.find_file(_input_name(shard), step.limits.call_timeout) is None
-    except Exception:  # the refusal stands as it is
+    except Exception as error:  # the refusal stands as it is
+        step.ignored("search for an input file", error)
         return False
 
 
@@ -220,23 +243,29 @@ def tries_of(step: StepContext, shard: ShardRow) -> int:
 
 
 def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Nothing exists and asking again would change nothing: hold, go smaller, go alone, or fail."""
+    """End a shard that was refused for good. The cases, in order:
+
+    1. The account cannot be used: the job is held, and the shard goes on when it is resumed.
+    2. The request body is too large: the items go into shards of half the size.
+    3. The job may fall back: its items run in real time.
+    4. The items fail with the refusal.
+    """
     if error.kind in _ACCOUNT:
         step.hold(error)
-        return step.later(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
+        return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     if error.status == 413 and shard.size > 1:
         return _halve(step, shard)
     if step.falls_back:
         return _give_up(step, shard, f"refused: {error.message}", to=ItemState.REALTIME)
     now = step.wall
     dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=error.message, at=now)
-    step.told(shard, dead, error.message)
+    step.tell_change(shard, dead, error.message)
     report(step.store, step.job, step.tell, step.clock)
     return dead
 
 
 def _halve(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Too big for the server: its items go again in shards of half the size, from now on for this model."""
+    """Send the items again in shards of half the size, from now on for this model."""
     step.store.remember(most_key(step), max(1, shard.size // 2))
     return _give_up(step, shard, "too big for the server; it goes again in halves")
 
@@ -250,22 +279,22 @@ def _give_up(
     file_id: str | None = None,
     tried: bool = False,
 ) -> ShardRow:
-    """End a shard that certainly has no batch; its file is deleted when it is tidied."""
+    """End a shard that certainly has no batch; its file is deleted when it is cleaned up."""
     if file_id is not None:
-        shard = step.later(shard, 0.0, file_id=file_id)
+        shard = step.reschedule(shard, 0.0, file_id=file_id)
     dead = step.store.discard(step.lease, shard, items=to, tried=tried, note=reason, at=step.wall)
-    step.told(shard, dead, reason)
+    step.tell_change(shard, dead, reason)
     return dead
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:
-    """Return the file of the shard's lines; made again where it is missing, with the very same bytes.
+    """Return the file of the shard's lines; made again with the same bytes where it is missing.
 
     Raises:
         InvalidRequest: never for requests that were accepted; their lines were encoded once already.
         StoreError: the disk is full.
     """
-    path = step.spooled(shard, "in")
+    path = step.spool_path(shard, "in")
     if path.exists():
         return path
     step.write_file(path, _lines(step, shard))

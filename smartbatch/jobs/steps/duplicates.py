@@ -1,9 +1,9 @@
-"""A second batch of one shard, made by something between here and the provider that repeats creates.
+"""Duplicates: a second batch of one shard, made by a proxy that repeats creates.
 
 A shard's create is sent once, and nothing of ours repeats it. A proxy or a gateway might: the answer to the
-first is lost on the way, the second is answered, and both run. So the list is looked through once after each
-create. A second batch with the shard's label is cancelled; without labels one of its size is looked into when
-it has ended. An incident says what it cost.
+first is lost on the way, the second is answered, and both run. So the list is searched once after each
+create. A second batch with the shard's label is cancelled; without labels one of its size is examined when it
+has ended. An incident says what it cost.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["audit", "examine", "stop"]
+__all__ = ["cancel_all", "examine_suspect", "search_once"]
 
 READINGS = 4
 """How often the results of a suspect are read before nothing can be found out."""
 
 
-def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
-    """Look for twins of a shard's batch once: when whatever was created must be listed, or it has ended.
+def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
+    """Search once for duplicates of a shard's batch: when all are in the list by now, or it has ended.
 
     Returns:
-        What the shard is to remember. A list that cannot be read holds nothing up: it is tried again as long
+        What the shard is to remember. A list that cannot be read delays nothing: it is tried again as long
         as the batch runs.
     """
     known = shard.remote
@@ -40,63 +40,70 @@ def audit(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgr
         others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
         if step.api.abilities.labels:
             found = [other for other in others if has_label(other, shard)]
-            stop(step, shard, found)
+            cancel_all(step, shard, found)
         else:
             found = unclaimed(step, shard, others)
     except (LeaseLost, StoreError):
         raise
-    except Exception:
+    except Exception as error:
+        step.ignored("list of batches", error)
         return known
     return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
 
 
-def stop(step: StepContext, shard: ShardRow, twins: Iterable[RemoteBatch]) -> None:
+def cancel_all(step: StepContext, shard: ShardRow, duplicates: Iterable[RemoteBatch]) -> None:
     """Cancel batches that were created besides a shard's own, and say so.
 
     Raises:
         Exception: whatever the provider's adapter raised.
     """
-    for twin in twins:
-        if not twin.state.ended:
-            step.api.cancel(twin.id, step.limits.call_timeout)
+    for duplicate in duplicates:
+        if not duplicate.state.ended:
+            step.api.cancel(duplicate.id, step.limits.call_timeout)
         step.incident(
             "double_submission",
-            f"batch {twin.id} was created a second time for the same requests and cancelled; something "
+            f"batch {duplicate.id} was created a second time for the same requests and cancelled; something "
             "between here and the provider repeats requests",
             shard,
         )
 
 
-def examine(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``SETTLED``, with suspects: look into the first of them, and say what it cost where it was a twin."""
+def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``SETTLED``, with suspects: examine the first of them. The cases, in order:
+
+    1. It runs: later.
+    2. It has results of which none can be read: read again a few times.
+    3. Its results carry the shard's ids: it is a duplicate, and an incident says what it cost.
+    4. It is gone, unreadable, or foreign: nothing more is to be done.
+    """
     suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
     try:
         batch = step.api.get(suspect, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
-            return step.later(shard, step.limits.poll_interval, tries=0)
+            return step.reschedule(shard, step.limits.poll_interval, tries=0)
         nonces = set() if batch is None else collect.nonces_in(step, batch)
         if not nonces and batch is not None and batch.outputs and shard.tries + 1 < READINGS:
-            return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
+            return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
-            twice = _price(step, shard, batch)
+            twice = _tell_cost(step, shard, batch)
     except (LeaseLost, StoreError):
         raise
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     remote = evolve(shard.remote, suspected_duplicates=others)
-    return step.later(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
+    return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
 
 
-def _price(step: StepContext, shard: ShardRow, twin: RemoteBatch) -> float:
+def _tell_cost(step: StepContext, shard: ShardRow, duplicate: RemoteBatch) -> float:
     """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
-    money = collect.cost_of(step, shard, twin)
+    money = collect.cost_of(step, shard, duplicate)
     if money.billed:
         known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
         step.incident(
             "double_submission",
-            f"batch {twin.id} was created a second time for the same requests: {money.billed:,} of them were "
-            f"run by it, for {known}; something between here and the provider repeats requests",
+            f"batch {duplicate.id} was created a second time for the same requests: {money.billed:,} of "
+            f"them were run by it, for {known}; something between here and the provider repeats requests",
             shard,
             money.usd,
         )

@@ -64,7 +64,7 @@ def find_orphans(step: StepContext, batches: Iterable[RemoteBatch]) -> None:
                 claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
             found = next((batch for batch in batches if _could_be_orphan(batch, shard, claimed)), None)
         if found is not None:
-            step.later(shard, 0.0, candidate=found.id)
+            step.reschedule(shard, 0.0, candidate=found.id)
 
 
 def is_watched(step: StepContext, shard: ShardRow) -> bool:

@@ -33,15 +33,15 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
             fresh = step.store.shard(shard.id) or shard
             if fresh.candidate is not None:
                 return fresh
-            return step.later(fresh, step.limits.longest_pause, tries=0)
+            return step.reschedule(fresh, step.limits.longest_pause, tries=0)
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
     except StoreError:
         raise
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     collect.clear(step, shard)
-    return step.later(shard, 0.0, cleaned_up=True)
+    return step.reschedule(shard, 0.0, cleaned_up=True)
 
 
 def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
@@ -57,18 +57,18 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
     batch = step.api.get(batch_id, step.limits.call_timeout)
     if batch is None:
         if shard.tries + 1 < READINGS:
-            return step.later(shard, step.limits.poll_interval, tries=shard.tries + 1)
+            return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
         return _discard(step, shard, batch_id)
     labels = step.api.abilities.labels
     if not batch.state.ended:
         if labels and not shard.cancelled:
             step.api.cancel(batch.id, step.limits.call_timeout)
-            return step.later(shard, step.limits.poll_interval, cancelled=True)
-        return step.later(shard, step.limits.poll_interval)
+            return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
+        return step.reschedule(shard, step.limits.poll_interval)
     if not labels:
         nonces = collect.nonces_in(step, batch)
         if not nonces and shard.tries + 1 < READINGS:
-            return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
+            return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
         if not nonces:
             tell_unreadable(step, shard, batch)
         if shard.nonce not in nonces:
@@ -78,7 +78,9 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
 
 def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
     """Remember that a batch is not the shard's, and go on watching."""
-    return step.later(shard, 0.0, candidate=None, tries=0, foreign_batches=(*shard.foreign_batches, batch_id))
+    return step.reschedule(
+        shard, 0.0, candidate=None, tries=0, foreign_batches=(*shard.foreign_batches, batch_id)
+    )
 
 
 def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
@@ -94,7 +96,5 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
             totals.usd,
         )
     collect.clear(step, shard)
-    most = (
-        shard.reserved if totals.wasted is None else totals.wasted
-    )  # the useful answers are charged already
-    return step.later(shard, 0.0, cleaned_up=True, batch_id=batch.id, most=most)
+    wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
+    return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id, reserved=wasted)

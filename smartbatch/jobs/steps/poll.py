@@ -1,4 +1,4 @@
-"""A batch that was created: look at it until it has ended, and cancel it when it must not go on."""
+"""Polling of a batch that was created, until it has ended, and its cancellation."""
 
 from __future__ import annotations
 
@@ -16,40 +16,45 @@ from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 __all__ = ["cancel", "poll"]
 
 PROMISE = 24 * HOUR
-"""What all three providers aim at; a batch that takes longer is worth a word."""
+"""Seconds in which all three providers aim to end a batch; one that takes longer gets a note."""
 _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
     "(jobs with fallback='individual' send the rest in real time after their time-out)"
 )
 REFUSALS = 2
-"""How often a batch that was refused at validation is made anew before its items fail: it costs nothing, and
-it will hardly go otherwise."""
+"""Batches that are refused at validation before their items fail: a refusal costs nothing."""
 
 
 def poll(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``SUBMITTED``: ask how it stands."""
+    """``SUBMITTED``: poll the batch. The cases, in order:
+
+    1. The job was cancelled, or the batch takes too long: cancel it.
+    2. The provider does not know it: see :func:`_vanished`.
+    3. It has ended: its results are fetched next, or it failed as a whole.
+    4. It runs: store its progress. Once, its duplicates are searched for.
+    """
     assert shard.batch_id is not None
     if not shard.cancelled and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason)
     try:
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     if batch is None:
         return _vanished(step, shard)
-    remote = _progress(duplicates.audit(step, shard, batch), batch)
+    remote = _progress(duplicates.search_once(step, shard, batch), batch)
     if batch.state.ended:
         return _ended(step, shard, batch, remote)
     late = step.wall - (shard.submitted_at or step.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
-    moved = step.later(shard, step.limits.poll_interval, tries=0, note=note, remote=remote)
+    moved = step.reschedule(shard, step.limits.poll_interval, tries=0, note=note, remote=remote)
     if remote != shard.remote:
         report(step.store, step.job, step.tell, step.clock, running=_running(step))
     return moved
 
 
 def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
-    """Ask the provider to cancel it. What has finished is kept; nothing replaces it before it has ended."""
+    """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended."""
     assert shard.batch_id is not None
     try:
         step.api.cancel(shard.batch_id, step.limits.call_timeout)
@@ -57,16 +62,17 @@ def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
         found = step.api.classify(error)
         if found.status == 404 and _is_unknown(step, shard.batch_id):
             return _vanished(step, shard)
-        return step.stumbled(shard, found)
+        return step.retry_later(shard, found)
     remote = evolve(shard.remote, cancel_sent_at=step.wall)
     pause = min(step.limits.poll_interval, 1.0)
-    return step.later(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
+    return step.reschedule(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 
 def _is_unknown(step: StepContext, batch_id: str) -> bool:
     try:
         return step.api.get(batch_id, step.limits.call_timeout) is None
-    except Exception:  # then it is not certain
+    except Exception as error:  # then it is not certain
+        step.ignored("poll of a batch", error)
         return False
 
 
@@ -85,11 +91,18 @@ def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: Remot
         return _failed(step, shard, batch)
     enqueued_quota.admitted(step)
     turnaround_log.learn(step, shard, batch)
-    return step.move(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
+    return step.advance(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
 
 
 def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    """Refused at validation, as a whole: nothing was run, nothing billed."""
+    """The batch was refused at validation: nothing was run, nothing billed. The cases, in order:
+
+    1. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
+    2. The account cannot be used: the same, when a person has resumed the job.
+    3. It is the first refusal of these items: they go into a new shard.
+    4. The job may fall back: they run in real time.
+    5. They fail with the refusal.
+    """
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
     if repeats(step, shard, f"{reason} {error.message}"):
@@ -97,22 +110,22 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         error = ProviderError(reason, kind=error.kind, code=error.code)
     if enqueued_quota.is_quota(batch.code):
         enqueued_quota.refused(step, shard, batch.error, batch.reason)
-        return _again(step, shard, reason, tried=False)
+        return _send_again(step, shard, reason, tried=False)
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
         step.hold(error)
-        return _again(step, shard, reason, tried=False)
+        return _send_again(step, shard, reason, tried=False)
     if create.tries_of(step, shard) + 1 < REFUSALS:
-        return _again(step, shard, reason, tried=True)
+        return _send_again(step, shard, reason, tried=True)
     if step.falls_back:
-        return _again(step, shard, reason, tried=True, to=ItemState.REALTIME)
+        return _send_again(step, shard, reason, tried=True, to=ItemState.REALTIME)
     now = step.wall
     dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=reason, at=now)
-    step.told(shard, dead, reason)
+    step.tell_change(shard, dead, reason)
     report(step.store, step.job, step.tell, step.clock)
     return dead
 
 
-def _again(
+def _send_again(
     step: StepContext,
     shard: ShardRow,
     reason: str,
@@ -124,27 +137,33 @@ def _again(
     dead = step.store.discard(
         step.lease, shard, items=to, tried=tried, note=reason, at=step.wall, maybe_billed=maybe_billed
     )
-    step.told(shard, dead, reason)
+    step.tell_change(shard, dead, reason)
     return dead
 
 
 def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Just after the create it may not be seen yet; later, something is wrong that guessing makes worse."""
+    """The provider does not know the batch. The cases, in order:
+
+    1. It no longer keeps batches of that age: go on as with an ended one.
+    2. The batch is new, and may not be visible yet: poll again.
+    3. An incident, once; and where the job is cancelled, the items end, as nothing more will come.
+    4. Otherwise poll rarely. Nothing is sent again, since the requests may have been paid.
+    """
     if collect.no_longer_kept(step, shard):
-        return step.move(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=step.wall)
+        return step.advance(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=step.wall)
     age = step.wall - (shard.submitted_at or step.wall)
     if age < max(step.limits.visibility, step.limits.poll_interval):
-        return step.later(shard, min(step.limits.poll_interval, step.limits.visibility / 4))
+        return step.reschedule(shard, min(step.limits.poll_interval, step.limits.visibility / 4))
     step.incident(
         "batch_vanished",
         f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again, as they may "
         "have been paid. If it is gone for good, cancel the job and submit its open requests anew",
         shard,
     )
-    if step.job.cancel_requested:  # nothing more is to be had of it, and nothing is sent again
+    if step.job.cancel_requested:
         reason = "the provider no longer knows the batch, and the job is cancelled"
-        return _again(step, shard, reason, tried=True, maybe_billed=True)
-    return step.later(
+        return _send_again(step, shard, reason, tried=True, maybe_billed=True)
+    return step.reschedule(
         shard, step.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )
 
@@ -161,6 +180,6 @@ def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
 
 
 def _running(step: StepContext) -> int:
-    """Items the provider says it has done, of shards whose results are not stored yet."""
+    """Return the requests that the provider has run, of shards whose results are not stored yet."""
     shards = step.store.shards(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
     return sum(shard.remote.done or 0 for shard in shards)

@@ -1,9 +1,10 @@
-"""A create whose outcome is unknown: look, fence, and only then give up.
+"""Recovery of a create whose outcome is unknown: search, verify, fence, and only then send again.
 
-No provider knows an idempotency key for batches, so a create whose answer was lost is never repeated. It is
-looked for: by its label where batches have one, by size and later by its results where they have none. When
-it was not found for long enough, its input file is deleted, so that a late create must fail (the fence), and
-the list is read again. Only then its items are free for a new shard, and the old nonce stays watched.
+No provider has an idempotency key for batches, so a create whose answer was lost is never repeated. Its batch
+is searched for: by its label where batches have one; by its size, and later by its results, where they have
+none. When it was not found for long enough, its input file is deleted, so that a late create must fail (the
+fence), and the list is read again. Only then its items go into a new shard, and the list is still searched
+for the old nonce.
 """
 
 from __future__ import annotations
@@ -23,98 +24,133 @@ from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["READINGS", "answered", "doubt", "fenced", "look", "prove", "tell_unreadable"]
+__all__ = [
+    "READINGS",
+    "mark_uncertain",
+    "outcome_is_known",
+    "search",
+    "search_after_fence",
+    "tell_unreadable",
+    "verify",
+]
 
 READINGS = 4
-"""How often the results of a batch that could be ours are read before they count as unreadable: a first
-reading may be cut, or find them not there yet."""
+"""How often the results of a batch that could be ours are read before they count as unreadable: the first
+download may be cut, or come too early."""
 
 
 HELD = (
     "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or until you "
     "looked at the provider's list and resume it"
 )
-SOUGHT = (
-    "nobody knows yet whether its batch was created: it is looked for, and nothing is sent again meanwhile"
+SEARCHED = (
+    "nobody knows yet whether its batch was created: it is searched for, and nothing is sent again meanwhile"
 )
 
 
-def answered(step: StepContext) -> bool:
-    """Whether a job waits for a person because of creates whose outcome is known by now."""
+def outcome_is_known(step: StepContext) -> bool:
+    """Whether a job is held because of creates whose outcome is known by now."""
     if step.job.state is not JobState.HELD or step.job.note != HELD:
         return False
     states = (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
     return not any(shard.remote.held_job for shard in step.store.shards(step.job.id, states=states))
 
 
-def doubt(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``SUBMITTING`` as it was found: whoever sent the create did not live to say what came of it."""
-    return step.move(
+def mark_uncertain(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``SUBMITTING`` as it was found: the process that sent the create ended before it stored the outcome."""
+    return step.advance(
         shard, ShardState.UNCERTAIN, "its sender was lost with the answer", uncertain_since=step.wall
     )
 
 
-def look(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``UNCERTAIN``: search the provider's list for it."""
+def search(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``UNCERTAIN``: search the provider's list for the batch. The cases, in order:
+
+    1. The list cannot be read: nothing is concluded.
+    2. Batches have no labels: search by size, see :func:`_search_unlabelled`.
+    3. One or more batches have the shard's label: adopt the oldest.
+    4. It was not absent for long enough: search again.
+    5. It has an input file whose deletion makes a late create fail: the fence.
+    6. It was absent for the settle time: the items go into a new shard.
+    """
     try:
         newer = newer_than_intent(step, shard)
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     if not step.api.abilities.labels:
-        return _look_unlabelled(step, shard, newer)
+        return _search_unlabelled(step, shard, newer)
     mine = [batch for batch in newer if has_label(batch, shard)]
     if mine:
         return _take_oldest(step, shard, mine)
     if _waited(step, shard) < _until(step, shard):
-        return _look_again(step, shard)
-    return _fence(step, shard) if _can_fence(step, shard) else _give_up(step, shard)
+        return _search_again(step, shard)
+    return _fence(step, shard) if _can_fence(step, shard) else _send_again(step, shard)
 
 
-def fenced(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``FENCED``: its input file is gone; whatever landed before that is in the list by now."""
+def search_after_fence(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``FENCED``: the input file is deleted; a batch that was created before that will be in the list.
+
+    The cases, in order:
+
+    1. The list cannot be read: nothing is concluded.
+    2. The batch is there: adopt it.
+    3. It may not be visible yet: search again.
+    4. It does not exist: the items go into a new shard.
+    """
     since = shard.fenced_at or step.wall
     settled = (shard.uncertain_since or since) + step.settle_time
     rest = max(since + step.limits.visibility, settled) - step.wall
     try:
         mine = [batch for batch in newer_than_intent(step, shard) if has_label(batch, shard)]
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     if mine:
         return _take_oldest(step, shard, mine)
     if rest > 0:
-        return step.later(shard, min(rest, _step(step, shard)), tries=shard.tries + 1, note=SOUGHT)
-    return _give_up(step, shard)
+        return step.reschedule(
+            shard, min(rest, _search_pause(step, shard)), tries=shard.tries + 1, note=SEARCHED
+        )
+    return _send_again(step, shard)
 
 
-def prove(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``PROVISIONAL``: a batch without a label that could be ours; once it has ended, its results tell."""
+def verify(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``PROVISIONAL``: a batch without a label could be the shard's; its results tell. The cases, in order:
+
+    1. It runs: later.
+    2. It is in the list, and not found by its id: back to ``UNCERTAIN``.
+    3. Its results carry the shard's ids: adopt it.
+    4. They do not: read them again a few times, as the download may be cut or hold foreign lines.
+    5. No line can be read: an incident, since the requests may be paid twice.
+    6. The batch is foreign: back to ``UNCERTAIN``, and it is remembered. Where it belongs to a dead shard of
+       the job, it is noted there.
+    """
     assert shard.candidate is not None
     try:
         batch = step.api.get(shard.candidate, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
-            return step.later(
+            return step.reschedule(
                 shard, step.limits.poll_interval, tries=0, note="its results will tell whose it is"
             )
-        if batch is None:  # seen in the list, and not by its id: one of the two is late
-            return step.move(
+        if batch is None:
+            return step.advance(
                 shard,
                 ShardState.UNCERTAIN,
                 "the batch that looked like it is not there yet, or no more",
                 candidate=None,
-                due_at=step.wall + _step(step, shard),
+                due_at=step.wall + _search_pause(step, shard),
             )
         nonces = nonces_in(step, batch)
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
-    if shard.tries + 1 < READINGS:  # what came may have been cut, or strayed in from a stranger's
-        return step.later(shard, step.limits.reread_pause, tries=shard.tries + 1)
+    if shard.tries + 1 < READINGS:
+        return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
     if not nonces:
         tell_unreadable(step, shard, batch)
     for nonce in nonces:
-        _tell_orphan(step, nonce, shard.candidate)
-    return step.move(
+        _note_orphan(step, nonce, shard.candidate)
+    return step.advance(
         shard,
         ShardState.UNCERTAIN,
         "the batch that looked like it belongs to somebody else",
@@ -124,7 +160,7 @@ def prove(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
-    """A batch that could be the shard's tells nobody whose it is: it may have been paid for."""
+    """Write an incident: a batch that may be the shard's, and may have been paid for, cannot be read."""
     step.incident(
         "maybe_billed",
         f"batch {batch.id} may be this job's, but no line of its results can be read; {shard.size:,} "
@@ -133,28 +169,36 @@ def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> N
     )
 
 
-def _look_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
-    """Without labels, a new batch of the same size that no shard claims may be it."""
+def _search_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
+    """Search by size for a batch without a label. The cases, in order:
+
+    1. One new batch of the shard's size belongs to no other shard, and the workspace is exclusive: adopt it.
+    2. There are such batches: the oldest is the candidate, to be verified by its results.
+    3. There was none for long enough: the items go into a new shard.
+    4. Otherwise search again.
+    """
     candidates = unclaimed(step, shard, newer)
     if candidates:
         oldest = candidates[-1]
         if len(candidates) == 1 and step.policy.exclusive_workspace:
             return adopt(step, shard, oldest, "the only new batch of a workspace nobody else uses")
-        return step.move(shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id)
+        return step.advance(
+            shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id
+        )
     if _waited(step, shard) >= _until(step, shard):
-        return _give_up(step, shard)
-    return _look_again(step, shard)
+        return _send_again(step, shard)
+    return _search_again(step, shard)
 
 
 def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
-    """Adopt one; the others, made by something that repeats requests, are cancelled first."""
+    """Adopt the oldest batch with the label; others, made by a proxy that repeats creates, are cancelled."""
     oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
     try:
-        duplicates.stop(step, shard, [batch for batch in mine if batch.id != oldest.id])
+        duplicates.cancel_all(step, shard, [batch for batch in mine if batch.id != oldest.id])
     except (LeaseLost, StoreError):
         raise
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     return adopt(step, shard, oldest, "found in the list")
 
 
@@ -163,9 +207,9 @@ def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         step.api.delete_file(shard.file_id, step.limits.call_timeout)
     except Exception as error:
-        return step.stumbled(shard, step.api.classify(error))
+        return step.retry_later(shard, step.api.classify(error))
     now = step.wall
-    return step.move(
+    return step.advance(
         shard,
         ShardState.FENCED,
         "not found; its input file was deleted, so that a late create must fail",
@@ -174,7 +218,7 @@ def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
     )
 
 
-def _give_up(step: StepContext, shard: ShardRow) -> ShardRow:
+def _send_again(step: StepContext, shard: ShardRow) -> ShardRow:
     reason = "not found in time; its requests go again"
     dead = step.store.discard(
         step.lease,
@@ -185,7 +229,7 @@ def _give_up(step: StepContext, shard: ShardRow) -> ShardRow:
         at=step.wall,
         maybe_billed=shard.fenced_at is None,
     )
-    step.told(shard, dead, reason)
+    step.tell_change(shard, dead, reason)
     return dead
 
 
@@ -198,8 +242,12 @@ def _can_fence(step: StepContext, shard: ShardRow) -> bool:
 
 
 def _until(step: StepContext, shard: ShardRow) -> float:
-    """How long absence must last before something is done: until a batch that exists must be in the list (and
-    the fence sees to the rest), for the settle time, or until every batch that could exist has ended."""
+    """Return the seconds that a batch must be absent before anything follows from it. The cases, in order:
+
+    1. The job is held because of it: until every batch that could exist has ended.
+    2. There is a fence: until a batch that exists is visible, or the settle time where that is shorter.
+    3. The settle time.
+    """
     if _holds(step, shard):
         return step.limits.orphan_watch
     settle = step.settle_time
@@ -207,28 +255,28 @@ def _until(step: StepContext, shard: ShardRow) -> float:
 
 
 def _holds(step: StepContext, shard: ShardRow) -> bool:
-    """Whether the job's policy is to wait for a person, and no person has resumed it since."""
+    """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
     if step.policy.on_unknown != "hold":
         return False
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
 
 
-def _look_again(step: StepContext, shard: ShardRow) -> ShardRow:
+def _search_again(step: StepContext, shard: ShardRow) -> ShardRow:
     rest = max(0.0, _until(step, shard) - _waited(step, shard))
-    changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SOUGHT}
+    changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SEARCHED}
     if _holds(step, shard) and not shard.remote.held_job and _waited(step, shard) > step.limits.visibility:
         step.store.note(step.lease, HELD, hold=True)
         changes["remote"] = evolve(shard.remote, held_job=True)
-    return step.later(shard, min(rest, _step(step, shard)), **changes)
+    return step.reschedule(shard, min(rest, _search_pause(step, shard)), **changes)
 
 
-def _tell_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
-    """The batch is another shard's, which was given up: its own step deals with it."""
+def _note_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
+    """Note a batch on the dead shard of this job that it belongs to, if any; that shard's step handles it."""
     other = None if nonce is None else step.store.shard_with_nonce(nonce)
     if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
-        step.later(other, 0.0, candidate=batch_id)
+        step.reschedule(other, 0.0, candidate=batch_id)
 
 
-def _step(step: StepContext, shard: ShardRow) -> float:
-    """Looks come thick at first, when a batch is likely to appear, and thin out."""
+def _search_pause(step: StepContext, shard: ShardRow) -> float:
+    """Return the seconds to the next search: few at first, when a batch is likely to appear, then more."""
     return backoff(shard.tries + 1, step.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))

@@ -1,8 +1,8 @@
-"""One job, one step at a time: what is due, who does it, and when to come again.
+"""One step of one job: which shard is due, which function does its step, and when the next step is due.
 
-The engine has no thread and never waits. Each call of :meth:`StepRunner.tend` does at most one step of one
-shard: a remote call or two, and the commits around them. After a crash at any point the next process reads
-the states and goes on; nothing that matters is kept in memory.
+The runner has no thread and never waits. Each call of :meth:`StepRunner.run_step` does at most one step of
+one shard: a remote call or two, and the commits around them. After a crash at any point the next process
+reads the states and goes on; nothing is kept in memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.steps import cleanup, collect, create, orphans, poll, recover, settle, take_back
+from smartbatch.jobs.steps import cleanup, collect, create, job_rescue, orphans, poll, recover, settle
 from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
-from smartbatch.jobs.steps.shard import plan
+from smartbatch.jobs.steps.shard import plan_shards
 from smartbatch.jobs.store import Store
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
@@ -41,16 +41,16 @@ __all__ = ["StepLimits", "StepResult", "StepRunner"]
 _S = ShardState
 _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.PLANNED: create.begin,
-    _S.UPLOADING: create.upload,
+    _S.UPLOADING: create.resume_upload,
     _S.READY: create.submit,
-    _S.SUBMITTING: recover.doubt,
-    _S.UNCERTAIN: recover.look,
-    _S.PROVISIONAL: recover.prove,
-    _S.FENCED: recover.fenced,
+    _S.SUBMITTING: recover.mark_uncertain,
+    _S.UNCERTAIN: recover.search,
+    _S.PROVISIONAL: recover.verify,
+    _S.FENCED: recover.search_after_fence,
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
     _S.DEAD: orphans.watch_dead_shard,
-    _S.SETTLED: cleanup.tidy,
+    _S.SETTLED: cleanup.clean_up,
 }
 
 
@@ -59,7 +59,7 @@ class StepResult:
     """What a job needs next.
 
     Attributes:
-        next_at: Unix seconds when to tend it again; ``None`` when nothing comes due by itself.
+        next_at: Unix seconds when the next step is due; ``None`` when nothing comes due by itself.
         realtime: there are items to run in real time now.
         finished: everything is done and cleaned up; the job may be released.
     """
@@ -70,16 +70,16 @@ class StepResult:
 
 
 class StepRunner:
-    """Moves jobs on. One thread at a time may tend a job; different jobs may be tended at the same time.
+    """Runs the steps of jobs. One thread at a time may run a job's step; different jobs may run concurrently.
 
     Args:
         store: where the jobs are.
         api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
             this process does not have its key: then only what needs no provider is done.
-        clock, rng: time, and dice for nonces and pauses.
+        clock, rng: time; random numbers for nonces and backoff.
         tell: takes events.
         prices: for the cost of results.
-        limits: how to wait, and how much goes into a batch.
+        limits: waiting times and sizes of batches.
         speed: says how fast requests of a job are answered in real time; what is assumed before any was, by
             default.
         calibration: says what was learned of the tokens of a job's model; nothing by default.
@@ -109,7 +109,15 @@ class StepRunner:
         self._calibration = calibration
 
     def run_step(self, lease: JobLease) -> StepResult:
-        """Do the most urgent step of a job that is due, if one is.
+        """Run the step of a job that is due first, if one is due. The cases, in order:
+
+        1. The job was deleted: finished.
+        2. It is cancelled: items that were not sent end now.
+        3. This process lacks the key of its account: only what needs no provider is done.
+        4. It is held because of uncertain creates whose outcome is known by now: it goes on.
+        5. It has open items: they become shards.
+        6. It has a deadline and is late: a batch is taken back.
+        7. Otherwise the shard that is due first has its step, by its state.
 
         Raises:
             LeaseLost: another process owns the job now.
@@ -136,45 +144,45 @@ class StepRunner:
             speed=self._speed,
             calibration=self._calibration,
         )
-        if recover.answered(step):
+        if recover.outcome_is_known(step):
             self._store.unhold(job.id)
             return StepResult(step.wall)
-        if job.state is JobState.ACTIVE and not job.cancel_requested and plan(step):
+        if job.state is JobState.ACTIVE and not job.cancel_requested and plan_shards(step):
             return StepResult(step.wall, self._has_realtime(job))
         return self._step(step)
 
     def _step(self, step: StepContext) -> StepResult:
-        shards = [shard for shard in step.store.shards(step.job.id) if _alive(shard)]
-        look = take_back.in_time(step, shards)
-        if look <= step.wall:
+        shards = [shard for shard in step.store.shards(step.job.id) if _needs_steps(shard)]
+        check_at = job_rescue.rescue_late_job(step, shards)
+        if check_at <= step.wall:
             return StepResult(step.wall, self._has_realtime(step.job))
-        waiting = [shard for shard in shards if not self._waits(step, shard)]
-        due = min(waiting, key=lambda shard: shard.due_at, default=None)
+        runnable = [shard for shard in shards if not self._is_held(step, shard)]
+        due = min(runnable, key=lambda shard: shard.due_at, default=None)
         direct = self._has_realtime(step.job)
         if due is None:
             finished = not shards and step.job.state is JobState.DONE
-            return StepResult(None if look == math.inf else look, direct, finished)
-        at = min(self._due_at(step, due), look)
+            return StepResult(None if check_at == math.inf else check_at, direct, finished)
+        at = min(self._due_at(step, due), check_at)
         if at > step.wall:
             return StepResult(at, direct)
-        self._do(step, due)
+        self._run(step, due)
         return StepResult(step.wall, direct)
 
-    def _do(self, step: StepContext, shard: ShardRow) -> None:
+    def _run(self, step: StepContext, shard: ShardRow) -> None:
         if shard.state is _S.INGESTING:
             if collect.ingest(step, shard):
                 settle.settle(step, shard)
             return
         if shard.state in UNSENT_SHARDS and step.job.cancel_requested:
-            self._call_off(step, shard)
+            self._discard_unsent(step, shard)
             return
         _STEPS[shard.state](step, shard)
 
-    def _call_off(self, step: StepContext, shard: ShardRow) -> None:
+    def _discard_unsent(self, step: StepContext, shard: ShardRow) -> None:
         dead = step.store.discard(
             step.lease, shard, items=ItemState.OPEN, tried=False, note="the job was cancelled", at=step.wall
         )
-        step.told(shard, dead, "the job was cancelled")
+        step.tell_change(shard, dead, "the job was cancelled")
 
     def _drop_unsent(self, lease: JobLease, job: JobRow) -> JobRow:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
@@ -182,14 +190,14 @@ class StepRunner:
             return report(self._store, job, self._tell, self._clock)
         return job
 
-    def _waits(self, step: StepContext, shard: ShardRow) -> bool:
-        """Nothing new is sent for a job that is held; what was sent is followed to its end."""
+    def _is_held(self, step: StepContext, shard: ShardRow) -> bool:
+        """Whether a shard must not be sent because its job is held; what was sent is followed to its end."""
         return (
             step.job.state is JobState.HELD and shard.state in UNSENT_SHARDS and not step.job.cancel_requested
         )
 
     def _due_at(self, step: StepContext, shard: ShardRow) -> float:
-        """A wall clock that was put back must not make hours of a pause: none is longer than these."""
+        """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
         longest = max(
             step.limits.longest_pause,
             step.limits.poll_interval,
@@ -204,5 +212,5 @@ class StepRunner:
         )
 
 
-def _alive(shard: ShardRow) -> bool:
+def _needs_steps(shard: ShardRow) -> bool:
     return shard.state in OPEN_SHARDS or not shard.cleaned_up

@@ -1,4 +1,4 @@
-"""The end of a shard: every item is accounted for; what has no result goes somewhere, in one transaction."""
+"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ __all__ = ["settle"]
 
 
 def settle(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Classify what the results left over; items that may have been run are looked for once more."""
+    """Settle a shard whose results are read. The cases of items without a result, in order:
+
+    1. The provider has deleted the results: an incident, and the items fail as lost.
+    2. Items have no line although they may have been run: fetch the results once more, as the file may not
+       have been complete. After the second time, an incident, since they may be paid twice.
+    3. Each item is classified, see :class:`_Classification`.
+    """
     rest = step.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
     if missing and shard.remote.results_gone:
@@ -25,10 +31,9 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             f"time: {len(missing):,} requests may have been paid for and have no answer",
             shard,
         )
-    doubtful = bool(missing) and _may_have_run(shard, rest)
-    if doubtful and not shard.remote.results_refetched:
-        # a file that was not complete yet when it was fetched; the second reading decides
-        again = step.later(
+    may_have_run = bool(missing) and _may_have_run(shard, rest)
+    if may_have_run and not shard.remote.results_refetched:
+        again = step.reschedule(
             shard,
             step.limits.reread_pause,
             remote=evolve(shard.remote, results_refetched=True, results_fetched=False),
@@ -36,33 +41,33 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         )
         collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
         return again
-    if doubtful:
+    if may_have_run:
         step.incident(
             "missing_items",
             f"{len(missing):,} requests have no result although they may have been run; they go again, and "
             "may be paid twice",
             shard,
         )
-    sorted_out = _Sorting(step, shard)
+    items = _Classification(step, shard)
     for item in rest:
-        sorted_out.add(item)
+        items.add(item)
     before = step.store.job(step.job.id) or step.job
     now = step.wall
-    if sorted_out.no_money:
-        step.hold(sorted_out.no_money)
+    if items.no_money:
+        step.hold(items.no_money)
     settled = step.store.settle(
         step.lease,
         shard,
-        opened=sorted_out.opened,
-        realtime=sorted_out.direct,
-        finals=sorted_out.finals,
+        opened=items.opened,
+        realtime=items.realtime,
+        finals=items.finals,
         at=now,
         settled_at=now,
-        reserved=_lost(step, shard, missing) if doubtful or shard.remote.results_gone else 0.0,
+        reserved=_lost(step, shard, missing) if may_have_run or shard.remote.results_gone else 0.0,
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
         note=None,
     )
-    step.told(shard, settled)
+    step.tell_change(shard, settled)
     collect.clear(step, shard)
     report(step.store, before, step.tell, step.clock)
     return settled
@@ -90,11 +95,11 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem]) -> bool:
     return (shard.remote.done or 0) > answered
 
 
-class _Sorting:
-    """Where each item without a result goes."""
+class _Classification:
+    """Where the items of a shard go that have no result."""
 
     def __init__(self, step: StepContext, shard: ShardRow) -> None:
-        self._work = step
+        self._step = step
         self._complete = collect.ended_by_itself(shard)
         self._word = shard.remote.status or "ended"
         self._cancelled = encode_error(
@@ -111,13 +116,21 @@ class _Sorting:
             )
         )
         self.opened: list[int] = []
-        self.direct: list[int] = []
+        self.realtime: list[int] = []
         self.finals: list[NewResult] = []
         self.no_money: ProviderError | None = None
 
     def add(self, item: UnsettledItem) -> None:
-        """Decide on one item."""
-        step = self._work
+        """Classify one item. The cases, in order:
+
+        1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
+        2. The results are gone, and no line of it was read: it fails as lost.
+        3. The job is cancelled: it ends as cancelled.
+        4. It was sent often enough: it fails, with its last error where there is one.
+        5. Its line asks for another try, or the job may fall back: it runs in real time.
+        6. It goes into a new shard.
+        """
+        step = self._step
         error = None if item.body is None else decode_error(item.body)
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
             self.no_money = error
@@ -131,8 +144,8 @@ class _Sorting:
         elif item.tries + 1 >= step.limits.max_tries and self.no_money is None:
             body = item.body if item.verdict == "again" else None
             self.finals.append(NewResult(item.ix, "failed", body or self._exhausted(item)))
-        elif item.verdict == "again" or (item.verdict != "again" and step.falls_back):
-            self.direct.append(item.ix)
+        elif item.verdict == "again" or step.falls_back:
+            self.realtime.append(item.ix)
         else:
             self.opened.append(item.ix)
 

@@ -12,14 +12,14 @@ from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard, OverJobBud
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.wire_ids import new_nonce
 
-__all__ = ["most_key", "plan"]
+__all__ = ["most_key", "plan_shards"]
 
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
 
 
-def plan(step: StepContext) -> bool:
-    """Put the job's open items into shards, as far as its budget reaches; return whether any went somewhere.
+def plan_shards(step: StepContext) -> bool:
+    """Put the job's open items into shards, as far as its budget reaches; return whether anything changed.
 
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
@@ -68,22 +68,22 @@ def plan(step: StepContext) -> bool:
         )
         try:
             step.store.plan(step.lease, shard)
-        except OverJobBudget:  # what is asked alone took the room meanwhile: it is cut anew
+        except OverJobBudget:  # items in real time took the room meanwhile: cut anew
             return True
     if pieces.too_big:
-        _refuse(step, pieces.too_big)
+        _refuse_too_big(step, pieces.too_big)
     return True
 
 
 def most_key(step: StepContext) -> str:
-    """Return the name of the fact how many requests the server takes, where it refused more as too much."""
+    """Return the key under which the store remembers the most requests that the server takes in a batch."""
     return f"most:{step.job.scope}:{step.job.model}"
 
 
-def _refuse(step: StepContext, ixs: tuple[int, ...]) -> None:
-    """End items no batch can take alone, or ask them in real time where the job allows that.
+def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
+    """End items that are too big for a batch, or run them in real time where the job allows that.
 
-    By themselves in a shard that is never sent, so that nothing else ends with them.
+    They get a shard of their own that is never sent, so that nothing else ends with them.
     """
     limit = enqueued_quota.known_limit(step)
     tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
@@ -98,7 +98,7 @@ def _refuse(step: StepContext, ixs: tuple[int, ...]) -> None:
         discarded = step.store.discard(
             step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
         )
-        step.told(shard, discarded, reason)
+        step.tell_change(shard, discarded, reason)
         return
     step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
     report(step.store, step.job, step.tell, step.clock)

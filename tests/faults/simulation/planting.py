@@ -97,7 +97,7 @@ BUGS = (
         (
             _submit(
                 *_without_intent(),
-                (_FAILED, f"        return step.stumbled(shard, step.api.classify(error))\n{_FAILED}"),
+                (_FAILED, f"        return step.retry_later(shard, step.api.classify(error))\n{_FAILED}"),
                 (_ADOPTED, "return adopt(step, store_intent(), batch)"),
             ),
         ),
@@ -129,7 +129,7 @@ BUGS = (
     Bug(
         6,
         "one nonce for the whole job",
-        ((shard.plan, (("new_nonce(step.rng)", "new_nonce(type(step.rng)(step.job.id))"),)),),
+        ((shard.plan_shards, (("new_nonce(step.rng)", "new_nonce(type(step.rng)(step.job.id))"),)),),
     ),
     Bug(
         7,
@@ -154,7 +154,7 @@ BUGS = (
         "Anthropic's batches are adopted by their size",
         (
             (
-                recover._look_unlabelled,
+                recover._search_unlabelled,
                 (("len(candidates) == 1 and step.policy.exclusive_workspace", "candidates"),),
             ),
         ),
@@ -258,8 +258,8 @@ def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> An
     """Return the code of a function with changes; whoever holds the function has it."""
     source = inspect.getsource(function)
     for old, new in changes:
-        if source.count(old) != 1:
-            raise LookupError(f"{function.__qualname__} has {source.count(old)} times: {old}")
+        if old not in source:
+            raise LookupError(f"{function.__qualname__} does not have: {old}")
         source = source.replace(old, new)
     code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec")
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A job with a deadline: what is still in batches when it gets late is taken back and asked in real time."""
+"""Rescue of a late job: batches that would miss the deadline are taken back and run in real time."""
 
 from __future__ import annotations
 
@@ -12,47 +12,53 @@ from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobSt
 from smartbatch.jobs.steps import poll
 from smartbatch.jobs.steps.context import StepContext
 
-__all__ = ["in_time"]
+__all__ = ["rescue_late_job"]
 
 _S = ShardState
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 
 
-def in_time(step: StepContext, shards: Sequence[ShardRow]) -> float:
-    """Take back what has to be, and return the Unix seconds at which to look again; infinity for never.
+def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
+    """Take back what would be late; return the Unix seconds of the next check, infinity for never.
 
-    One batch is cancelled a step; ``work.wall`` is returned while there are more.
+    The cases, in order:
+
+    1. The job has no deadline, is not active, is being cancelled, or has no open shard: never.
+    2. A shard whose create is uncertain endangers the deadline: an incident; it cannot be taken back.
+    3. Shards that were not sent are discarded, all at once; one batch is cancelled in each step. While there
+       are more, the next check is now.
+    4. Nothing is late yet: check again when it could be.
     """
     deadline = step.policy.deadline
     if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
         return math.inf
-    held = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    if not held:
+    pending = [shard for shard in shards if shard.state in OPEN_SHARDS]
+    if not pending:
         return math.inf
-    found = _found(step, deadline, held)
-    if found.late:
-        _tell_risk(step, held)
-    for at in found.take_back:
-        _take_back(step, held[at], deadline, found)
-        if held[at].state not in UNSENT_SHARDS:
+    decision = _decision(step, deadline, pending)
+    if decision.late:
+        _tell_risk(step, pending)
+    for at in decision.take_back:
+        _take_back(step, pending[at], deadline, decision)
+        if pending[at].state not in UNSENT_SHARDS:
             return step.wall
-    return step.wall if found.take_back else step.wall + found.wait
+    return step.wall if decision.take_back else step.wall + decision.wait
 
 
-def _found(step: StepContext, deadline: float, held: Sequence[ShardRow]) -> Rescue:
-    backlog = step.job.total - step.job.finished - sum(shard.size for shard in held)
+def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -> Rescue:
+    backlog = step.job.total - step.job.finished - sum(shard.size for shard in pending)
     margin = max(1.0, MARGIN * (deadline - step.job.created_at))
     return rescue(
         deadline - step.wall,
         margin,
         max(0, backlog),
-        [_held(shard, step.wall) for shard in held],
+        [_pending(shard, step.wall) for shard in pending],
         step.speed(step.job),
         LATE_PENALTY if step.policy.late_penalty is None else step.policy.late_penalty,
     )
 
 
-def _held(shard: ShardRow, wall: float) -> PendingShard:
+def _pending(shard: ShardRow, wall: float) -> PendingShard:
     done = shard.remote.completed if shard.state is _S.SUBMITTED else None
     left = shard.size - (done or 0)
     paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
@@ -64,17 +70,17 @@ def _held(shard: ShardRow, wall: float) -> PendingShard:
     return PendingShard(max(0, left), not unsent, not movable, shard.size, age, cancelled)
 
 
-def _take_back(step: StepContext, shard: ShardRow, deadline: float, found: Rescue) -> None:
+def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Rescue) -> None:
     left = max(0.0, deadline - step.wall)
     reason = (
         f"taken back for the deadline: {left:.0f} s are left, and what is not answered needs up to "
-        f"{found.needs:.0f} s in real time"
+        f"{decision.needs:.0f} s in real time"
     )
     if shard.state in UNSENT_SHARDS:
         dead = step.store.discard(
             step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
         )
-        step.told(shard, dead, reason)
+        step.tell_change(shard, dead, reason)
     elif not poll.cancel(step, shard, reason).cancelled:
         return
     step.tell(
@@ -85,14 +91,14 @@ def _take_back(step: StepContext, shard: ShardRow, deadline: float, found: Rescu
             model=step.job.model,
             requests=shard.size,
             left=left,
-            needs=found.needs,
+            needs=decision.needs,
         )
     )
 
 
-def _tell_risk(step: StepContext, held: Sequence[ShardRow]) -> None:
+def _tell_risk(step: StepContext, pending: Sequence[ShardRow]) -> None:
     """Say once of each shard that holds up a deadline and cannot be taken back."""
-    for shard in held:
+    for shard in pending:
         if shard.state in _UNKNOWN:
             step.incident(
                 "deadline_at_risk",
