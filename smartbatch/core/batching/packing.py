@@ -1,13 +1,13 @@
 """Packed prompts: several requests in one prompt, and its answer taken apart again.
 
-A prompt must not be able to take another's place. The prompts travel as JSON strings in a JSON array, so none
-can close a marker; ids and check words are drawn for each call, after the prompts were written; an answer
-counts only when its id occurs once in the whole reply and the answer's text stands between two copies of that
-item's check word. So ids exchanged, answers exchanged, and halves of two answers run together are all told
-apart. Whatever is unclear is asked alone: it costs a call, never a wrong answer.
+No prompt may get another prompt's answer. The prompts are JSON strings in a JSON array, so none can close a
+delimiter; ids and check words are drawn for each call, after the prompts were written; an answer counts only
+when its id occurs once in the whole reply and its text stands between two copies of that item's check
+word. So exchanged ids, exchanged answers, and halves of two answers run together are all detected. A
+request without a clear answer is sent again alone: that costs a call, never a wrong answer.
 
-What no form can show is a model that deliberately writes one prompt's answer with another's id and check
-word. Hence :func:`suspicious` keeps prompts that speak of other prompts out, and packing is off by default.
+What this cannot detect is a model that deliberately writes one prompt's answer with another's id and check
+word. Hence :func:`suspicious` keeps prompts that mention other prompts out, and packing is off by default.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 ]
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-"""Base 32: each letter is 5 bits of dice."""
+"""Base 32: each letter is 5 random bits."""
 ID_LETTERS = 8
 CHECK_LETTERS = 6
-"""2^30 words: one of them occurs in 10,000 letters of other text about once in 100,000 packs."""
+"""2^30 words: a given one occurs in 10,000 letters of other text about once in 100,000 packs."""
 
 PROMPT_ROOM = 24_000
 """Most estimated input tokens of a pack: fits a context of 32,768 tokens, the smallest in common use."""
@@ -126,7 +126,7 @@ def batch_key(request: Request) -> Hashable | None:
 
 
 def packable(request: Request) -> bool:
-    """Whether ``request`` may travel in a pack: its form allows it, and it speaks of no other prompts."""
+    """Whether ``request`` may be packed: its form allows it, and its prompt mentions no other prompts."""
     return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
@@ -147,10 +147,11 @@ _SUSPICIOUS = re.compile(
 
 
 def suspicious(prompt: str) -> bool:
-    """Whether a prompt speaks of other prompts, their answers, or the form of a pack. Such are asked alone.
+    """Whether a prompt mentions other prompts, their answers, or the form of a pack. Such a prompt is sent
+    alone.
 
-    A heuristic, and only the second line of defence: what it lets through still has to get past
-    :func:`split`. A false alarm costs one call.
+    A heuristic, and only the second line of defence: what it lets through still has to pass :func:`split`. A
+    false alarm costs one call.
     """
     return _SUSPICIOUS.search(prompt) is not None
 
@@ -163,7 +164,7 @@ class PackRoom:
     output: int = OUTPUT_ROOM
 
     def take(self, prompt: int, output: int) -> bool:
-        """Take a request along; False, and nothing is taken, when it does not fit.
+        """Take room for a request; False, and nothing is taken, when it does not fit.
 
         Args:
             prompt: its estimated input tokens.
@@ -183,7 +184,7 @@ def _answer_room(output: int) -> int:
 
 
 class BatchCompiler:
-    """Makes one request of several.
+    """Packs several requests into one.
 
     Args:
         ids: draws a fresh random word of 8 letters or more; see :func:`random_word`.
@@ -197,8 +198,8 @@ class BatchCompiler:
     def compile(self, requests: Sequence[Request]) -> Packed:
         """Return ``requests`` as one.
 
-        Room for the output is the sum of the requests' own caps with the frames; requests without one share
-        :data:`OUTPUT_ROOM`, which :class:`PackRoom` has kept their expected answers within.
+        The output cap is the sum of the requests' own caps with the frames of their answers; requests without
+        a cap share :data:`OUTPUT_ROOM`, within which :class:`PackRoom` has kept their expected answers.
 
         Raises:
             ValueError: they cannot share a pack; see :func:`batch_key`.
@@ -242,14 +243,20 @@ class BatchCompiler:
                 drawn[:CHECK_LETTERS] in other for other in words
             ):
                 words.append(drawn)
-        raise ValueError("the dice for the ids of a pack keep returning the same")
+        raise ValueError("the random source for the ids of a pack keeps returning the same")
 
 
 def split(packed: Packed, text: str) -> list[str | None]:
-    """Return the answer to each question of a pack, in their order; ``None`` where it must be asked alone.
+    """Return the answer to each request of a pack, in their order; ``None`` where it must be sent alone.
 
-    Fences, words around the JSON and a cut end are forgiven: complete answers are kept. Nothing goes by
-    position. An id that occurs more than once anywhere in ``text``, even inside another answer, is unclear.
+    Fences, words around the JSON and a cut end are ignored: complete answers are kept. Nothing goes by
+    position. The cases of each request, in order:
+
+    1. No object with its id and an answer was found: ``None``.
+    2. Its id does not occur exactly once, or its check word exactly twice, anywhere in ``text``: ``None``,
+       since something else may have been written with them.
+    3. The answer does not begin and end with the check word, or is empty between them: ``None``.
+    4. The text between the check words.
     """
     found: dict[str, str] = {}
     for item in _items(text):
@@ -274,11 +281,12 @@ _decoder = json.JSONDecoder()
 _LIST = re.compile(r"\[\s*(?=\{)")
 _BETWEEN = re.compile(r"[\s,]*")
 _TRIES = 20
-"""Places where a list may begin; a reply has one, and a hostile one must not keep us busy."""
+"""Places that are tried for the beginning of a list; an ordinary reply has one, and a hostile one must not
+cost much time."""
 
 
 def _items(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of each list in ``text``, up to the first that is broken."""
+    """Yield the objects of each list in ``text``, up to the first broken one of each."""
     position = 0
     for _ in range(_TRIES):
         start = _LIST.search(text, position)

@@ -1,4 +1,4 @@
-"""From how many requests on a batch pays: the threshold that moves with what is observed."""
+"""From how many requests on a batch pays: a threshold that moves with what is observed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from smartbatch.types import Route, Strategy
 __all__ = ["MOST", "break_even"]
 
 MOST = 1_000_000
-"""Requests of the longest list that is looked at."""
+"""Requests of the longest list that is considered."""
 
 
 def break_even(
     load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
 ) -> int | None:
-    """Return the fewest requests, alike those of ``load``, that go by batch; ``None`` when none do.
+    """Return the fewest requests, each like those of ``load`` on average, that go by batch or as a hybrid;
+    ``None`` when no list does.
 
     Args:
-        load: what such requests take on average.
+        load: requests to scale up and down.
         offers, batch: as for :func:`~smartbatch.core.routing.choice.choose`; their costs are of ``load``.
-        constraints: without a deadline and a budget, which are about one list.
+        constraints: deadline and budget are left out, as they belong to one list.
     """
     free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
 
@@ -45,7 +46,7 @@ def break_even(
     if load.requests < 1 or not pays(MOST):
         return None
     low, high = free.at_once, MOST
-    while high - low > 1:  # it pays for more when it pays for fewer, nearly always
+    while high - low > 1:  # bisection: what pays for fewer requests nearly always pays for more
         middle = (low + high) // 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high

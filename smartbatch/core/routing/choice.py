@@ -37,17 +37,18 @@ from smartbatch.core.routing.options import (
     price,
     real_time,
 )
-from smartbatch.core.routing.risk import SURE, late_penalty, within
+from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
 from smartbatch.types import Route, Strategy
 
 __all__ = ["Decision", "Infeasible", "Option", "choose"]
 
 LONGEST = 2 * LATEST
-"""Seconds; ``prefer="cost"`` takes nothing that may need longer."""
+"""Seconds; with ``prefer="cost"``, no route is feasible whose 95 % quantile is longer."""
 CLOSE = 0.003
-"""Share of the price that is not worth waiting for up to a deadline, nor the risk of a rescue."""
+"""Share of the price below which a saving is not worth waiting until the deadline, nor the risk of a
+rescue."""
 EVEN = 0.5
-"""How likely a deadline must be met for a list to be tried at all."""
+"""Probability to meet the deadline below which no route is taken."""
 
 
 @frozen
@@ -55,10 +56,12 @@ class Decision:
     """What was chosen, from what, and why.
 
     Attributes:
-        load, constraints: what it was for.
+        load, constraints: what was decided on.
         options: every route that was open, the chosen one included.
         chosen: the route to take.
         reason: in words, with the figures that decided.
+        alone: what always-individual would be.
+        batch: what always-batch would be; ``None`` where there is no Batch API for it.
     """
 
     load: Load
@@ -67,9 +70,7 @@ class Decision:
     chosen: Option
     reason: str
     alone: Option = field(repr=False)
-    """What always-individual would be."""
     batch: Option | None = field(repr=False)
-    """What always-batch would be; ``None`` where there is no Batch API for it."""
 
     @property
     def piece(self) -> int | None:
@@ -81,7 +82,7 @@ class Decision:
 
     @property
     def late_penalty(self) -> float:
-        """What a missed deadline counts as, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
+        """What a missed deadline costs, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
         cost = self.alone.cost
         return late_penalty(None if cost is None else cost.expected, self.constraints.time_value)
 
@@ -103,9 +104,13 @@ def choose(
 ) -> Decision:
     """Return the decision for a list.
 
+    1. Some option is feasible: the best by the rules at the top of this file.
+    2. None is, and there is a deadline: the likeliest to meet it, if it is likely enough.
+    3. Otherwise the list is refused, with the nearest constraints that could be met.
+
     Args:
-        load: what is asked for.
-        offers: routes in real time; first the one that requests take without a choice, which a rescue uses.
+        load: what the list takes.
+        offers: routes in real time; the first is the one that requests take by default, which a rescue uses.
         batch: the Batch API; ``None`` where there is none for this.
         constraints: what it has to meet.
 
@@ -142,7 +147,7 @@ def _plain(
 
 
 def _judged(option: Option, constraints: Constraints) -> Option:
-    """Return the option with its weight, and with why it will not do."""
+    """Return the option with its weight and with the reason why it is not feasible, if it is not."""
     worth = constraints.time_value * option.expected / 3600
     weight = worth + (0.0 if option.cost is None else option.cost.expected)
     problems = []
@@ -156,7 +161,7 @@ def _judged(option: Option, constraints: Constraints) -> Option:
         problems.append("takes more than two days")
     odds = option.odds
     if constraints.deadline is not None and not option.batches:
-        odds = within(constraints.deadline, option.p50, option.p95)
+        odds = chance_within(constraints.deadline, option.p50, option.p95)
     return evolve(option, weight=weight, odds=odds, problem=" and ".join(problems))
 
 
@@ -165,7 +170,7 @@ def _too_dear(option: Option, constraints: Constraints) -> bool:
 
 
 def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Option, str] | None:
-    """Return the option that meets the deadline most likely, where none is as sure as it should be."""
+    """Return the option that is likeliest to meet the deadline, where none is sure enough."""
     if constraints.deadline is None:
         return None
     tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, constraints)]
@@ -179,9 +184,20 @@ def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
 
 
 def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
+    """Return the best of the feasible options, and why it is the best.
+
+    1. The strategy is forced: its one option.
+    2. ``prefer="speed"``: the soonest; of equals the cheapest.
+    3. A deadline: the cheapest, without batches whose saving is not worth their risk; among those that cost
+       about the same, the soonest.
+    4. ``prefer="cost"``: the cheapest.
+    5. Otherwise the least weight; but a batch is tried where none was observed and one may be better.
+
+    With a budget, options that are expected to fit into it come before those that may not.
+    """
     if constraints.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, constraints)
-    if constraints.budget is not None:  # what is likely to be answered as a whole goes first
+    if constraints.budget is not None:
         feasible = [each for each in feasible if _fits(each, constraints.budget)] or feasible
     if constraints.prefer == "speed":
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
@@ -215,15 +231,15 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
 
 
 def _worth_the_risk(feasible: Sequence[Option]) -> Sequence[Option]:
-    """Return what is in real time, and of the others what costs less, its risk to be late included."""
+    """Return the options in real time, and the batches that cost less with their late cost."""
     surely = min((price(each)[0] for each in feasible if not each.batches), default=math.inf)
     return [each for each in feasible if not each.batches or price(each)[0] + each.late_cost < surely]
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:
-    """Return the batch that is tried, as none was seen yet: it is cheaper, and as likely as not the sooner.
+    """Return the batch that is tried because none was observed: it is cheaper, and its median is no later.
 
-    Else whoever expects batches to be slow never finds out that they are fast.
+    Without trials a client that expects batches to be slow would never learn that they are fast.
     """
     better = (each for each in feasible if each.untried and each.p50 <= chosen.p50)
     return min((each for each in better if price(each) < price(chosen)), key=price, default=None)

@@ -1,4 +1,4 @@
-"""What a caller wants of a list or a job: by when, for how much, and what waiting is worth."""
+"""What a caller asks of a list or a job: deadline, budget, preference, and what waiting is worth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)", re.IGNORECASE)
 
 @frozen(kw_only=True)
 class Constraints:
-    """What a decision is to meet.
+    """What a decision has to meet.
 
     Attributes:
         strategy: forces a route, or leaves the choice.
@@ -38,9 +38,9 @@ class Constraints:
         deadline: seconds from now; ``None`` for none.
         budget: USD; ``None`` for none.
         time_value: USD an hour of waiting is worth: weighed against the cost where there is no deadline, and
-            part of what a missed one counts as.
+            part of what a missed deadline costs.
         threshold: fewest requests that may go as a batch alone.
-        at_once: requests that are never worth a batch; a list of so few goes in real time.
+        at_once: a list of at most so many requests always goes in real time.
     """
 
     strategy: Strategy = Strategy.AUTO
@@ -60,7 +60,7 @@ def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
         wall: Unix seconds, now.
 
     Raises:
-        ConfigError: for what is no time, and for a moment that has passed or lacks its time zone.
+        ConfigError: for a value that is no time, and for a moment that has passed or lacks its time zone.
     """
     if deadline is None:
         return None

@@ -1,4 +1,4 @@
-"""A decision in words and figures that can be checked by hand."""
+"""A decision printed in words and figures that can be checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What there is to choose from: routes in real time and the Batch API, each with its pace and its price."""
+"""What can be chosen from now: routes in real time and the Batch API, each with its throughput and its
+price."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Cost:
     """USD of a whole list.
 
     Attributes:
-        low, expected, high: as 5, 50 and 95 of 100 such lists cost at most.
+        low, high: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``.
+        expected: the mean.
     """
 
     low: float
@@ -36,12 +38,12 @@ class Cost:
 
 @frozen
 class Load:
-    """What is asked for.
+    """What a list takes.
 
     Attributes:
         requests: how many have to be answered by the provider.
-        tokens_in, tokens_out: expected, of all of them.
-        cached: requests that the cache answers besides.
+        tokens_in, tokens_out: expected tokens of all of them.
+        cached: further requests, which the cache answers.
     """
 
     requests: int
@@ -56,10 +58,10 @@ class Offer:
 
     Attributes:
         route: its name.
-        pace: how fast it is.
+        throughput: how fast it is.
         cost: of the whole list; ``None`` where the price is unknown.
         share: its price as a share of the standard one, which ranks routes whose price is unknown.
-        open: False for one that is only compared with.
+        open: False for a route that is not offered, only compared with.
     """
 
     route: Route
@@ -76,11 +78,11 @@ class BatchOffer:
     Attributes:
         times: of one batch, from its creation until its results are there.
         cost: as in :class:`Offer`.
-        cancelling: how long a cancelled batch takes to end; ``None`` for no time at all.
+        cancelling: how long a cancelled batch takes to end; ``None`` for none.
         most: most requests of one batch.
         at_a_time: batches the enqueued quota takes at a time.
         share: as in :class:`Offer`.
-        seen: whether any batch was seen yet; where none was, one is tried when it is likely to be the better.
+        seen: whether any batch was observed; where none was, one is tried if it is likely to be better.
     """
 
     times: Times
@@ -99,30 +101,32 @@ class BatchOffer:
         """Return how many batches ``requests`` become."""
         return math.ceil(requests / self.most)
 
+    def _schedule(self, requests: int) -> tuple[int, int]:
+        """Return how many batches run at a time, and how many rounds of them it takes."""
+        batches = self.batches(requests)
+        parallel = int(min(batches, self.at_a_time))
+        return parallel, math.ceil(batches / parallel)
+
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered: by the slowest batch.
 
         A batch ends within a day at all providers, if need be by its expiry.
         """
-        batches = self.batches(requests)
-        beside = int(min(batches, self.at_a_time))
-        rounds = math.ceil(batches / beside)
-        slowest = self.times.quantile(q ** (1 / beside), min(requests, self.most))
+        parallel, rounds = self._schedule(requests)
+        slowest = self.times.quantile(q ** (1 / parallel), min(requests, self.most))
         return rounds * min(slowest, LATEST)
 
     def expected(self, requests: int) -> float:
-        """Return the mean by five points. The longest tenth counts as its shortest: of that, little is ever
-        seen, and what is believed of it must not outweigh a dozen batches that were."""
+        """Return the mean by five points. The longest tenth counts as its shortest: little of it is ever
+        observed, and a prior about it must not outweigh a dozen observed batches."""
         return sum(self.finish(requests, q) for q in (0.1, 0.3, 0.5, 0.7, 0.9)) / 5
 
     def chance(self, seconds: float, requests: int) -> float:
         """Return how likely all of ``requests`` are answered within ``seconds``."""
-        batches = self.batches(requests)
-        beside = int(min(batches, self.at_a_time))
-        rounds = math.ceil(batches / beside)
-        return self.times.chance(seconds / rounds, min(requests, self.most)) ** beside
+        parallel, rounds = self._schedule(requests)
+        return self.times.chance(seconds / rounds, min(requests, self.most)) ** parallel
 
     def part(self, seconds: float, requests: int) -> float:
         """Return the share of ``requests`` that are answered within ``seconds``, on average."""
-        rounds = math.ceil(self.batches(requests) / min(self.batches(requests), self.at_a_time))
+        _, rounds = self._schedule(requests)
         return self.times.chance(seconds / rounds, min(requests, self.most))

@@ -1,7 +1,7 @@
-"""The routes that are open for a list, each forecast in time and money.
+"""The routes that are open for a list, each with its forecast of time and cost.
 
-A batch that is to meet a deadline is cut into a few pieces, so that they can be taken back one after the
-other, each as real time can use it: it costs less than taking all back as soon as one of them has to be.
+A batch that is to meet a deadline is cut into a few pieces, which can be taken back one after the other, each
+when real time has capacity for it: that costs less than taking all back as soon as one has to be.
 """
 
 from __future__ import annotations
@@ -13,49 +13,50 @@ from attrs import frozen
 
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.risk import MARGIN, SURE, best, late_penalty, starts, within
+from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
 from smartbatch.types import Route, Strategy
 
 __all__ = ["Option", "by_batch", "individual", "likeliest", "open_routes", "price", "real_time"]
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Splits of a hybrid that are compared; the best is found well enough, in little time."""
+"""Shares of the requests sent in real time at once that are compared for a hybrid."""
 EARLY = 0.1
-"""A forced hybrid asks at most this share individually, so that it costs at most a tenth more than a batch
-where those cost half."""
+"""A forced hybrid sends at most this share individually, so that it costs at most a tenth more than a batch
+where batches cost half."""
 PIECES, FEWEST = 12, 10
-"""Batches that a list with a deadline is cut into, and the fewest requests that are worth one."""
+"""Most batches that a list with a deadline is cut into, and the fewest requests of each."""
 POINTS = 4
-"""Pieces, evenly spread, that stand for all when it is forecast how many end before they are taken back."""
+"""Pieces, evenly spread, for which it is forecast whether they end before they are taken back."""
 LEAD = 0.8
-"""How surely the first calls of a hybrid last as long as a cancel."""
+"""Probability with which a cancel is done before the first calls of a hybrid are."""
 SAME = 0.01
-"""Chances that differ by no more are about the same."""
+"""Probabilities that differ by no more count as equal."""
 SELDOM = 0.05
-"""A share that comes by batch so seldom does not make a list cheaper at the least."""
+"""Below this probability the batch's price is not taken as the lowest cost."""
 WORTH = 0.005
-"""Share of the requests that must more likely come by batch for cutting it to be worth the calls."""
+"""Share of the requests that must additionally be answered by batch for cutting it into pieces to pay."""
 
 
 @frozen
 class Option:
-    """A route with its forecast.
+    """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1.
 
     Attributes:
         route: see :class:`~smartbatch.Route`.
         first: requests that go individually at once.
-        p50, p95, expected: seconds until the last answer.
-        cost: USD; ``None`` where the price is unknown.
+        p50, p95, expected: time until the last answer.
+        cost: ``None`` where the price is unknown.
         calls, batches: how many it takes.
-        weight: USD, the cost with what the expected wait is worth; what is compared where no deadline is set.
-        rescue_at: seconds from now at which a batch that has not ended is cancelled; ``None`` for never.
-        rescue_needs: seconds that are kept free for what it leaves over, the cancelling included.
-        chance: how likely it ends before that; without a rescue, before the deadline.
+        weight: the cost plus the value of the expected wait; compared where there is no deadline.
+        rescue_at: time from now at which a batch that has not ended is cancelled; ``None`` for never.
+        rescue_needs: time kept free to answer the rest in real time, the cancel included.
+        chance: probability that the batch ends before that; without a rescue, before the deadline.
         pieces: batches it is cut into at least, to be taken back one after the other.
-        odds: how likely it meets the deadline, a rescue included; 1 without one.
+        odds: probability to meet the deadline, with a rescue; 1 without a deadline.
         quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
-        problem: why it will not do; empty when it will.
-        untried: whether its times are a mere assumption, since no batch was seen yet.
+        share: its price as a share of the standard one, which ranks routes whose price is unknown.
+        problem: why it is not feasible; empty when it is.
+        untried: whether its times are assumed, since no batch was observed yet.
         late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
     """
 
@@ -88,6 +89,8 @@ class Option:
 def open_routes(
     load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
 ) -> Iterator[Option]:
+    """Yield the options for a list, without a verdict on them; the cases are those of rules 1 and 2 in
+    :mod:`smartbatch.core.routing.choice`."""
     n, strategy = load.requests, constraints.strategy
     if strategy is Strategy.THRESHOLD:
         strategy = Strategy.BATCH if n >= constraints.threshold else Strategy.INDIVIDUAL
@@ -113,6 +116,7 @@ def individual(offers: Sequence[Offer]) -> Offer:
 
 
 def real_time(offer: Offer, n: int) -> Option:
+    """Return the forecast of ``n`` requests that go by ``offer``."""
     throughput = offer.throughput
     return Option(
         route=offer.route,
@@ -166,8 +170,12 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
 
 @frozen
 class _Rescue:
-    """When a batch would be taken back: see :class:`Option`; ``share`` of its requests come without it, and
-    ``met`` is how likely the deadline is."""
+    """When a batch would be taken back, see :class:`Option`.
+
+    Attributes:
+        share: share of its requests that are answered before that.
+        met: probability to meet the deadline.
+    """
 
     at: float | None
     needs: float
@@ -180,9 +188,12 @@ class _Rescue:
 def _rescue(
     n: int, rest: int, busy: float, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> _Rescue:
-    """Return when a rescue begins at the latest, if its first requests come in time for real time.
+    """Return when a rescue begins at the latest.
 
-    One piece after the other is taken back: the next as soon as real time will soon have done the last.
+    1. No deadline: there is no rescue.
+    2. No start keeps to the risk allowed: no rescue either; the batch alone has to meet the deadline.
+    3. Otherwise the start that is worth most. Pieces are taken back one after the other, the next when real
+       time has nearly done the last; where cutting into pieces gains too little, it stays one piece.
     """
     if constraints.deadline is None:
         return _Rescue(None, 0.0, 1.0, 1.0, 1.0)
@@ -199,7 +210,7 @@ def _rescue(
         later = (at + max(0.0, place * each - ahead) for place in places)
         return sum(batch.part(seconds, rest) for seconds in later) / points
 
-    found = starts(
+    found = rescue_starts(
         constraints.deadline - margin,
         lambda sure: batch.cancel(sure) + standard.throughput.finish(rest, sure),
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
@@ -207,7 +218,7 @@ def _rescue(
         floor=max(0.0, busy - batch.cancel(LEAD)),
         late_penalty=late_penalty(_whole(standard), constraints.time_value),
     )
-    start = best(found)
+    start = best_start(found)
     if start is None:
         chance = batch.chance(constraints.deadline, rest)
         needs = batch.cancel(SURE) + standard.throughput.finish(rest, SURE)
@@ -232,19 +243,19 @@ def _saving(standard: Offer, batch: BatchOffer) -> float:
 
 
 def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) -> float:
-    """Return how likely all is answered by the deadline."""
+    """Return the probability that everything is answered by the deadline."""
     if plan.at is not None or constraints.deadline is None:
         return plan.met
     if not first:
         return plan.chance
     throughput = standard.throughput
-    return plan.chance * within(
+    return plan.chance * chance_within(
         constraints.deadline, throughput.finish(first, 0.5), throughput.finish(first, 0.95)
     )
 
 
 def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchOffer) -> Cost | None:
-    """Return what it costs: of what is taken back, nothing is taken to have been done."""
+    """Return what it costs, where nothing of a batch taken back is assumed to have been answered."""
     if standard.cost is None or batch.cost is None:
         return None
     individually, rest = standard.cost.of(first / n), (n - first) / n

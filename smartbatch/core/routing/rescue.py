@@ -1,10 +1,11 @@
-"""When what is in batches has to be taken back, so that all of it is answered before a deadline.
+"""Which batches of a running job are taken back now, so that all its requests are answered before its
+deadline.
 
-All that is not answered could be asked in real time, which takes a time that can be forecast. As long as
-more than that is left, batches may go on: they are cheaper. When it is not, batches are taken back one by
-one, those that have most left first, and no sooner than real time can use what they give back: it is kept
-busy from that moment to the deadline, and a batch that still ends by itself is asked for less. Where real
-time would hardly be in time any more, and the batches more likely so, they go on.
+All open requests could be answered in real time, within a time that can be forecast. While more than that is
+left, batches run on: they are cheaper. After that they are taken back one by one, those with most open
+requests first, and each only when real time has capacity for its requests: so real time is busy until the
+deadline, and a batch that still ends by itself saves its price. Where real time would probably be late, and
+the batches less so, they run on.
 """
 
 from __future__ import annotations
@@ -17,21 +18,30 @@ from attrs import field, frozen
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
-from smartbatch.core.routing.risk import LATE_PENALTY, LEVELS, MARGIN, SURE, Start, best, starts, within
+from smartbatch.core.routing.risk import (
+    LATE_PENALTY,
+    LEVELS,
+    MARGIN,
+    SURE,
+    RescueStart,
+    best_start,
+    chance_within,
+    rescue_starts,
+)
 from smartbatch.core.routing.throughput import Throughput, Times
 
 __all__ = ["MARGIN", "PendingShard", "Rescue", "Speed", "assumed_speed", "rescue"]
 
 MOMENT = 0.5
-"""Seconds that are no reason to wait: as Unix time, shorter ones could round to nothing."""
+"""Seconds; a shorter wait is none, since in Unix time it could round to nothing."""
 HARDLY = 0.8
-"""How surely real time is in time for a deadline to count as one that will be met."""
+"""Probability of real time to be in time below which the deadline counts as missed."""
 HOPE = 0.01
-"""How much likelier batches must be in time than real time, for them to be left alone."""
+"""By how much batches must be likelier in time than real time, to run on after that."""
 SAVED = 0.5
 """What a batch saves of the price in real time, at all providers."""
 LOOK = 0.05
-"""Share of what is left after which a batch is looked at again that goes on because it is the best hope."""
+"""Share of the time left after which such a decision is made again."""
 
 
 @frozen
@@ -39,7 +49,7 @@ class Speed:
     """How fast requests can be taken out of batches and answered in real time.
 
     Attributes:
-        pace: of real time, now.
+        throughput: of real time, now.
         cancelling: how long a cancelled batch takes to end.
         turnaround: how long a batch takes.
     """
@@ -50,22 +60,22 @@ class Speed:
 
 
 def assumed_speed(*_: object) -> Speed:
-    """Return what is assumed where nothing is known: four calls at a time, of which most take seconds."""
+    """Return a speed for where nothing is known: four calls at a time, most of which take seconds."""
     throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), parallelism=4)
     return Speed(throughput, Forecaster(Prior.of(150.0, 450.0)).at(0.0))
 
 
 @frozen
 class PendingShard:
-    """What a shard holds.
+    """A shard of a job that is not settled.
 
     Attributes:
-        left: requests that are not answered, as far as is known.
-        sent: whether the provider has it, so that taking it back takes a cancel.
-        stuck: whether nothing can be taken back: its create is unknown, or it is being cancelled or read.
-        size: requests it was made of; 0 where that is not known.
+        left: requests not answered, as far as known.
+        sent: whether the provider has it, so that taking it back needs a cancel.
+        stuck: whether it cannot be taken back: its creation is uncertain, or it is being cancelled or read.
+        size: requests it was made of; 0 where unknown.
         age: seconds since it was created.
-        cancelled: seconds since its cancel was asked for; ``None`` where it was not.
+        cancelled: seconds since its cancel was requested; ``None`` where it was not.
     """
 
     left: int
@@ -78,13 +88,13 @@ class PendingShard:
 
 @frozen
 class Rescue:
-    """What to do.
+    """What is done now.
 
     Attributes:
-        take_back: positions of the shards to take back now.
-        wait: seconds until it must be looked at again; infinity when there is nothing left to take back.
-        needs: seconds that all that is left needs in real time.
-        late: whether the deadline will be missed, as far as can be said.
+        take_back: positions of the shards to take back.
+        wait: seconds until the next decision; infinity when nothing is left to take back.
+        needs: seconds within which real time answers all open requests.
+        late: whether the deadline will probably be missed.
     """
 
     take_back: tuple[int, ...]
@@ -103,13 +113,20 @@ def rescue(
 ) -> Rescue:
     """Return which shards are to be taken back now.
 
+    The cases, in order:
+
+    1. No shard can be taken back: nothing to decide any more.
+    2. A later start is worth more than one now: wait for it.
+    3. Real time would probably be late, and the batches are likelier in time: they run on, for a while.
+    4. Take back as many shards as keep real time busy until further ones could be cancelled.
+
     Args:
         left: seconds until the deadline; below 0 when it has passed.
         margin: seconds to keep free.
-        backlog: requests of the job that are in no shard and not answered.
-        shards: that are not settled.
-        speed: of the way out.
-        late_penalty: what a missed deadline counts as, see :func:`smartbatch.core.routing.risk.late_penalty`.
+        backlog: open requests of the job that are in no shard.
+        shards: those that are not settled.
+        speed: how fast requests can be taken back and answered in real time.
+        late_penalty: what a missed deadline costs, see :func:`smartbatch.core.routing.risk.late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
     outlook = _Outlook(left - margin, backlog, shards, [shards[at] for at in movable], speed, late_penalty)
@@ -148,15 +165,12 @@ def _back(
 
 
 class _Outlook:
-    """What may become of a job.
+    """The probabilities and times of a rescue that begins now or later.
 
     Args:
         left: seconds that may be used.
-        backlog: requests in no shard.
-        shards: all of them.
-        movable: those that could be taken back.
-        speed: of the way out.
-        late_penalty: what a missed deadline counts as.
+        backlog, shards, speed, late_penalty: as for :func:`rescue`.
+        movable: the shards that can be taken back.
     """
 
     def __init__(
@@ -184,39 +198,40 @@ class _Outlook:
         )  # the last is taken back
 
     def needs(self, sure: float) -> float:
-        """Return the seconds within which all that is left is answered in real time."""
+        """Return the seconds within which all open requests are answered in real time, cancels included."""
         under_way = max((each.cancelled for each in self._sent if each.cancelled is not None), default=0.0)
         cancel = self._cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
         return self._throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
 
-    def later(self) -> Start | None:
+    def later(self) -> RescueStart | None:
         """Return the best moment for a rescue to begin."""
-        found = starts(
+        found = rescue_starts(
             self._left,
             self.needs,
             lambda at: self._late(at + self._before),
             self._saved,
             late_penalty=self._late_penalty,
         )
-        return best(found)
+        return best_start(found)
 
-    def now(self) -> Start:
-        """Return what comes of a rescue that begins at once."""
+    def now(self) -> RescueStart:
+        """Return the start that is now."""
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
-        return Start(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._late_penalty)
+        return RescueStart(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._late_penalty)
 
     def hopeful(self, left: float) -> bool:
-        """Whether batches that go on are more likely in time than real time would be."""
+        """Whether batches that run on are likelier in time than real time."""
         now, then = self._late(0.0), self._late(left)
         return bool(self._sent) and now > 0 and 1 - then / now > self._chance() + HOPE
 
     def _chance(self) -> float:
-        return within(self._left, self.needs(0.5), self.needs(0.95))
+        return chance_within(self._left, self.needs(0.5), self.needs(0.95))
 
     def _late(self, seconds: float) -> float:
-        """Return how likely it was from the beginning that a batch will not have ended in so many seconds."""
+        """Return the probability, as of the batches' creation, that one has not ended in ``seconds`` from
+        now."""
         return 1 - min(self._turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:

@@ -1,4 +1,4 @@
-"""From the time of one call to the time of a list in real time: workers, shared calls and limits."""
+"""How long a list takes in real time, from the time of one call: workers, shared calls and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Throughput", "Times"]
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 """Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
 _WIDEST = 2.0
-"""The widest logarithms that are told apart; wider ones have no mean that many calls would reach."""
+"""The widest standard deviation of log seconds; wider ones have a mean that few calls would reach."""
 _HIGHEST = 1 - 1e-9
 _NORMAL = NormalDist()
 
@@ -32,7 +32,7 @@ class Times(Protocol):
         """Return the share that is done within ``seconds``; the inverse of :meth:`quantile`."""
 
     def doubt(self) -> float:
-        """Return how little is known of the mean: the standard deviation of its logarithm."""
+        """Return the standard error of the mean's logarithm."""
 
 
 @frozen
@@ -40,13 +40,13 @@ class Throughput:
     """How fast a route in real time answers.
 
     Attributes:
-        call: of one call that carries ``per_call`` requests.
+        call: how long one call takes that carries ``per_call`` requests.
         parallelism: calls at a time.
         per_call: requests a call, 1 or more.
         ahead: requests that wait already and go first.
-        tokens: what one request uses, input and output.
+        tokens: tokens of one request, input and output.
         rpm, tpm: calls and tokens a minute; infinity where no limit is known.
-        free_calls, free_tokens: what of them could be used at once.
+        free_calls, free_tokens: calls and tokens that the limits allow at once.
     """
 
     call: Times
@@ -67,18 +67,20 @@ class Throughput:
         """Return the share of the limits that ``requests`` use while they run; ``None`` without a limit."""
         if self.rpm == self.tpm == math.inf or not requests:
             return None
-        minutes = max(self.finish(requests, 0.5) / 60, 1.0)  # limits hold a minute, so less fills no more
+        # limits are per minute: a shorter list uses no larger share
+        minutes = max(self.finish(requests, 0.5) / 60, 1.0)
         shares = self.calls(requests) / (self.rpm * minutes), requests * self.tokens / (self.tpm * minutes)
         return min(1.0, max(shares))
 
     def finish(self, requests: int, q: float) -> float:
         """Return the seconds within which a share ``q`` of such lists is answered.
 
-        Calls begin as workers become free. Until the last one begins, all workers are busy, so that time is
-        a sum, taken as lognormal; then it takes until the slowest of those under way is done. That the mean
-        of a call is not quite known adds up over a list instead of evening out, so it is in the sum. Where
-        both parts are off their medians by independent amounts, the whole is off by the root of their
-        squares.
+        1. No more calls than workers: the slowest of independent calls.
+        2. More calls than workers: the time until the last call begins plus the time until the slowest of the
+           calls in flight then ends. The first is a sum, taken as lognormal; the error of a call's mean adds
+           up over the list instead of evening out, so it is part of its spread. The deviations of the two
+           from their medians are independent, so their squares add up.
+        3. Rate limits are the bottleneck: the time at which they let the last call begin, plus that call.
         """
         if requests <= 0:
             return 0.0
@@ -110,12 +112,12 @@ class Throughput:
         return max(working, self._limited(calls, requests) + self.call.expected(size))
 
     def _before_last(self, calls: int, size: int) -> tuple[float, float, float]:
-        """Return the time until the last of ``calls`` begins, median and deviation of its logarithm; and how
-        wide the logarithms of one call's times are.
+        """Return the median and the log deviation of the time until the last of ``calls`` begins, and the log
+        deviation of one call.
 
-        All calls together take ``calls`` means. From them goes what is left to do when the last one begins:
-        that one, and of each other under way what is left of it, as long on average as
-        ``(1 + variance / mean ** 2) / 2`` means.
+        All calls together take ``calls`` means. Subtracted is what remains when the last one begins: that
+        call, and of each other in flight its rest, which is ``(1 + variance / mean ** 2) / 2`` means on
+        average.
         """
         each, doubt = self.call.expected(size), self.call.doubt()
         middle, high = self.call.quantile(0.5, size), self.call.quantile(0.95, size)
@@ -127,7 +129,7 @@ class Throughput:
         return begun / self.parallelism * each * math.exp(-sigma * sigma / 2), sigma, width
 
     def _limited(self, calls: int, requests: int) -> float:
-        """Return when the limits let the last call begin."""
+        """Return the seconds until the rate limits let the last call begin."""
         tokens = (self.ahead + requests) * self.tokens
         by_calls = max(0.0, calls - 1 - self.free_calls) * 60 / self.rpm
         by_tokens = max(0.0, tokens - tokens / max(1, calls) - self.free_tokens) * 60 / self.tpm
@@ -140,19 +142,21 @@ def _z(q: float) -> float:
 
 
 def _end(q: float, calls: int, workers: int, width: float) -> float:
-    """Return the level of a call's times by which a share ``q`` of lists ends, after its last call began.
+    """Return the quantile of a call's time within which a share ``q`` of lists ends after its last call
+    began.
 
-    Nothing takes longer than the slowest of all calls; of many, what is left of those under way says more.
+    It is never beyond the slowest of all calls; of many calls, the rest of those in flight is less.
     """
     return float(min(q ** (1 / calls), _left(q, workers, width)))
 
 
 @lru_cache(maxsize=4096)
 def _left(q: float, workers: int, width: float) -> float:
-    """Return the level that a share ``q`` of what is under way stays within when the last call begins.
+    """Return the quantile within which all calls in flight end, in a share ``q`` of cases, when the last
+    begins.
 
-    That call is as long as any. Of the others under way the rest is left, of which a share of
-    ``(mean beyond x) / mean`` is longer than ``x``. Solved for lognormal times of this width.
+    The last call is as long as any. Of the others the rest remains, of which a share of
+    ``(mean beyond x) / mean`` is longer than ``x``. Solved by bisection for lognormal times.
     """
     low, high = -8.0, 8.0
     for _ in range(30):

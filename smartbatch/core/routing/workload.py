@@ -1,4 +1,4 @@
-"""What a list will take, before anything is sent: tokens and money, added up request by request."""
+"""What a list takes, before anything is sent: tokens and money, added up request by request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Rates", "Workload"]
 _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
 _UNKNOWN = 0.5
-"""As many answers what is believed of a model's answers counts for, before any was seen."""
+"""Answers that the prior of a model's answer length counts as."""
 _SURE = 1.645
 """Standard deviations within which 90 of 100 sums lie, 5 below and 5 above."""
 
@@ -78,14 +78,14 @@ class Workload:
 
     @property
     def load(self) -> Load:
-        """What is asked for."""
+        """The totals."""
         return Load(self.requests, self.tokens_in, self.tokens_out, self.cached)
 
     def cost(self, processing: str) -> Cost | None:
         """Return the USD of all requests, processed this way; ``None`` where the price is unknown.
 
-        The range comes from how much answers differ and how many of them were seen; it never exceeds what
-        ``max_tokens`` allows.
+        The range follows from how much the lengths of answers differ and from how many were observed; it
+        never exceeds what ``max_tokens`` allows.
         """
         if processing not in self._rates:
             return None

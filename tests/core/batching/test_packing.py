@@ -30,7 +30,7 @@ PACK = 10
 
 
 def compiler(seed: int = 1, *, native_schema: bool = False) -> BatchCompiler:
-    """A compiler with seeded dice."""
+    """A compiler with a seeded random source."""
     return BatchCompiler(partial(random_word, random.Random(seed)), native_schema=native_schema)
 
 
@@ -147,7 +147,7 @@ class TestTheForm:
         assert [item["prompt"] for item in items_of(packed.request)] == HOSTILE
 
     def test_ids_are_random_and_appear_in_no_prompt(self) -> None:
-        """Two packs of the same prompts share no id, and dice that name a word of a prompt throw again."""
+        """Two packs of the same prompts share no id; a word that occurs in a prompt is drawn again."""
         first, second = pack("a", "b", seed=1), pack("a", "b", seed=2)
         assert not set(first.ids) & set(second.ids)
         words = iter(["aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd", "eeeeeeee", "ffffffff"])
@@ -158,7 +158,7 @@ class TestTheForm:
 
     def test_rng_that_are_stuck_are_an_error_and_no_endless_loop(self) -> None:
         """The same word for ever cannot name two items."""
-        with pytest.raises(ValueError, match="dice"):
+        with pytest.raises(ValueError, match="random source"):
             BatchCompiler(lambda: "aaaaaaaa", native_schema=False).compile([Request("a"), Request("b")])
 
     def test_the_system_text_holds_for_every_reply(self) -> None:

@@ -9,20 +9,22 @@ import pytest
 from smartbatch.core.routing.risk import (
     LATE_PENALTY,
     LEVELS,
-    RISK,
+    MOST_RISK,
     SURE,
-    WAITED,
-    Start,
-    best,
+    WAITED_SECONDS,
+    RescueStart,
+    best_start,
+    chance_within,
     late_penalty,
-    starts,
-    within,
+    rescue_starts,
 )
 
 
-def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[Start]:
+def possible(late: float, saved: Callable[[float], float], left: float = 1000.0) -> list[RescueStart]:
     """Return the starts of a rescue that takes 100 s as surely as a half, and 10 s more for each level."""
-    return starts(left, lambda sure: 100 + 10 * LEVELS.index(sure), lambda _: late, lambda at, _: saved(at))
+    return rescue_starts(
+        left, lambda sure: 100 + 10 * LEVELS.index(sure), lambda _: late, lambda at, _: saved(at)
+    )
 
 
 def test_a_start_leaves_what_it_needs() -> None:
@@ -37,28 +39,28 @@ def test_what_would_have_to_begin_before_now_is_no_start() -> None:
 
 
 def test_where_waiting_saves_nothing_the_surest_is_taken() -> None:
-    start = best(possible(0.5, lambda _: 0.5))
+    start = best_start(possible(0.5, lambda _: 0.5))
     assert start is not None
     assert start.sure == SURE
 
 
 def test_where_waiting_saves_more_than_the_risk_costs_the_rescue_begins_later() -> None:
-    start = best(possible(0.05, lambda at: at / 1000))
+    start = best_start(possible(0.05, lambda at: at / 1000))
     assert start is not None
     assert start.sure == LEVELS[0]
     assert start.worth == pytest.approx(0.9 - LATE_PENALTY * 0.025)
 
 
 def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
-    start = best(possible(1.0, lambda at: at))
+    start = best_start(possible(1.0, lambda at: at))
     assert start is not None
-    assert start.risk <= RISK
-    assert best([Start(at=5.0, sure=0.5, needs=1.0, risk=2 * RISK, saved=1.0)]) is None
+    assert start.risk <= MOST_RISK
+    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MOST_RISK, saved=1.0)]) is None
 
 
 def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
-    assert late_penalty(2.0, time_value=3600 / WAITED) == pytest.approx(LATE_PENALTY + 1 / 2)
-    assert late_penalty(0.01, time_value=3600 / WAITED) == pytest.approx(LATE_PENALTY + 100)
+    assert late_penalty(2.0, time_value=3600 / WAITED_SECONDS) == pytest.approx(LATE_PENALTY + 1 / 2)
+    assert late_penalty(0.01, time_value=3600 / WAITED_SECONDS) == pytest.approx(LATE_PENALTY + 100)
     assert (
         late_penalty(2.0, time_value=0.0)
         == late_penalty(None, time_value=5.0)
@@ -69,10 +71,10 @@ def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> No
 
 def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
     def sure(counts: float) -> float:
-        found = starts(
+        found = rescue_starts(
             1000.0, lambda sure: 500 * sure**8, lambda _: 0.1, lambda at, _: at / 1000, late_penalty=counts
         )
-        start = best(found)
+        start = best_start(found)
         assert start is not None
         return start.sure
 
@@ -81,7 +83,7 @@ def test_the_more_a_miss_counts_the_surer_the_rescue() -> None:
 
 
 def test_of_lognormal_times_half_are_done_by_the_median_and_95_of_100_by_the_95_percent_quantile() -> None:
-    assert within(10.0, 10.0, 30.0) == pytest.approx(0.5)
-    assert within(30.0, 10.0, 30.0) == pytest.approx(0.95)
-    assert within(-1.0, 10.0, 30.0) == 0.0
-    assert within(10.0, 10.0, 10.0) == 1.0
+    assert chance_within(10.0, 10.0, 30.0) == pytest.approx(0.5)
+    assert chance_within(30.0, 10.0, 30.0) == pytest.approx(0.95)
+    assert chance_within(-1.0, 10.0, 30.0) == 0.0
+    assert chance_within(10.0, 10.0, 10.0) == 1.0
