@@ -64,4 +64,4 @@ def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(
     assert "inside smartbatch (ZeroDivisionError)" in str(client.submit("first").exception(PATIENCE))
     monkeypatch.setattr(ResponseRouter, "prepare", prepare)
     assert client.submit("second").result(PATIENCE).ok
-    assert entries(log) == [("internal_error", "ZeroDivisionError")]
+    assert ("internal_error", "ZeroDivisionError") in entries(log)
