@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic.types.messages import MessageBatch
-from virtual import VirtualService
+from virtual_service import VirtualService
 
 MODEL = "claude-haiku-5-5"
 ROOT = "/v1/messages/batches"
@@ -41,15 +41,6 @@ def lines_of(sdk: anthropic.Anthropic, batch: str) -> list[tuple[str, str]]:
 
 def counts_of(batch: MessageBatch) -> dict[str, int]:
     return {name: count for name, count in batch.request_counts.model_dump().items() if count}
-
-
-def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:
-    """Return a service whose first batch, or the second line of each, meets a fault."""
-    return VirtualService(
-        batch_fault_for=lambda index, _label: faults if index == 0 else (),
-        batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
-        **settings,
-    )
 
 
 def refusal_of(call: Callable[[], object]) -> str:

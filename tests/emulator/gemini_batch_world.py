@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google import genai
 from google.genai import errors, types
-from virtual import VirtualService
+from virtual_service import VirtualService
 
 MODEL = "gemini-3.8-flash"
 EMBEDDER = "gemini-embedding-001"
@@ -21,15 +21,6 @@ def sdk_of(virtual: VirtualService, key: str = "k", version: str = "v1") -> gena
         base_url="http://emulator.test", api_version=version, httpx_client=virtual.client()
     )
     return genai.Client(api_key=key, vertexai=False, http_options=options)
-
-
-def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:
-    """Return a service whose first batch, or the second line of each, meets a fault."""
-    return VirtualService(
-        batch_fault_for=lambda index, _label: faults if index == 0 else (),
-        batch_line_fault_for=lambda _index, position, _id: line_fault if position == 1 else (),
-        **settings,
-    )
 
 
 def contents(text: str, **fields: Any) -> dict[str, Any]:

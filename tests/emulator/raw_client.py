@@ -70,6 +70,10 @@ class RawClient:
         self._file.readline()
         return body
 
+    def line(self) -> bytes:
+        """Read one line, with its line end."""
+        return self._file.readline()
+
     def rest(self) -> bytes:
         """Read until the connection ends."""
         return self._file.read()

@@ -19,7 +19,7 @@ from anthropic_batch_world import (
     sdk_of,
 )
 from raw_client import RawClient
-from virtual import START, VirtualService
+from virtual_service import START, VirtualService
 
 from smartbatch.testing import Emulator, answer_for
 
@@ -59,7 +59,7 @@ def test_a_bearer_token_is_a_key_too_and_no_key_is_refused(raw: RawClient) -> No
 
 
 def test_all_counters_but_processing_are_zero_until_the_batch_has_ended() -> None:
-    """Progress is not told; results are refused before the end."""
+    """Progress is not reported; results are refused before the end."""
     virtual = VirtualService(batch_turnaround=100, batch_validating=10, batch_queueing=10)
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(10)).id

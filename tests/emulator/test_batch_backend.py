@@ -255,9 +255,9 @@ def test_a_batch_above_the_enqueued_tokens_fails_after_its_create():
     assert (failed.state, failed.problems[0].code) == ("failed", "token_limit_exceeded")
     assert "Limit: 70 enqueued tokens" in failed.problems[0].message
     other = world.backend.create("openai", "k", entries(10), now=2.0, model="other")
-    stranger = world.backend.create("openai", "k2", entries(10), now=2.0, model="m")
+    foreign = world.backend.create("openai", "k2", entries(10), now=2.0, model="m")
     assert world.batch(other.id, 50.0).state == "completed"
-    assert world.backend.batch("openai", "k2", stranger.id, 50.0).state == "completed"
+    assert world.backend.batch("openai", "k2", foreign.id, 50.0).state == "completed"
     assert world.batch(first.id, 50.0).state == "completed"
     assert world.batch(world.create(now=50.0).id, 99.0).state == "completed"
     assert world.figures()["lines_billed"] == 40

@@ -41,7 +41,7 @@ def test_a_late_create_comes_to_exist_within_its_time():
     assert 50.0 < batch.created_at <= 150.0
     [record] = world.ledger.batches
     assert (record.outcome, record.at, record.created_at) == ("late", 50.0, batch.created_at)
-    # In a world of its own the same dice: absent just before, there at the very moment.
+    # In a world of its own the same random numbers: absent just before, there at the very moment.
     again = World(batch_faults={"late_create": 1.0}, batch_late_seconds=100)
     with pytest.raises(AnswerLost):
         again.create(now=50.0)

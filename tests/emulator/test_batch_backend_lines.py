@@ -174,7 +174,7 @@ def test_results_may_be_unavailable_for_a_while():
 
 
 def test_only_the_first_download_of_a_file_is_cut():
-    """Each part has its own first; the length is not told; what was cut off is not booked as delivered."""
+    """Each part has its own first download; there is no content length; lines cut off are not delivered."""
     world = World(batch_faults={"cut_download": 1.0})
     name = world.ended().id
 

@@ -61,7 +61,7 @@ def test_other_requests_do_not_move_the_rng():
 
 
 def test_scripts_name_faults_of_batches_and_lines():
-    """By index, label, position and custom id; several at once for a batch; None leaves it to the dice."""
+    """By index, label, position and custom id; a batch may have several; None draws at random."""
     world = World(
         batch_fault_for=lambda index, label: ["lost_create", "shuffled"] if label.get("sb") == "x" else None,
         batch_line_fault_for=lambda index, position, custom_id: "item_error" if custom_id == "id-2" else None,
@@ -101,7 +101,7 @@ def test_settings_out_of_range_are_named(options, said):
 
 @pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LINE_FAULTS])
 def test_every_fault_can_be_met(fault):
-    """Each name is known to the dice, and something comes of it."""
+    """Each name is known to the random numbers, and something comes of it."""
     plain, spoiled = (World(batch_turnaround=10, batch_faults=rates) for rates in ({}, {fault: 1.0}))
     cancel = fault == "cancel_completes"
     assert heard(spoiled, cancel=cancel) != heard(plain, cancel=cancel)

@@ -73,7 +73,7 @@ def test_the_sdk_reads_the_stream_of_the_same_answer(sdk, emu):
 
 
 def test_the_output_ends_at_its_cap_or_at_a_stop_sequence(sdk, emu):
-    """Both reasons are told, and which sequence it was."""
+    """The answer has both reasons, and which sequence it was."""
     emu.configure(answers={PROMPT: "one two STOP three"})
     cut = create(sdk, max_tokens=1)
     assert (cut.content[0].text, cut.stop_reason, cut.usage.output_tokens) == ("one ", "max_tokens", 1)
@@ -260,7 +260,7 @@ def test_both_apis_share_one_ledger_and_one_limit(emu, sdk, raw):
 
 
 def test_a_paced_stream_is_whole_and_booked_as_delivered(emu, raw):
-    """With seconds per token the events come one by one and the whole is booked as delivered."""
+    """With seconds per token the events come one by one and the whole is recorded as delivered."""
     emu.configure(per_token=0.001)
     raw.send(request_bytes(body(stream=True), path="/v1/messages", headers=NEW))
     status, headers, data = raw.answer()

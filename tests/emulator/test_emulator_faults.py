@@ -125,7 +125,7 @@ def test_a_fault_can_be_chosen_by_content(emu, raw):
 
 
 def test_a_fault_for_that_fails_is_an_answer_and_not_a_traceback(emu, raw):
-    """A mistake in a test's own function is told to the client, and the emulator serves on."""
+    """A mistake in a test's own function is reported to the client, and the emulator serves on."""
     emu.configure(fault_for=lambda index, body: "explode")
     status, _, body = raw.ask(chat())
     assert status == 500

@@ -26,7 +26,7 @@ from gemini_batch_world import (
 from google import genai
 from google.genai import types
 from pydantic import ValidationError
-from virtual import START, VirtualService
+from virtual_service import START, VirtualService
 
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.testing import Emulator, answer_for
@@ -114,26 +114,26 @@ def test_the_operation_tells_states_and_counts_as_the_service_does() -> None:
     virtual = VirtualService(batch_turnaround=100, batch_validating=10)
     sdk = sdk_of(virtual)
     batch = create(sdk, [*rows(9), {"key": "wrong", "request": {}}], "sb-1")
-    told = raw_of(virtual, sdk, batch)
-    assert told.keys() == {"name", "metadata"}
-    assert told["metadata"]["state"] == "BATCH_STATE_PENDING"
-    assert told["metadata"]["batchStats"] == {"requestCount": "10", "pendingRequestCount": "10"}
-    assert told["metadata"]["inputConfig"] == {"fileName": "files/sb-1"}
-    assert "endTime" not in told["metadata"]
+    shown = raw_of(virtual, sdk, batch)
+    assert shown.keys() == {"name", "metadata"}
+    assert shown["metadata"]["state"] == "BATCH_STATE_PENDING"
+    assert shown["metadata"]["batchStats"] == {"requestCount": "10", "pendingRequestCount": "10"}
+    assert shown["metadata"]["inputConfig"] == {"fileName": "files/sb-1"}
+    assert "endTime" not in shown["metadata"]
     virtual.now = START + 52
-    told = raw_of(virtual, sdk, batch)
-    assert told["metadata"]["state"] == "BATCH_STATE_RUNNING"
+    shown = raw_of(virtual, sdk, batch)
+    assert shown["metadata"]["state"] == "BATCH_STATE_RUNNING"
     stats = {"requestCount": "10", "successfulRequestCount": "5", "pendingRequestCount": "5"}
-    assert told["metadata"]["batchStats"] == stats
-    assert "done" not in told
+    assert shown["metadata"]["batchStats"] == stats
+    assert "done" not in shown
     virtual.now = START + 100
-    told = raw_of(virtual, sdk, batch)
-    assert (told["done"], told["metadata"]["state"]) == (True, "BATCH_STATE_SUCCEEDED")
+    shown = raw_of(virtual, sdk, batch)
+    assert (shown["done"], shown["metadata"]["state"]) == (True, "BATCH_STATE_SUCCEEDED")
     stats = {"requestCount": "10", "successfulRequestCount": "9", "failedRequestCount": "1"}
-    assert told["metadata"]["batchStats"] == stats
-    output = told["metadata"]["output"]
+    assert shown["metadata"]["batchStats"] == stats
+    output = shown["metadata"]["output"]
     assert output.keys() == {"responsesFile"}
-    assert told["response"].items() >= output.items()
+    assert shown["response"].items() >= output.items()
     assert kinds_of(read(sdk, batch)) == {f"j-{n}": 0 for n in range(9)} | {"wrong": 3}
 
 
@@ -194,9 +194,9 @@ def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: 
     virtual.now += 10
     found = sdk.batches.get(name=batch)
     assert (found.state, found.dest, found.error) == ("JOB_STATE_FAILED", None, None)
-    told = raw_of(virtual, sdk, batch)
-    assert told["error"] == {"code": 3, "message": message}
-    assert "response" not in told
+    shown = raw_of(virtual, sdk, batch)
+    assert shown["error"] == {"code": 3, "message": message}
+    assert "response" not in shown
     assert virtual.ledger.summary()["batches"]["lines_ran"] == 0
 
 

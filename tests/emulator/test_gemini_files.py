@@ -10,7 +10,7 @@ from gemini_batch_world import jsonl, read, refusal_of, rows, sdk_of, upload
 from google import genai
 from google.genai import types
 from raw_client import RawClient, request_bytes
-from virtual import VirtualService
+from virtual_service import VirtualService
 
 from smartbatch.testing import Emulator
 

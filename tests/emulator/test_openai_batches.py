@@ -14,7 +14,7 @@ from smartbatch.testing import answer_for
 
 
 def test_a_batch_from_the_upload_to_the_deletion(emu, customer):
-    """All calls of the SDK; every answer is that of a real-time call, and is booked as delivered."""
+    """All calls of the SDK; every answer is that of a real-time call, and is recorded as delivered."""
     emu.configure(batch_turnaround=0.05)
     file = customer.upload([line(number) for number in range(5)])
     assert (file.filename, file.purpose, file.status) == ("job.jsonl", "batch", "processed")
@@ -65,7 +65,7 @@ def test_other_endpoints_take_batches_too(customer, endpoint, body):
 
 
 def test_a_running_batch_tells_its_progress(emu, customer):
-    """Its counts grow; while it is validated nobody has counted its lines."""
+    """Its counts grow; during the validation its lines are not counted."""
     emu.configure(batch_validating=3600)
     assert customer.create().status == "validating"
     emu.configure(batch_validating=0, batch_turnaround=0.4)
@@ -189,18 +189,18 @@ def test_an_ended_batch_cannot_be_cancelled(customer):
 
 
 def test_keys_are_checked_and_keep_their_things_apart():
-    with world(keys=["k", "other"]) as (emu, customer), Customer(emu, "other") as stranger:
+    with world(keys=["k", "other"]) as (emu, customer), Customer(emu, "other") as other:
         batch = customer.run()
-        assert stranger.sdk.batches.list().data == stranger.sdk.files.list().data == []
+        assert other.sdk.batches.list().data == other.sdk.files.list().data == []
         for ask in (
-            lambda: stranger.sdk.batches.retrieve(batch.id),
-            lambda: stranger.sdk.files.content(batch.output_file_id),
-            lambda: stranger.sdk.files.delete(batch.input_file_id),
+            lambda: other.sdk.batches.retrieve(batch.id),
+            lambda: other.sdk.files.content(batch.output_file_id),
+            lambda: other.sdk.files.delete(batch.input_file_id),
         ):
             with pytest.raises(openai.NotFoundError):
                 ask()
-        with Customer(emu, "wrong") as nobody, pytest.raises(openai.AuthenticationError):
-            nobody.sdk.batches.list()
+        with Customer(emu, "wrong") as unknown, pytest.raises(openai.AuthenticationError):
+            unknown.sdk.batches.list()
 
 
 def test_the_ledger_is_served_with_its_batches(emu, customer):

@@ -52,11 +52,11 @@ def test_a_chunked_body_is_read_and_the_connection_goes_on(raw):
 
 
 def test_a_chunked_body_may_come_after_its_head_has_been_read(raw):
-    """Being told to go on is the proof that the head was read alone."""
+    """The interim answer proves that the head was read before the body."""
     body = json.dumps(chat("later")).encode()
     raw.send(request_bytes(None, headers="Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n"))
-    assert raw._file.readline() == b"HTTP/1.1 100 Continue\r\n"
-    raw._file.readline()
+    assert raw.line() == b"HTTP/1.1 100 Continue\r\n"
+    raw.line()
     raw.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     assert text_of(raw.answer()[2]) == answer_for("later", "m")
 
@@ -66,8 +66,8 @@ def test_a_client_that_expects_continue_is_told_to(raw):
     data = request_bytes(chat(), headers="Expect: 100-continue\r\n")
     end = data.index(b"\r\n\r\n") + 4
     raw.send(data[:end])
-    assert raw._file.readline() == b"HTTP/1.1 100 Continue\r\n"
-    raw._file.readline()
+    assert raw.line() == b"HTTP/1.1 100 Continue\r\n"
+    raw.line()
     raw.send(data[end:])
     assert raw.answer()[0] == 200
 
@@ -130,7 +130,7 @@ def test_connections_beyond_the_cap_are_turned_away():
 
 
 def test_many_connections_get_their_own_answers(emu):
-    """64 clients at once, 20 requests each: every answer belongs to its prompt, every call is booked once."""
+    """64 clients at once, 20 requests each: every answer fits its prompt, every call is recorded once."""
     emu.configure(latency=0.001, latency_sigma=1.0)
 
     def client(number: int) -> list[bool]:
