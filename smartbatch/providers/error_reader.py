@@ -21,6 +21,9 @@ from smartbatch.types import LimitReport, Request, Usage
 
 __all__ = ["ErrorReader", "Refusal"]
 
+_ANSWERS = ("choices", "data", "candidates")
+"""Fields that hold an answer, whatever else stands next to them."""
+
 
 @frozen
 class Refusal:
@@ -131,8 +134,31 @@ class ErrorReader:
         """Return the error for an answer that was cut or garbled on its way."""
         return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
 
+    def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
+        """Return the JSON object of an answer to ``requests``.
+
+        Raises:
+            ProviderError: for a refusal, for what :meth:`decode` refuses, and for an error that came with a
+                successful status.
+        """
+        if not reply.ok:
+            raise self.read(reply, requests)
+        data = self.decode(reply)
+        self.check(data, reply, requests)
+        return data
+
+    def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
+        """Raise the error that a decoded success carries instead of an answer.
+
+        Raises:
+            ProviderError: the error. What failed after it had begun says so in a status of its own.
+        """
+        instead = data.get("error") and not any(data.get(name) for name in _ANSWERS)
+        if data.get("type") == "error" or (instead and data.get("status") is None):
+            raise self.read(reply, requests, data=data)
+
     def decode(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a successful answer.
+        """Return the JSON object of a success, whatever it says.
 
         Raises:
             ProviderError: ``INVALID_RESPONSE`` for a page or a value that is no answer of an API,

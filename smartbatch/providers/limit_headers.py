@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
+from smartbatch.providers.http.timestamps import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
 __all__ = [
@@ -47,7 +46,8 @@ def parse_retry_after(
         text = headers.get("retry-after")
         seconds = _number(text)
         if seconds is None:
-            seconds = _until(text, wall)
+            date = http_date(text)
+            seconds = None if date is None else date - wall
     return None if seconds is None else min(max(seconds, 0.0), ceiling)
 
 
@@ -165,28 +165,12 @@ def _count(text: str | None) -> int | None:
     return int(number) if number is not None and 0 <= number < math.inf else None
 
 
-def _until(text: str | None, wall: float) -> float | None:
-    if not text or len(text) > _LONGEST:
-        return None
-    try:
-        date = parsedate_to_datetime(text)
-        # "-0000" and a missing zone come back without one; HTTP dates are UTC
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - wall
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
-
-
 def _server_time(headers: Mapping[str, str], wall: float) -> float:
-    ahead = _until(headers.get("date"), wall)
-    return wall if ahead is None or abs(ahead) <= _DATE_IS_EXACT_TO else wall + ahead
+    date = http_date(headers.get("date"))
+    return wall if date is None or abs(date - wall) <= _DATE_IS_EXACT_TO else date
 
 
 def _moment(text: str | None, now: float) -> float | None:
     """Seconds from now to a moment in RFC 3339, 0 for one in the past."""
-    if not text or len(text) > _LONGEST:
-        return None
-    try:
-        moment = datetime.fromisoformat(text.strip())
-        return max(0.0, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - now)
-    except (ValueError, OverflowError):
-        return None
+    moment = unix_seconds(text and text.strip())
+    return None if moment is None else max(0.0, moment - now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -94,22 +95,14 @@ def register(prefix: str, factory: Factory) -> None:
     _factories[prefix] = factory
 
 
-def _anthropic(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    from smartbatch.providers.anthropic.provider import AnthropicProvider
+def _adapter(module: str, name: str) -> Factory:
+    """The factory of a class that needs no clock; it is imported when it is first used."""
 
-    return AnthropicProvider(**options), name
+    def make(model: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+        kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
+        return kind(**options), model
 
-
-def _gemini(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    from smartbatch.providers.gemini.provider import GeminiProvider
-
-    return GeminiProvider(**options), name
-
-
-def _openai(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    from smartbatch.providers.openai.provider import OpenAIProvider
-
-    return OpenAIProvider(**options), name
+    return make
 
 
 def _sim(name: str, clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
@@ -128,9 +121,9 @@ def _call(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provid
 
 
 _factories: dict[str, Factory] = {
-    "anthropic": _anthropic,
+    "anthropic": _adapter("anthropic.provider", "AnthropicProvider"),
     "call": _call,
-    "gemini": _gemini,
-    "openai": _openai,
+    "gemini": _adapter("gemini.provider", "GeminiProvider"),
+    "openai": _adapter("openai.provider", "OpenAIProvider"),
     "sim": _sim,
 }

@@ -79,7 +79,8 @@ def parse_all(rounds: int, seed: int) -> tuple[int, int]:
     for _ in range(rounds):
         body = mangled(rng.choice(BODIES), rng)
         try:
-            assert isinstance(read_message(Reply(200, {}, body), REQUEST, ()), Answer)
+            reply = Reply(200, {}, body)
+            assert isinstance(read_message(ERRORS.answer(reply, (REQUEST,)), reply), Answer)
             answers += 1
         except ProviderError:
             errors += 1

@@ -128,7 +128,7 @@ def test_further_fields_are_merged(serve, connect_gemini):
     [
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema="),
         ({"prompt": (Message("tool", "x"),)}, "prompt", "tool"),
-        ({"prompt": (Message("system", "x"),)}, "prompt", "no user message"),
+        ({"prompt": (Message("system", "x"),)}, "prompt", "needs a user message"),
         ({"extra": {"contents": []}}, "extra", "contents"),
         ({"extra": {"generationConfig": {"candidateCount": 2}}}, "extra", "several candidates"),
         ({"extra": {"generationConfig": 3}}, "extra", "mapping"),

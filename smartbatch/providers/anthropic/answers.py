@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from smartbatch.providers.anthropic.errors import ERRORS
-from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import PLAIN_ID, count, finish_word, short, sound
 from smartbatch.providers.http.replies import Reply
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Usage
 
 __all__ = ["answer_of", "read_message", "usage_of"]
 
@@ -26,33 +25,21 @@ _FINISH = {
 }
 
 
-def read_message(
-    reply: Reply,
-    request: Request | None = None,
-    dropped: tuple[tuple[str, str], ...] = (),
-    *,
-    data: dict[str, Any] | None = None,
-    errors: ErrorReader = ERRORS,
-) -> Answer:
-    """Return the answer in the body of a success.
+def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
+    """Return the answer in a message.
 
     Args:
-        reply: the success.
-        request: whose texts must not come back in an error.
+        data: the decoded body.
+        reply: the success it came with.
         dropped: what of the request was not sent.
-        data: the body, where it is decoded already.
-        errors: knows further texts that must not come back.
 
     Raises:
-        ProviderError: for a body that was cut, is a web page, an error, or no message.
+        ProviderError: ``INVALID_RESPONSE`` for a body that is no message.
     """
-    data = errors.decode(reply) if data is None else data
-    if data.get("type") == "error":
-        raise errors.read(reply, () if request is None else (request,), data=data)
     usage = usage_of(data.get("usage"))
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
-        raise errors.unusable(reply, "shape", "the answer is no message", usage)
+        raise ERRORS.unusable(reply, "shape", "the answer is no message", usage)
     texts = [
         block["text"]
         for block in content

@@ -37,7 +37,7 @@ def read_result(line: bytes, errors: ErrorReader) -> Line:
         raise ValueError("the line has no result")
     match result.get("type"):
         case "succeeded":
-            return _succeeded(wire_id, result.get("message"), errors)
+            return _succeeded(wire_id, result.get("message"))
         case "errored":
             return _errored(wire_id, result.get("error"), errors)
         case "canceled":
@@ -58,11 +58,11 @@ def prompts_of(lines: Path) -> Iterator[str]:
         return
 
 
-def _succeeded(wire_id: str, message: Any, errors: ErrorReader) -> Line:
+def _succeeded(wire_id: str, message: Any) -> Line:
     if not isinstance(message, dict):
         return shapeless_line(wire_id, "the result has no message")
     try:
-        answer = read_message(_INSIDE, data=message, errors=errors)
+        answer = read_message(message, _INSIDE)
     except ProviderError as error:
         return failed_line(wire_id, error)
     identity = short(message.get("id"), PLAIN_ID)

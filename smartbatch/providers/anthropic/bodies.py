@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Generation, Message, Request
+from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles, content_of
+from smartbatch.types import Generation, Request
 
 __all__ = ["OLD_VERSION", "VERSION", "check_request", "message_body"]
 
@@ -19,7 +20,6 @@ OLD_VERSION = "2023-06-01"
 """The version before, which takes them for the models that still know them."""
 
 _RESERVED = ("model", "messages", "stream")
-_INSTRUCTIONS = ("system", "developer")
 
 
 def message_body(
@@ -60,26 +60,14 @@ def check_request(request: Request, version: str) -> None:
         InvalidRequest: names the field.
     """
     _check_params(request.params, version)
-    if isinstance(request.prompt, str):
-        return
-    for message in request.prompt:
-        if message.role not in ("user", "assistant", *_INSTRUCTIONS):
-            raise InvalidRequest(
-                f"Anthropic takes no messages of the role {message.role!r}; use user, assistant and system "
-                "(tool results are content parts of a user message)",
-                field="prompt",
-            )
-    if all(message.role in _INSTRUCTIONS for message in request.prompt):
-        raise InvalidRequest("the conversation needs a user message", field="prompt")
+    check_roles(request.prompt, "Anthropic")
 
 
 def _check_params(params: Generation, version: str) -> None:
     extra = params.extra or {}
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
-    for field in _RESERVED:
-        if field in extra:
-            raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+    check_extra(extra, _RESERVED)
     if params.system is not None and "system" in extra:
         raise InvalidRequest("system is set twice, by itself and in extra", field="extra")
     config = extra.get("output_config")
@@ -115,17 +103,17 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
 
 
 def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
-    """Instructions and messages: the API takes instructions beside the messages only."""
+    """Instructions and messages: the API takes instructions outside of the messages only."""
     params, prompt = request.params, request.prompt
     if isinstance(prompt, str):
         return params.system or "", [{"role": "user", "content": prompt}]
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
     for message in prompt:
-        if message.role in _INSTRUCTIONS:
-            instructions.append(_content(message))
+        if message.role in INSTRUCTIONS:
+            instructions.append(content_of(message))
         else:
-            messages.append({"role": message.role, "content": _content(message)})
+            messages.append({"role": message.role, "content": content_of(message)})
     return _joined(instructions), messages
 
 
@@ -140,7 +128,3 @@ def _joined(instructions: Sequence[Any]) -> str | list[Any]:
         elif text:
             blocks.append({"type": "text", "text": text})
     return blocks
-
-
-def _content(message: Message) -> str | list[Mapping[str, Any]]:
-    return message.content if isinstance(message.content, str) else list(message.content)

@@ -127,23 +127,13 @@ class AnthropicProvider(Provider):
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
-
-        Raises:
-            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
-        """
+        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body, dropped = self._message(request, model)
         reply = self._sdk.get().ask("post", _PATH, timeout, content=_encode(body).encode("ascii"))
-        if not reply.ok:
-            raise self._errors.read(reply, (request,))
-        return read_message(reply, request, dropped, errors=self._errors)
+        return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Begin to stream one answer; see :meth:`Provider.stream`.
-
-        Raises:
-            ProviderError: when the provider did not accept the request.
-        """
+        """Begin to stream one answer; see :meth:`Provider.stream`."""
         body, dropped = self._message(request, model)
         content = _encode({**body, "stream": True}).encode("ascii")
         live = self._sdk.get().begin("post", _PATH, timeout, "text/event-stream", content=content)
@@ -152,11 +142,7 @@ class AnthropicProvider(Provider):
         return EventStream(live, MessageReader(self._errors, dropped), request)
 
     def check(self, request: Request, *, model: str) -> None:
-        """Refuse what this API cannot take, before the request is queued.
-
-        Raises:
-            InvalidRequest: names the field.
-        """
+        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         if not PLAIN_ID.fullmatch(model):
             raise InvalidRequest("the model's name is empty or has characters no model has", field="model")
         if request.params is not self._checked or not isinstance(request.prompt, str):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles
 from smartbatch.types import Message, Request
 
 __all__ = ["MAX_TEXTS", "MAX_TEXT_TOKENS", "check_request", "embed_body", "generate_body", "resource"]
@@ -22,7 +23,6 @@ MAX_TEXT_TOKENS = 100 * 2048
 
 _MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
 _ROLES = {"user": "user", "assistant": "model"}
-_SYSTEM = ("system", "developer")
 _JSON = "application/json"
 _RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
 _CONFIGS = ("generationConfig", "generation_config")
@@ -46,7 +46,7 @@ def generate_body(request: Request) -> dict[str, Any]:
         contents.append({"role": "user", "parts": [{"text": request.prompt}]})
     else:
         for message in request.prompt:
-            if message.role in _SYSTEM:
+            if message.role in INSTRUCTIONS:
                 system += _parts(message)
             else:
                 contents.append({"role": _ROLES[message.role], "parts": _parts(message)})
@@ -101,27 +101,12 @@ def check_request(request: Request, model: str) -> None:
         raise InvalidRequest(
             "Gemini takes no response_format; pass the JSON schema as schema=", field="response_format"
         )
-    _check_prompt(request)
+    check_roles(request.prompt, "Gemini")
     _check_extra(request.params.extra or {})
 
 
-def _check_prompt(request: Request) -> None:
-    if isinstance(request.prompt, str):
-        return
-    for message in request.prompt:
-        if message.role not in _ROLES and message.role not in _SYSTEM:
-            raise InvalidRequest(
-                f"a message has the role {message.role!r}; Gemini takes user, assistant and system",
-                field="prompt",
-            )
-    if all(message.role in _SYSTEM for message in request.prompt):
-        raise InvalidRequest("there is no user message beside the system's", field="prompt")
-
-
 def _check_extra(extra: Mapping[str, Any]) -> None:
-    for name in _RESERVED:
-        if name in extra:
-            raise InvalidRequest(f"extra may not set {name!r}; the client sets it", field="extra")
+    check_extra(extra, _RESERVED)
     for name in _CONFIGS:
         config = extra.get(name, {})
         if not isinstance(config, Mapping):

@@ -128,11 +128,7 @@ class GeminiProvider(Provider):
         self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
-
-        Raises:
-            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
-        """
+        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         path = f"{resource(model)}:generateContent"
         return read_answer(self._ask(path, generate_body(request), (request,), timeout))
 
@@ -144,20 +140,12 @@ class GeminiProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts, one content for each; placed by their order.
-
-        Raises:
-            ProviderError: as :meth:`generate`, and ``INVALID_RESPONSE`` for another number of vectors.
-        """
+        """Make one call for the vectors of several texts, one content for each; placed by their order."""
         path = f"{resource(model)}:batchEmbedContents"
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Begin to stream one answer; returns once the service has accepted the request.
-
-        Raises:
-            ProviderError: as :meth:`generate`.
-        """
+        """Begin to stream one answer; returns once the service has accepted the request."""
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
         live = self._sdk.get().begin("post", path, timeout, "text/event-stream", body=body)
@@ -166,11 +154,7 @@ class GeminiProvider(Provider):
         return EventStream(live, ChunkReader(self._errors), request)
 
     def check(self, request: Request, *, model: str) -> None:
-        """Refuse what this API cannot take, before the request is queued.
-
-        Raises:
-            InvalidRequest: names the field.
-        """
+        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         check_request(request, model)
 
     def flex(self, model: str) -> FlexTier | None:  # noqa: ARG002
@@ -203,10 +187,7 @@ class GeminiProvider(Provider):
         reply = self._sdk.get().ask("post", path, timeout, body=body)
         if reply.status != 200:  # another success is nothing this API sends
             raise self._errors.read(reply, requests)
-        data = self._errors.decode(reply)
-        if data.get("error") and not data.get("candidates"):
-            raise self._errors.read(reply, requests, data=data)
-        return data
+        return self._errors.answer(reply, requests)
 
 
 def _check_key(key: str | None) -> str:

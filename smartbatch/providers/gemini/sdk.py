@@ -24,6 +24,9 @@ from smartbatch.providers.http.transport import Transport
 __all__ = ["GeminiSdk"]
 
 
+_CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
+"""The SDK's private names this file needs; an SDK without them is refused."""
+
 _LONGEST = 3600.0  # seconds; the time-out of a call that names none, which does not happen
 
 
@@ -59,8 +62,8 @@ class GeminiSdk:
         )
         try:
             client = genai.Client(api_key=key, vertexai=False, http_options=options)
-            self._api: Any = client._api_client
-            self._build, self._once = self._api._build_request, self._api._request_once
+            api = getattr(client, _CLIENT)
+            self._build, self._once = getattr(api, _BUILD), getattr(api, _ONCE)
         except (AttributeError, ImportError) as error:
             name = type(error).__name__
             raise ConfigError(

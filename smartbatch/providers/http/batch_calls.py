@@ -14,7 +14,7 @@ from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply, is_html
 
-__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "garbled", "is_gone"]
+__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "garbled"]
 
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
@@ -148,8 +148,3 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
 def garbled(text: str, code: str = "shape") -> ProviderError:
     """Return the error for an answer that is not what the API promises."""
     return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, status=200, code=code, maybe_billed=True)
-
-
-def is_gone(error: ProviderError) -> bool:
-    """True for the provider's own 404: there is no such thing."""
-    return error.status == 404 and not error.maybe_billed

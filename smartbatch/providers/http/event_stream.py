@@ -159,10 +159,7 @@ class EventStream(AnswerStream):
             yield self._answer.text  # a server that says all at the end
 
     def _in_one_piece(self, reply: Reply) -> Iterator[str]:
-        data = self._errors.decode(reply)
-        if _is_error(data, "") and data.get("status") is None:
-            raise self._errors.read(reply, (self._request,), data=data)
-        self._answer = self._reader.whole(data, reply)
+        self._answer = self._reader.whole(self._errors.answer(reply, (self._request,)), reply)
         if self._answer.text:
             yield self._answer.text
 

@@ -60,7 +60,6 @@ class ConnectionPool:
         self.closed = False
         self.reuse = reuse
         self.place = url.netloc or ""
-        self._scheme = url.scheme
         self._connect_timeout = connect_timeout
         self._now = now
         self._next_sweep = now() + IDLE_SECONDS
@@ -76,7 +75,7 @@ class ConnectionPool:
         deadline = time.monotonic() + timeout
         self._sweep()
         try:
-            connection = cast(Connection, self._pool._get_conn(timeout=timeout))
+            connection = self._pool.take(timeout)
         except (EmptyPoolError, ClosedPoolError) as error:
             raise failure(error, "connect", self.place, late=False) from None
         if connection.sock is not None and self._is_stale(connection):
@@ -92,16 +91,13 @@ class ConnectionPool:
             connection.idle_since = self._now()
         else:
             connection.close()
-        self._pool._put_conn(connection)
+        self._pool.put_back(connection)
 
     def connect(self, connection: Connection) -> None:
         """Dial, by the proxy's tunnel where there is one, within the deadline of the call."""
         connection.connect_timeout = self._connect_timeout
         connection.timeout = min(self._connect_timeout, seconds_left(connection.deadline))
-        if self._pool.proxy is not None and self._scheme == "https":
-            self._pool._prepare_proxy(connection)
-        else:
-            connection.connect()
+        self._pool.dial(connection)
         if self.closed or connection.is_cut:
             raise ConnectionAbortedError("closed while connecting")
 
@@ -177,14 +173,24 @@ class Lease:
 class _PlainPool(HTTPConnectionPool):
     ConnectionCls = Connection
 
+    def take(self, timeout: float) -> Connection:
+        return cast(Connection, self._get_conn(timeout=timeout))
 
-class _TlsPool(HTTPSConnectionPool):
+    def put_back(self, connection: Connection) -> None:
+        self._put_conn(connection)
+
+    def dial(self, connection: Connection) -> None:
+        if self.proxy is not None and self.scheme == "https":
+            self._prepare_proxy(connection)
+        else:
+            connection.connect()
+
+
+class _TlsPool(_PlainPool, HTTPSConnectionPool):
     ConnectionCls = TlsConnection
 
 
-def _urllib3_pool(
-    url: Url, workers: int, proxy: str | None, proxy_headers: dict[str, str]
-) -> HTTPConnectionPool:
+def _urllib3_pool(url: Url, workers: int, proxy: str | None, proxy_headers: dict[str, str]) -> _PlainPool:
     """The pool of ``workers`` connections; reading the certificates for TLS takes some 30 ms."""
     settings: dict[str, Any] = {
         "maxsize": workers,
@@ -202,4 +208,4 @@ def _urllib3_pool(
         else PoolManager(num_pools=1, **settings)
     )
     manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
-    return manager.connection_from_host(url.host, url.port, url.scheme)
+    return cast(_PlainPool, manager.connection_from_host(url.host, url.port, url.scheme))

@@ -7,23 +7,23 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-__all__ = ["server_time", "unix_seconds"]
+__all__ = ["http_date", "server_time", "unix_seconds"]
 
 _LONGEST = 64  # characters; no moment is longer
 
 
 def server_time(headers: Mapping[str, str]) -> float | None:
-    """Return when the server says it answered.
+    """Return when the server says it answered; ``headers`` by lower-case name."""
+    return http_date(headers.get("date"))
 
-    Args:
-        headers: by lower-case name.
-    """
-    text = headers.get("date")
+
+def http_date(text: str | None) -> float | None:
+    """Return the moment an HTTP date names (RFC 9110, 5.6.7); ``None`` for anything else."""
     if not text or len(text) > _LONGEST:
         return None
     try:
         return _utc(parsedate_to_datetime(text))
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, IndexError):
         return None
 
 

@@ -17,7 +17,6 @@ from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
-from smartbatch.providers.openai.errors import carries_error
 from smartbatch.types import Answer, Kind, Request
 
 __all__ = ["read_line"]
@@ -74,8 +73,7 @@ def _answer(body: Any, reply: Reply, kind: Kind, api: str, errors: ErrorReader) 
         raise errors.read(reply, data=body)
     if not isinstance(body, dict):
         raise errors.unusable(reply, "shape", "the line's answer is no object")
-    if carries_error(body):
-        raise errors.read(reply, data=body)
+    errors.check(body, reply)
     if kind is Kind.EMBED:
         return read_embeddings(body, reply, (_TEXT,))[0]
     return read_chat(body, reply) if api == "chat" else read_response(body, reply)

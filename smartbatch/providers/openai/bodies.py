@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.conversation import check_extra, content_of
 from smartbatch.types import Embedding, Generation, Message, Request
 
 __all__ = [
@@ -45,7 +46,7 @@ def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, 
     if isinstance(request.prompt, str):
         messages.append({"role": "user", "content": request.prompt})
     else:
-        messages += [{"role": m.role, "content": _content(m)} for m in request.prompt]
+        messages += [{"role": m.role, "content": content_of(m)} for m in request.prompt]
     body: dict[str, Any] = {"model": model, "messages": messages}
     if params.max_tokens is not None:
         body[max_tokens_field] = params.max_tokens
@@ -132,9 +133,7 @@ def check_params(params: Generation, api: str) -> None:
                     f"{field} does not exist in the responses API; use api='chat'", field=field
                 )
     extra = params.extra or {}
-    for field in _RESERVED:
-        if field in extra:
-            raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+    check_extra(extra, _RESERVED)
     if extra.get("n", 1) != 1:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
 
@@ -151,10 +150,6 @@ def _is_closed(schema: Any) -> bool:
         if not closed or set(schema.get("required", ())) != set(properties):
             return False
     return all(_is_closed(value) for key, value in schema.items() if key not in ("enum", "const", "default"))
-
-
-def _content(message: Message) -> str | list[Mapping[str, Any]]:
-    return message.content if isinstance(message.content, str) else list(message.content)
 
 
 def _input_item(message: Message) -> dict[str, Any]:

@@ -14,16 +14,9 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration, read_limits
 from smartbatch.types import LimitReport
 
-__all__ = ["ERRORS", "carries_error"]
+__all__ = ["ERRORS"]
 
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
-
-
-def carries_error(data: Mapping[str, Any]) -> bool:
-    """Whether a successful status came with an error instead of an answer."""
-    return bool(
-        data.get("error") and not (data.get("choices") or data.get("data")) and data.get("status") is None
-    )
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:

@@ -37,7 +37,7 @@ from smartbatch.providers.openai.bodies import (
     embeddings_body,
     response_body,
 )
-from smartbatch.providers.openai.errors import ERRORS, carries_error
+from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.types import Answer, Generation, Request
 
@@ -146,11 +146,7 @@ class OpenAIProvider(Provider):
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
-        """Make one call; see :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
-
-        Raises:
-            ProviderError: for every failure; ``maybe_billed`` says whether the work may have been done.
-        """
+        """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         data, reply = self._ask(self._path, self._body(request, model), (request,), timeout)
         return read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
 
@@ -182,11 +178,7 @@ class OpenAIProvider(Provider):
         attempt: int,  # noqa: ARG002
         timeout: float,
     ) -> list[Answer]:
-        """Make one call for the vectors of several texts; base64 on the wire, placed by index.
-
-        Raises:
-            ProviderError: as :meth:`generate`.
-        """
+        """Make one call for the vectors of several texts; base64 on the wire, placed by index."""
         data, reply = self._ask("/embeddings", embeddings_body(requests, model), requests, timeout)
         return read_embeddings(data, reply, requests)
 
@@ -195,12 +187,7 @@ class OpenAIProvider(Provider):
     ) -> tuple[dict[str, Any], Reply]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
         reply = self.network.realtime.post(path, _encode(body).encode("ascii"), timeout)
-        if not reply.ok:
-            raise self._errors.read(reply, requests)
-        data = self._errors.decode(reply)
-        if carries_error(data):
-            raise self._errors.read(reply, requests, data=data)
-        return data, reply
+        return self._errors.answer(reply, requests), reply
 
     def batches(self) -> BatchApi:
         """Return the Batch API; it has connections of its own."""
@@ -208,11 +195,7 @@ class OpenAIProvider(Provider):
         return self._batches
 
     def check(self, request: Request, *, model: str) -> None:
-        """Refuse what this API cannot take, before the request is queued.
-
-        Raises:
-            InvalidRequest: names the field.
-        """
+        """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""
         if not _MODEL.fullmatch(model):
             raise InvalidRequest("the model's name is empty or has control characters", field="model")
         if request.params is not self._checked:
