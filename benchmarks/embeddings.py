@@ -108,7 +108,7 @@ def lone(count: int) -> tuple[float, float]:
 
 def set_window(seconds: float) -> Callable[[BatchingClient], None]:
     def prepare(client: BatchingClient) -> None:
-        engine = client._engine
+        engine = client._running.realtime.engine
         assert engine is not None
         for lane in engine.queue.lanes:
             if lane.accumulator.window.max_size > 1:

@@ -1,4 +1,4 @@
-"""Forks and the end of the interpreter: who hears of them, and how an SQLite file survives a fork.
+"""Forks, signals and the end of the interpreter: who hears of them, and what survives them.
 
 All hooks of the library are here. In a forked child no lock of the parent may be taken: the thread that holds
 it may not exist in the child. So what is registered makes itself anew and touches nothing it inherited.
@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
 from smartbatch._clock import RealClock
 
-__all__ = ["FileLocks", "Forked", "Stoppable", "on_exit", "on_fork"]
+__all__ = [
+    "FileLocks",
+    "Forked",
+    "PerProcess",
+    "Stoppable",
+    "on_exit",
+    "on_fork",
+    "on_main_thread",
+    "reentered",
+    "run_after_collection",
+    "start_collector",
+]
 
 FORK_WAIT = 5.0
 """Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
@@ -76,6 +89,72 @@ def on_fork(one: Forked) -> None:
 def on_exit(one: Stoppable) -> None:
     """Call ``one.at_exit`` when the interpreter exits, if ``one`` still exists."""
     _stoppable.add(one)
+
+
+class PerProcess(Generic[_T]):
+    """One value for each process, made at its first use there. Takes no lock.
+
+    Of several threads that make the value at the same moment one wins, and the others' are dropped: making
+    one must have no effect that has to be undone. A forked child makes its own, also where Python's hooks
+    were not called.
+
+    Args:
+        make: makes the value.
+    """
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._values: dict[int, _T] = {}
+
+    def get(self) -> _T:
+        """Return the value of this process."""
+        process = os.getpid()
+        value = self._values.get(process)
+        return self._values.setdefault(process, self._make()) if value is None else value
+
+    def peek(self) -> _T | None:
+        """Return the value of this process if it was made."""
+        return self._values.get(os.getpid())
+
+
+class _Collected:
+    """What is to be done after objects were collected, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        thread = threading.Thread(target=self._run, name="smartbatch-collected", daemon=True)
+        if self._threads.setdefault("", thread) is thread:
+            thread.start()
+
+    def later(self, act: Callable[[], object]) -> None:
+        """Have ``act`` called soon. ``SimpleQueue.put`` may be called in the middle of anything."""
+        self._todo.put(act)
+
+    def _run(self) -> None:
+        while True:
+            self._todo.get()()
+
+
+_collected: PerProcess[_Collected] = PerProcess(_Collected)
+
+
+def start_collector() -> None:
+    """Be ready for :func:`run_after_collection`; called where threads of this library start."""
+    _collected.get().start()
+
+
+def run_after_collection(act: Callable[[], object]) -> None:
+    """Have ``act`` called soon on another thread. For finalisers, which may run while any lock is held.
+
+    Does nothing where :func:`start_collector` was not called: then nothing was started that has to end.
+    """
+    collected = _collected.peek()
+    if collected is not None:
+        collected.later(act)
 
 
 class FileLocks:
@@ -149,6 +228,32 @@ def _at_exit() -> None:
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
     for one in _stoppable.living():
         one.at_exit(RealClock.now() - began, interrupted=interrupted)
+
+
+def on_main_thread() -> bool:
+    """Whether this is the thread that signals interrupt."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def reentered() -> bool:
+    """Whether the main thread is inside this library already, beneath the code that calls it now.
+
+    So it is in a signal handler, which may have interrupted a thread that holds a lock, and in a hook or an
+    observer that runs on the main thread. Other threads are never interrupted.
+    """
+    if not on_main_thread():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith("smartbatch.") and not name.startswith("smartbatch.cli.")
 
 
 atexit.register(_at_exit)

@@ -1,64 +1,79 @@
-"""The front door: a client builds the rooms, wires them, and hands out futures."""
+"""The public client: a handle with its configuration, and one running state for each process."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
-
-from attrs import evolve
+from typing import Any, Literal, Self, final
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._fork import on_exit, on_fork
-from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.budget import Budget
+from smartbatch._fork import PerProcess, reentered, run_after_collection
+from smartbatch.config import BatchingConfig, with_settings
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
-from smartbatch.core.preparation import validation
-from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
-from smartbatch.events import (
-    ClientStarted,
-    ClientStopped,
-    Event,
-    Observer,
-    RequestSubmitted,
+from smartbatch.core.limits.priced import check_priced
+from smartbatch.core.preparation.preparer import (
+    GENERATION,
+    Preprocess,
+    RequestPreparer,
+    checked_generation,
 )
+from smartbatch.events import Observer
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.submission import Fallback, JobOptions, WaitOptions
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
+from smartbatch.plan import Plan
+from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
-from smartbatch.realtime.admission import (
-    GENERATION,
-    Admission,
-    Preprocess,
-    generation,
-    open_model,
-    with_settings,
-)
+from smartbatch.providers.model import ModelChoice, OpenedModel, open_model
 from smartbatch.realtime.call.layers import Middleware
-from smartbatch.realtime.engine import RealtimeEngine
-from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.effects import PostProcess
+from smartbatch.realtime.engine import UserHooks
 from smartbatch.realtime.queue import RequestCounts
-from smartbatch.realtime.router import PostProcess
-from smartbatch.realtime.signals import on_main_thread, reentered
-from smartbatch.realtime.submission import Delivery, Keys, RequestDemand, Submission
-from smartbatch.realtime.text_stream import ChunkBox, TextStream
+from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.history import ForecastHistory
-from smartbatch.routing.list_calls import ListCalls
-from smartbatch.types import Answer, Embedding, Generation, Prompt, Request, Result, Route
+from smartbatch.results import ResultList
+from smartbatch.running import ClientSettings, RunningState
+from smartbatch.types import Embedding, Generation, Kind, Prompt, Result
 
 __all__ = ["BatchingClient", "Preprocess"]
 
+OnError = Literal["result", "raise"]
 
-class BatchingClient(ListCalls):
+
+def _forget(states: PerProcess[RunningState]) -> None:
+    """End what a client that was collected has running. Called by its finaliser, in the middle of
+    anything."""
+    running = states.peek()
+    if running is not None:
+        run_after_collection(running.forgotten)
+
+
+@final
+class BatchingClient:
     """Sends many requests from any number of threads and returns a ``concurrent.futures.Future`` for each.
 
-    The client starts with its first request, or with :meth:`start` or ``with``. A forked child finds it empty
-    and working: it has the settings, and none of the parent's threads, sockets or requests.
+    The client is a handle: it holds its configuration and one running state, which is made at first use and
+    belongs to one process. Threads start with the first request, or with :meth:`start` or ``with``. A forked
+    child finds the client empty and working: it has the settings, and none of the parent's threads, sockets
+    or requests. A client that nobody holds any more finishes what is pending and ends.
+
+    List calls (:meth:`map`, :meth:`as_completed`, :meth:`generate`, :meth:`embed`, :meth:`plan`) and jobs
+    (:meth:`submit_batch`, :meth:`submit_and_wait`) take, besides their own arguments, the constraints that
+    decide the route:
+
+    - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``;
+      ``batching_strategy`` when left out.
+    - ``deadline``: a text such as ``"2h"``, seconds, a ``timedelta``, or a ``datetime`` with its time zone.
+    - ``budget``: most to spend on this list, in USD or as ``"5 USD"``.
+    - ``prefer``: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
+    - ``time_value``: what an hour of waiting is worth, USD.
 
     Args:
         model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
@@ -72,7 +87,7 @@ class BatchingClient(ListCalls):
         middleware: layers around each call, outermost first.
         observers: called with every event.
         classifiers: own verdicts on errors, asked before the provider's.
-        clock, rng: time and dice, for tests.
+        clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
             ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``extra``), and settings of
             :class:`BatchingConfig` by name, which win over ``config``.
@@ -80,17 +95,15 @@ class BatchingClient(ListCalls):
     Raises:
         ConfigError: for settings out of range or contradicting, an unknown prefix, or a missing key.
         InvalidRequest: for generation parameters out of range.
-    """
 
-    config: BatchingConfig
-    metrics: BatchMetrics
-    _engine: RealtimeEngine | None
-    _leaving: RealtimeEngine | None
-    _starting: threading.Lock
+    Attributes:
+        config: the settings.
+        model: the model's name without the provider's prefix.
+    """
 
     def __init__(
         self,
-        model: str | Provider | Callable[[Request, int], Any],
+        model: ModelChoice,
         config: BatchingConfig | None = None,
         *,
         provider: Provider | None = None,
@@ -104,37 +117,31 @@ class BatchingClient(ListCalls):
         rng: random.Random | None = None,
         **params: Any,
     ) -> None:
-        settings = {name: params.pop(name) for name in list(params) if name not in GENERATION}
-        if config is None:
-            config = BatchingConfig.load(**settings)
-        elif settings:
-            config = with_settings(config, settings)
-        self.config = config
-        self._clock: Clock = clock or RealClock()
-        self._given_rng = rng
-        self._defaults = generation(Generation(), params)
-        self._post_process = post_process
-        self._classifiers = Classifiers(classifiers)
-        self._observers: tuple[Observer, ...] = (logs.LogObserver(), *observers)
-        self._providers: dict[str, Provider] = {}
-        self._stopped = False
-        self._middleware = tuple(middleware)
-        self._provider, self.model = self._open(model, provider, provider_options)
-        self._second = None if config.fallback_model is None else self._open(config.fallback_model)
-        self._admission = Admission(
-            self._provider, self.model, config, self._clock, self._defaults, preprocess
+        own = {name: params.pop(name) for name in list(params) if name not in GENERATION}
+        config = BatchingConfig.load(**own) if config is None else with_settings(config, own)
+        clock = clock or RealClock()
+        opened = open_model(model, provider, provider_options, clock)
+        fallback = None
+        if config.fallback_model is not None:
+            fallback = open_model(config.fallback_model, None, None, clock)
+        _check_prices(config, clock, opened, fallback)
+        preparer = RequestPreparer(
+            checked_generation(Generation(), params),
+            preprocess,
+            request_timeout=config.request_timeout,
+            check=opened.check,
         )
-        self._service = self._new_service()
-        self._history = ForecastHistory(self._clock, self._tell, store=lambda: self._service.store)
-        self._advisor = self._new_advisor()
-        self._new_process()
-        trial = self._new_lanes(lambda _: None)  # what cannot be used is refused here, not on a worker
-        for usable in filter(None, ((self._provider, self.model), self._second)):
-            trial.of(*usable)
-        on_fork(self)
-        on_exit(self)
+        hooks = UserHooks(post_process, tuple(middleware), Classifiers(classifiers))
+        self.config = config
+        self.model = opened.name
+        self._settings = ClientSettings(
+            config, clock, rng, opened, fallback, preparer, hooks, [logs.LogObserver(), *observers]
+        )
+        settings = self._settings
+        self._states = PerProcess(lambda: RunningState(settings))
+        weakref.finalize(self, _forget, self._states).atexit = False
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, **params: Any) -> ResultFuture:
         """Queue one request and return its future.
@@ -152,14 +159,14 @@ class BatchingClient(ListCalls):
             QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
             ClientClosed: the client was stopped.
         """
-        return self._submit(validation.normalise(prompt, self._defaults, **params), None)
+        return self._running.realtime.submit(self._settings.preparer.request(prompt, params))
 
     def submit_urgent(self, prompt: Prompt, **params: Any) -> ResultFuture:
         """As :meth:`submit`, on the next free slot and without a window."""
         return self.submit(prompt, **{"priority": "urgent", **params})
 
     def submit_background(self, prompt: Prompt, **params: Any) -> ResultFuture:
-        """As :meth:`submit`, after everything that is in more of a hurry."""
+        """As :meth:`submit`, after everything that is more urgent."""
         return self.submit(prompt, **{"priority": "deferrable", **params})
 
     def submit_embedding(
@@ -203,21 +210,268 @@ class BatchingClient(ListCalls):
             QueueFull: as :meth:`submit`.
             ClientClosed: as :meth:`submit`.
         """
-        request = validation.normalise(prompt, self._defaults, **params)
-        if request.embedding is not None:
-            raise InvalidRequest("a vector does not come in pieces; use submit_embedding", field="embedding")
-        box = ChunkBox(self._clock)
-        self._submit(request, box.end, box)
-        return TextStream(box)
+        return self._running.realtime.stream(self._settings.preparer.request(prompt, params))
+
+    # -- lists -----------------------------------------------------------------------------------------------
+
+    def map(
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
+    ) -> Iterator[Result]:
+        """Yield a result for each prompt, in order, reading ahead a bounded number.
+
+        A list is checked as a whole before anything is sent, and its route is chosen; any other iterable is
+        read lazily, so it may be endless, and goes in real time unless it is given a ``strategy``, a
+        ``deadline`` or a ``prefer``. Leaving the loop early, or Ctrl-C, cancels what has not started.
+
+        Args:
+            prompts: texts, chats or requests.
+            on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
+                the first one; the client's setting when ``None``.
+            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: no route meets the constraints; the text names the nearest that would be met.
+        """
+        return self.as_completed(prompts, on_error=on_error, ordered=True, **params)
+
+    def as_completed(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: OnError | None = None,
+        ordered: bool = False,
+        **params: Any,
+    ) -> Iterator[Result]:
+        """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
+        raising = (on_error or self.config.on_error) == "raise"
+        routing = self._running.routing
+        return self._held_by(routing.results(prompts, params, raising=raising, ordered=ordered))
+
+    def generate(
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
+    ) -> ResultList:
+        """Return all results as a list, in order, with sums over the whole.
+
+        Args:
+            prompts, on_error, params: as in :meth:`map`.
+
+        Raises:
+            AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
+            Exception: as :meth:`map`.
+        """
+        began = self._settings.clock.now()
+        results = self.map(prompts, on_error=on_error, **params)
+        return self._running.routing.collected(results, began)
+
+    def embed(
+        self,
+        texts: Iterable[str],
+        *,
+        task_type: str | None = None,
+        dimensions: int | None = None,
+        on_error: OnError | None = None,
+        **params: Any,
+    ) -> ResultList:
+        """Return the vectors of all texts, in order: ``embed(texts).vectors``.
+
+        Raises:
+            AllRequestsFailed: as :meth:`generate`.
+        """
+        embedding = Embedding(task_type, dimensions)
+        return self.generate(texts, on_error=on_error, embedding=embedding, **params)
+
+    def plan(self, prompts: Iterable[Prompt], **params: Any) -> Plan:
+        """Say what a list would take, by which route, and why; nothing is sent.
+
+        Args:
+            prompts, params: as in :meth:`map`.
+
+        Returns:
+            a plan; ``print(plan.explain())``, and ``plan.run()`` to execute it.
+
+        Raises:
+            InvalidRequest, ConfigError: as :meth:`map`.
+        """
+        return self._running.routing.plan(prompts, params)
+
+    def forecast(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        count: int | None = None,
+        fallback: Fallback | None = None,
+        **params: Any,
+    ) -> Plan:
+        """As :meth:`plan`, for any number of prompts: they are read once and not kept.
+
+        The plan cannot be run; :meth:`submit_run` stores the prompts as a job by it.
+
+        Args:
+            prompts, params: as in :meth:`map`.
+            count: how many prompts there are, at most, where that is known.
+            fallback: as in :meth:`submit_batch`.
+
+        Raises:
+            InvalidRequest, ConfigError: as :meth:`map`.
+        """
+        return self._running.routing.forecast(prompts, params, count, fallback)
+
+    def announce_plan(self, plan: Plan) -> str:
+        """Tell observers of a plan that is carried out by :meth:`submit_run`.
+
+        Returns:
+            the id of the decision, for :meth:`score_plan`.
+        """
+        return self._running.routing.announce(plan)
+
+    def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, cost: float | None) -> None:
+        """Tell observers what a plan really took, so that its forecast is scored.
+
+        Args:
+            decision_id: from :meth:`announce_plan`.
+            plan: as announced.
+            seconds: from the submission to the last answer.
+            cost: USD; ``None`` where the price is unknown.
+        """
+        self._running.routing.score(decision_id, plan, seconds, cost)
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def submit_batch(
+        self,
+        requests: Iterable[Prompt],
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+        **params: Any,
+    ) -> Job:
+        """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
+
+        Every row is checked first, one after the other, so an iterator of any length will do; a bad one
+        raises, and nothing of the job is kept. When this returns, the job is on disk: it is carried on by
+        this process and, should it die, by any other that works on the store.
+
+        With any of the constraints the whole list is considered first: a ``deadline`` that cannot be met, or
+        a ``budget`` that will not do, is refused. A job goes by batch unless ``strategy`` says otherwise;
+        with ``"auto"`` its route is chosen as that of a list.
+
+        Args:
+            requests: texts, chats or requests; one kind, texts or vectors.
+            key: your own name for the job. The same requests under the same key are the same job, so a script
+                may be run again: nothing is sent twice.
+            metadata: labels, as texts by name.
+            fallback: where requests go that an expired, failed or late batch has not run: ``"batch"`` or
+                ``"individual"`` for real time; ``batch_fallback`` when ``None``. ``"individual"`` also
+                takes jobs when batches are switched off, or the provider has none.
+            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
+
+        Raises:
+            InvalidRequest: names the row and the field.
+            ConfigError: the provider has no Batch API for this, batches are switched off, or no route meets
+                the constraints; then the text names the nearest that would be met.
+            JobConflict: the key belongs to a job with other requests.
+            StoreError: the store cannot be used.
+            ClientClosed: the client was stopped.
+        """
+        row = self._running.routing.submit_batch(requests, params, JobOptions(key, metadata, fallback))
+        return self._handle(row)
+
+    def submit_run(
+        self,
+        requests: Iterable[Prompt],
+        plan: Plan,
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+    ) -> Job:
+        """Store requests as a job by the route of a plan that was made for them.
+
+        Where the route is in real time the job is *attended*: it is carried on only by a process that
+        submitted it or names it, and its requests fail as they would without a job. So a run that was
+        interrupted costs nothing more by itself.
+
+        Args:
+            requests: those that the plan was made for, see :meth:`forecast`; read once.
+            plan: its route, deadline and budget hold; the deadline counts from now.
+            key, metadata, fallback: as in :meth:`submit_batch`.
+
+        Raises:
+            Exception: as :meth:`submit_batch`.
+        """
+        row = self._running.routing.submit_planned(requests, plan, JobOptions(key, metadata, fallback))
+        return self._handle(row)
+
+    def submit_and_wait(
+        self,
+        requests: Iterable[Prompt],
+        *,
+        timeout: float | None = None,
+        key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        fallback: Fallback | None = None,
+        on_progress: Callable[[JobStatus], object] | None = None,
+        progress: bool = False,
+        **params: Any,
+    ) -> ResultList:
+        """Submit a job, wait for its end, and return all results in order.
+
+        Fewer than ``batch_threshold`` requests, and all where there are no batches, go in real time: as a job
+        all the same, so that they too outlive the process. With any of the constraints that is the
+        ``"threshold"`` strategy, unless ``strategy`` says otherwise.
+
+        Args:
+            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, constraints included.
+            timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
+            on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
+            progress: show a bar, or lines where there is no terminal.
+
+        Raises:
+            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
+            AllRequestsFailed: when not one request was answered.
+            Exception: as :meth:`submit_batch`.
+        """
+        began = self._settings.clock.now()
+        running = self._running
+        row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, fallback))
+        return running.jobs.results_of(self._handle(row), WaitOptions(timeout, on_progress, progress), began)
+
+    def jobs(self, limit: int = 1000) -> list[Job]:
+        """Return the jobs of the store, newest first, those of other models and processes included.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        return [self._handle(row) for row in self._running.service.store.jobs(limit=limit)]
+
+    def job(self, id_or_key: str) -> Job:
+        """Return a job by its id or its key.
+
+        Raises:
+            JobNotFound: the store has none.
+            StoreError: the store cannot be used.
+        """
+        return self._handle(self._running.service.find(id_or_key))
+
+    def adopt_job(self, id_or_key: str) -> Job:
+        """As :meth:`job`; what the job can still spend is held back in this client's budget.
+
+        Raises:
+            JobNotFound, StoreError: as :meth:`job`.
+        """
+        return self._handle(self._running.jobs.adopt(id_or_key))
+
+    def has_batches(self, kind: Kind = Kind.GENERATE) -> bool:
+        """Whether requests of a kind may go through the provider's Batch API."""
+        return self._running.jobs.batch_api(kind) is not None
 
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the threads; also after a stop. Starting twice is fine."""
-        with self._starting:
-            self._stopped = False
-        self._service.open()
-        self._running()
+        self._running.start()
         return self
 
     def stop(self, timeout: float | None = None, *, cancel_waiting: bool = False) -> None:
@@ -232,19 +486,17 @@ class BatchingClient(ListCalls):
         submit, or on one of the client's own threads, as in an observer or a middleware, it returns at once
         and the client stops in the background: to wait there could be for ever.
         """
-        engine = self._engine
-        on_own_thread = engine is not None and engine.dispatcher.on_own_thread()
-        if on_own_thread or self._service.on_own_thread() or reentered():
+        running = self._running
+        if running.on_own_thread() or reentered():
             threading.Thread(
-                target=self._stop_now, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
+                target=self._stop, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
             return
-        self._stop_now(timeout, cancel_waiting)
+        self._stop(timeout, cancel_waiting)
 
-    def _stop_now(self, timeout: float | None, cancel_waiting: bool) -> None:
-        if cancel_waiting:
-            self.cancel_pending()
-        self._stop(timeout, "the client was stopped")
+    def stop_jobs(self) -> None:
+        """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
+        self._running.service.halt()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -257,17 +509,15 @@ class BatchingClient(ListCalls):
             self.stop()
             return
         self.cancel_pending()
-        self._stop(self.config.exit_grace, f"the with block ended with {kind.__name__}")
+        self._running.stop(self.config.exit_grace, f"the with block ended with {kind.__name__}")
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
-        engine = self._engine
-        return 0 if engine is None else engine.cancel_pending()
+        return self._running.realtime.cancel_pending()
 
     def flush(self) -> None:
         """Send what waits in windows now."""
-        if self._engine is not None:
-            self._engine.flush()
+        self._running.realtime.flush()
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -279,25 +529,30 @@ class BatchingClient(ListCalls):
     @property
     def counts(self) -> RequestCounts:
         """Requests by where they are, since the client started in this process; always balanced."""
-        engine = self._engine
-        return RequestCounts() if engine is None else engine.counts()
+        return self._running.realtime.counts
+
+    @property
+    def metrics(self) -> BatchMetrics:
+        """The figures of this process."""
+        return self._running.metrics
 
     @property
     def spent(self) -> float:
         """USD of all calls so far, as far as prices are known."""
-        return self._budget.spent
+        return self._running.realtime.budget.spent
 
     def status_summary(self) -> str:
         """Return a few lines for people: what came, what waits, what it cost."""
         return status_summary(self.metrics.snapshot())
 
     def observe(self, observer: Observer) -> None:
-        """Have ``observer`` called with every event from now on."""
-        self._observers = (*self._observers, observer)
+        """Have ``observer`` called with every event from now on; safe from any thread."""
+        self._settings.observers.append(observer)
 
     def __repr__(self) -> str:
-        state = "stopped" if self._stopped else ("running" if self._engine else "idle")
-        return f"<BatchingClient {self._provider.name}:{self.model} {state}>"
+        realtime = self._running.realtime
+        state = "stopped" if realtime.is_stopped else ("running" if realtime.is_running else "idle")
+        return f"<BatchingClient {self._settings.model.label} {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -306,264 +561,33 @@ class BatchingClient(ListCalls):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _submit(
-        self,
-        request: Request,
-        sink: Callable[[Result], None] | None,
-        stream: ChunkBox | None = None,
-        *,
-        own_budget: Budget | None = None,
-        alone: bool = False,
-        flex: bool = False,
-    ) -> ResultFuture:
-        admission = self._admission
-        prepared = admission.preprocessed(request)
-        if isinstance(prepared, Answer):
-            return self._settled(request, admission.settled(request, prepared, Route.LOCAL), sink, stream)
-        admission.check(prepared)
-        return self._enqueue(
-            prepared,
-            sink,
-            stream,
-            provider=self._provider,
-            model=self.model,
-            own_budget=own_budget,
-            alone=alone or prepared.purpose in self.config.prefer_individual_for,
-            flex=flex,
-        )
+    @property
+    def _running(self) -> RunningState:
+        return self._states.get()
 
-    def _enqueue(
-        self,
-        request: Request,
-        sink: Callable[[Result], None] | None,
-        stream: ChunkBox | None = None,
-        *,
-        provider: Provider,
-        model: str,
-        raw: bool = False,
-        own_budget: Budget | None = None,
-        alone: bool = False,
-        flex: bool = False,
-    ) -> ResultFuture:
-        """Queue a request that was checked; see :meth:`smartbatch.realtime.engine.RealtimeEngine.submit`."""
-        admission = self._admission
-        own = provider is self._provider and model == self.model
-        mixed = raw and self._post_process is not None  # others that join would get it raw as well
-        key = None if stream is not None or mixed or not own else admission.fingerprint(request)
-        known = admission.recalled(request, key)
-        if known is not None:
-            return self._settled(request, self._process(known), sink, stream)
-        engine = self._running()
-        lane = engine.lane_of(provider, model, request.embedding, flex=flex and stream is None)
-        if stream is None:
-            lane = lane.lane_for(request, self._clock.now())
-        # who pays for speed must not wait for an answer of the slower tier
-        twin = key + b"flex" if key is not None and lane.standard is not None else key
-        (given, whole), reserve = admission.demand(lane, request, priced=own_budget is not None)
-        return engine.submit(
-            Submission(
-                request,
-                admission.id_of(request),
-                lane,
-                Keys(
-                    fingerprint=twin if self.config.deduplicate else None,
-                    cache=key if admission.cache is not None else None,
-                ),
-                RequestDemand(given, whole, reserve, own_budget),
-                Delivery(sink, stream, raw),
-                alone,
-            )
-        )
-
-    def _settled(
-        self,
-        request: Request,
-        result: Result,
-        sink: Callable[[Result], None] | None,
-        stream: ChunkBox | None,
-    ) -> ResultFuture:
-        """Settle a request that needs no call: no queue, no cost, but counted like any other."""
-        engine, now = self._running(), self._clock.now()
-        if stream is not None:
-            result = evolve(result, time_to_first_chunk=0.0)
-        future = ResultFuture(engine.callbacks.run_later, lambda _: None)
-        future.set_running_or_notify_cancel()
-        label = f"{self._provider.name}:{self.model}"
-        self._tell(
-            RequestSubmitted(
-                at=now, request_id=result.request_id, priority=request.priority, model=label, joined=False
-            )
-        )
-        future.settle(result)
-        if sink is not None:
-            sink(result)
-        self._tell(self._admission.finished(request, result, now))
-        return future
-
-    def _abandon_futures(self, futures: Iterable[ResultFuture]) -> None:
-        """Cancel what nobody waits for any more; called by a finaliser, in the middle of anything.
-
-        If the queue's lock is free, this thread does not hold it. If not, it may, so the lock is not taken:
-        the collector strikes the cancelled futures when it looks, or a worker that meets them before.
-        """
-        engine = self._engine
-        for future in futures:
-            if engine is None or not engine.queue.monitor.lock.locked():
-                future.cancel()
-            elif Future.cancel(future):
-                engine.queue.abandoned.append(future)
-
-    def _running(self) -> RealtimeEngine:
-        engine = self._engine
-        if engine is not None:
-            return engine
-        with self._starting:
-            if self._engine is None:
-                if self._stopped:
-                    raise ClientClosed("the client was stopped; call start() to use it again")
-                engine = self._engine = self._start_engine()
-            running = self._engine
-        if engine is not None:
-            self._tell(ClientStarted(at=self._clock.now(), workers=self.config.parallelism))
-            self._carry_on_jobs()
-        return running
-
-    def _start_engine(self) -> RealtimeEngine:
-        for provider in self._providers.values():
-            provider.open(self.config.parallelism)
-        engine = RealtimeEngine(
-            self.config,
-            clock=self._clock,
-            budget=self._budget,
-            rng=self._rng,
-            tell=self._tell,
-            report=self._callback_raised,
-            fallback=lambda lane: self._fallback(engine, lane),
-            post_process=self._post_process,
-            keep=None if self._admission.cache is None else self._admission.cache.put,
-        )
-        # LaneFactory belong to one engine: another one may still be stopping, under a lock of its own.
-        engine.lane_of = self._new_lanes(lambda lane: self._attach(lane, engine)).of
-        return engine
-
-    def _new_lanes(self, opened: Callable[[Lane], None]) -> LaneFactory:
-        return LaneFactory(
-            self.config,
-            self._clock,
-            self._classifiers,
-            self._middleware,
-            opened,
-            self._history.calibration,
-        )
-
-    def _attach(self, lane: Lane, engine: RealtimeEngine) -> None:
-        engine.queue.add_lane(lane)
-        lane.quota.attach(
-            engine.queue,
-            self.config.max_rpm,
-            self.config.max_tpm,
-            now=self._clock.now(),
-            wake=engine.dispatcher.wake,
-        )
-        if engine.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
-            lane.quota.detach(engine.queue, self._clock.now())
-
-    def _stop(self, timeout: float | None, reason: str) -> None:
-        began = self._clock.now()
-        self._history.save()
-        self._service.halt()
-        try:
-            self._stop_engine(timeout, reason)
-        finally:
-            self._finish_jobs(timeout, began)
-            self._close_providers()
-
-    def _stop_engine(self, timeout: float | None, reason: str) -> None:
-        with self._starting:
-            engine, self._engine = self._engine, None
-            self._stopped = True
-            leaving = self._leaving
-            if engine is not None:
-                self._leaving = engine
-        if engine is None:
-            if leaving is not None:  # another thread is stopping it: help it, for as long as we may wait
-                leaving.stop(timeout, reason=reason, release=self._close_providers)
-            return
-        failed = 0
-        try:
-            failed = engine.stop(timeout, reason=reason, release=self._close_providers)
-        finally:
-            if self._leaving is engine:
-                self._leaving = None
-            now = self._clock.now()
-            for lane in engine.queue.lanes:
-                lane.quota.detach(engine.queue, now)
-            self._tell(ClientStopped(at=now, failed=failed))
-
-    def _close_providers(self) -> None:
-        """Close what no engine uses any more; one may have been started while another was stopping."""
-        with self._starting:
-            if self._engine is None:
-                for provider in self._providers.values():
-                    provider.close()
-
-    def after_fork(self) -> None:
-        """In a forked child: start empty. The hook of the library calls it; users need not."""
-        engines = [engine for engine in (self._engine, self._leaving) if engine is not None]
-        error = WrongProcess(
-            "the request belongs to the parent process; a forked child starts with an empty client"
-        )
-        self._new_process()
-        for provider in self._providers.values():
-            provider.abandon()
-        for engine in engines:
-            engine.abandon(error)
-        self._fork_jobs(error)
-
-    def at_exit(self, waited: float, *, interrupted: bool) -> None:
-        """At the interpreter's end: give what is pending its grace, fail the rest. Users need not call it."""
-        if interrupted:
+    def _stop(self, timeout: float | None, cancel_waiting: bool) -> None:
+        if cancel_waiting:
             self.cancel_pending()
-        self._stop(max(0.0, self.config.exit_grace - waited), "the interpreter is exiting")
+        self._running.stop(timeout, "the client was stopped")
 
-    def _new_process(self) -> None:
-        """Begin with no thread, no lock, no request, no money held and no dice of another process."""
-        self._engine = self._leaving = None
-        self._new_budget()
-        self._rng = self._given_rng or random.Random()
-        self._starting = threading.Lock()
-        self.metrics = BatchMetrics(max_batch_size=self.config.max_batch_size, now=self._clock.now)
-        self._admission.renew()
-        self._history.renew()
+    def _handle(self, row: JobRow) -> Job:
+        """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
+        return Job(self._running.service, row, owner=self)
 
-    def _open(
-        self,
-        model: str | Provider | Callable[[Request, int], Any],
-        provider: Provider | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> tuple[Provider, str]:
-        opened, name = open_model(model, provider, options, self._clock)
-        self._providers[f"{opened.name}:{name}"] = opened
-        return opened, name
+    def _held_by(self, results: Iterator[Result]) -> Iterator[Result]:
+        """Yield results, and keep this client alive meanwhile."""
+        yield from results
 
-    def _fallback(self, engine: RealtimeEngine, lane: Lane) -> Lane | None:
-        """Return the lane of the fallback model; called under the monitor."""
-        if self._second is None or lane.provider is self._second[0]:
-            return None
-        return engine.lane_of(*self._second, None)
 
-    def _tell(self, event: Event) -> None:
-        """Tell all observers; whatever one of them raises is logged and hurts nobody."""
-        self.metrics(event)
-        self._history(event)
-        self._advisor.learned(event)
-        for observer in self._observers:
-            try:
-                observer(event)
-            except BaseException as error:  # an exit asked for on a worker would only end the worker
-                if not isinstance(error, Exception) and on_main_thread():
-                    raise  # a signal's: the user wants to stop, and the observer just happened to run
-                logs.warn("observer_raised", observed=event.name, error=type(error).__name__)
+def _check_prices(
+    config: BatchingConfig, clock: Clock, model: OpenedModel, fallback: OpenedModel | None
+) -> None:
+    """Check that the client's budget, if it has one, can be kept.
 
-    def _callback_raised(self, error: BaseException) -> None:
-        logs.warn("callback_raised", error=type(error).__name__)
+    Raises:
+        ConfigError: a price is unknown.
+    """
+    if config.budget is None or config.allow_unknown_price:
+        return
+    models = [each for each in (model, fallback) if each is not None and each.provider.capabilities.priced]
+    check_priced(PriceBook(config.prices), [(each.label, "standard") for each in models], clock.wall())

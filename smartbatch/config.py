@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from attrs import Attribute, field, fields_dict, frozen
+from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from smartbatch._settings import Setting, Spec, setting, spec_of
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price
 
-__all__ = ["BatchingConfig"]
+__all__ = ["BatchingConfig", "with_settings"]
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
@@ -356,3 +356,14 @@ def _table(path: Path) -> dict[str, Any]:
     except KeyError:
         raise ConfigError(f"{path} has no [tool.smartbatch] table") from None
     return table
+
+
+def with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:
+    """Return ``config`` with ``settings`` over it.
+
+    Raises:
+        ConfigError: for an unknown name (the nearest is suggested) or a value out of its range.
+    """
+    if settings.keys() - fields_dict(BatchingConfig).keys():
+        return BatchingConfig.load(environ={}, **settings)  # raises
+    return evolve(config, **settings) if settings else config

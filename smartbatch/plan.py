@@ -9,6 +9,7 @@ from attrs import evolve
 
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.explanation import explain
+from smartbatch.errors import ConfigError
 from smartbatch.results import ResultList
 from smartbatch.types import Route
 
@@ -19,6 +20,7 @@ class Plan:
     """Made by ``client.plan``; nothing was sent for it.
 
     Attributes:
+        decision: the choice with all that it rests on.
         route: the route that was chosen.
         reason: why, in words.
         p50, p95: seconds until the last answer, which half and 95 of 100 such lists stay within.
@@ -32,8 +34,8 @@ class Plan:
         options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
     """
 
-    def __init__(self, decision: Decision, run: Callable[[Decision], ResultList]) -> None:
-        self._decision = decision
+    def __init__(self, decision: Decision, run: Callable[[Decision], ResultList] | None = None) -> None:
+        self.decision = decision
         self._run = run
         chosen, cost = decision.chosen, decision.chosen.cost
         self.route: Route = chosen.route
@@ -53,18 +55,18 @@ class Plan:
 
     def explain(self) -> str:
         """Return the plan in words and figures that can be checked by hand."""
-        return explain(self._decision)
+        return explain(self.decision)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, fit for JSON."""
-        constraints = self._decision.constraints
+        constraints = self.decision.constraints
         return {
             "route": self.route.value,
             "reason": self.reason,
             "requests": self.requests,
             "cached": self.cached,
-            "tokens_in": self._decision.load.tokens_in,
-            "tokens_out": self._decision.load.tokens_out,
+            "tokens_in": self.decision.load.tokens_in,
+            "tokens_out": self.decision.load.tokens_out,
             "deadline": constraints.deadline,
             "budget": constraints.budget,
             "time_value": constraints.time_value,
@@ -83,10 +85,15 @@ class Plan:
             budget: USD to stay within instead, or as ``"5 USD"``.
 
         Raises:
-            ConfigError: the budget is none.
+            ConfigError: the budget is none, or the plan is a forecast, whose prompts were not kept.
             AllRequestsFailed: when not one request was answered.
         """
-        decision = self._decision
+        if self._run is None:
+            raise ConfigError(
+                "this plan is a forecast: its prompts were read once and not kept; make it with "
+                "client.plan(), or store the prompts as a job by it with client.submit_run(prompts, plan)"
+            )
+        decision = self.decision
         limit: Any = (
             budget if budget is not None else decision.constraints.budget
         )  # checked as that of a list

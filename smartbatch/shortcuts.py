@@ -1,23 +1,46 @@
-"""The one-liners for scripts and notebooks."""
+"""One call for scripts and notebooks: a list, or the jobs of a store, without a client of one's own."""
 
 from __future__ import annotations
 
+import random
 import sys
+import threading
 from collections.abc import Iterable, Sized
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, final
 
-from smartbatch._clock import RealClock
+from smartbatch._clock import Clock, RealClock
+from smartbatch._fork import PerProcess, on_exit, on_fork
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.routing.rescue import Speed
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
+from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.opened_store import OpenedStore
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
+from smartbatch.observe import logs
+from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.progress import Mode, Progress, watched
+from smartbatch.providers.base import Provider
+from smartbatch.providers.model import OpenedModel
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import UserHooks
+from smartbatch.realtime.realtime import Call, Realtime, stored_future
+from smartbatch.realtime.submission import Delivery
 from smartbatch.results import ResultList
-from smartbatch.routing.list_routes import CONSTRAINTS, parted
-from smartbatch.store_jobs import service_of
-from smartbatch.types import Embedding, Prompt
+from smartbatch.routing.history import ForecastHistory
+from smartbatch.routing.lists import CONSTRAINTS, split_constraints
+from smartbatch.types import Embedding, Generation, Kind, Prompt, Result, Route
 
-__all__ = ["embed", "generate", "job"]
+__all__ = ["StoredJobs", "embed", "generate", "job"]
 
+LAST_ANSWERS = 5.0
+"""Seconds in which answers that came are stored at a stop."""
 _CONSTRAINTS = CONSTRAINTS - {"budget"}
 """Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
 
@@ -44,7 +67,7 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
-    settings, constraints = parted(params, _CONSTRAINTS)
+    settings, constraints = split_constraints(params, _CONSTRAINTS)
     with BatchingClient(model, **settings) as client:
         return _run(client, prompts, progress, **constraints)
 
@@ -71,7 +94,7 @@ def embed(
         as :func:`generate`; each result has its ``embedding``.
     """
     embedding = Embedding(task_type, dimensions)
-    settings, constraints = parted(params, _CONSTRAINTS)
+    settings, constraints = split_constraints(params, _CONSTRAINTS)
     with BatchingClient(model, **settings) as client:
         return _run(client, texts, progress, embedding=embedding, **constraints)
 
@@ -92,7 +115,7 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
         JobNotFound: the store has none.
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
-    return service_of(BatchingConfig.load(store=store)).find(id_or_key)
+    return _stored_jobs(BatchingConfig.load(store=store)).job(id_or_key)
 
 
 def _run(
@@ -115,3 +138,196 @@ def _mode(progress: bool | None) -> Mode:
     if progress is None:
         progress = watched(sys.stderr)
     return "auto" if progress else "quiet"
+
+
+@final
+class StoredJobs:
+    """The jobs of one store, whatever model they were submitted for, without a client.
+
+    Looking at them needs no key. Whoever waits for one has this process carry on the jobs of the store whose
+    accounts it has the keys for. Items that go in real time are asked within the settings given here. A
+    forked child begins anew.
+
+    Args:
+        config: settings; ``store`` names the store. From the environment when ``None``.
+        clock: time and waiting, for tests.
+    """
+
+    def __init__(self, config: BatchingConfig | None = None, clock: Clock | None = None) -> None:
+        self.config = BatchingConfig.load() if config is None else config
+        settings, time = self.config, clock or RealClock()
+        self._states = PerProcess(lambda: _StoreState(settings, time))
+
+    @property
+    def place(self) -> str:
+        """Where the store is: a path, or an address without its password.
+
+        Raises:
+            StoreError: it cannot be used.
+        """
+        return self._state.service.store.place
+
+    def job(self, id_or_key: str) -> Job:
+        """Return a job by its id or its key.
+
+        Raises:
+            JobNotFound: the store has none.
+            StoreError: the store cannot be used.
+        """
+        return self._handle(self._state.service.find(id_or_key))
+
+    def jobs(self, *, unfinished: bool = False, limit: int = 1000) -> list[Job]:
+        """Return jobs, newest first.
+
+        Args:
+            unfinished: only those that have not ended.
+            limit: at most so many.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        rows = self._state.service.store.jobs(limit=limit, unfinished=unfinished)
+        return [self._handle(row) for row in rows]
+
+    def close(self, timeout: float | None = None) -> None:
+        """Store what comes within ``timeout`` seconds, and give the jobs back.
+
+        Args:
+            timeout: seconds; ``exit_grace`` when ``None``.
+        """
+        self._state.close(self.config.exit_grace if timeout is None else timeout)
+
+    @property
+    def _state(self) -> _StoreState:
+        return self._states.get()
+
+    def _handle(self, row: JobRow) -> Job:
+        return Job(self._state.service, row, owner=self)
+
+
+class _StoreState:
+    """What carries on the jobs of a store in one process. Real time is made with the first item that needs
+    it.
+
+    Attributes:
+        service: carries jobs on.
+    """
+
+    def __init__(self, config: BatchingConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._making = threading.Lock()
+        self._realtime: Realtime | None = None
+        self._closed = False
+        self._bus = EventBus([logs.LogObserver()])
+        self._callbacks = CallbackThread(clock, lambda error: logs.job_error(None, error))
+        store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
+        self._history = ForecastHistory(clock, self._bus.tell, store=store.get)
+        self.service = JobService(
+            config,
+            clock,
+            rng=random.SystemRandom(),
+            store=store,
+            dependencies=JobDependencies(
+                providers=(),
+                serve=self._serve,
+                ask=self._ask,
+                drop=self._drop,
+                process=lambda result: result,
+                new_future=lambda: stored_future(self._callbacks),
+                tell=self._bus.tell,
+                report=logs.job_error,
+                speed=self._speed,
+                calibration=lambda row: self._history.calibration(row.model, Kind(row.kind)),
+                outer_budget=self._budget_for,
+            ),
+        )
+        self._bus.subscribe(self._history)
+        on_fork(self)
+        on_exit(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: end the copies of the parent's futures. The child's state is another one."""
+        error = WrongProcess("the job's futures belong to the parent process; take your own")
+        if self._realtime is not None:
+            self._realtime.abandon(error)
+        self.service.abandon(error)
+
+    def at_exit(self, waited: float, *, interrupted: bool) -> None:  # noqa: ARG002
+        """At the interpreter's end: give the jobs back."""
+        self.close(max(0.0, self._config.exit_grace - waited))
+
+    def close(self, timeout: float) -> None:
+        """Store what comes within ``timeout`` seconds, and give the jobs back."""
+        with self._making:
+            self._closed = True
+            realtime = self._realtime
+        self.service.halt()
+        if realtime is not None:
+            realtime.stop(timeout, "the store was closed")
+        self.service.finish(answers=LAST_ANSWERS, steps=timeout)
+        if realtime is not None:
+            realtime.close_providers()
+        self._callbacks.close()
+
+    def _serve(self, provider: Provider) -> None:
+        if self._realtime is not None:
+            self._realtime.serve(provider)
+
+    def _ask(self, item: RealtimeItem) -> Future[Result]:
+        model = OpenedModel(item.provider, item.model)
+        realtime = self._realtime_for(model)
+        realtime.serve(item.provider)
+        delivery = Delivery(sink=item.sink, raw=True)
+        return realtime.ask(item.request, Call(model, delivery, item.own_budget, item.alone, item.flex))
+
+    def _drop(self, future: Future[Result]) -> None:
+        if self._realtime is not None:
+            self._realtime.drop(future)
+
+    def _speed(self, row: JobRow) -> Speed:
+        """Return how fast requests of a job are answered in real time, by what the store knows of it."""
+        self._history.refresh()
+        call = self._history.latency(Route.INDIVIDUAL, row.model)
+        cancelling = self._history.cancelling(row.model.partition(":")[0])
+        throughput = Throughput(call, parallelism=self._config.parallelism)
+        return Speed(throughput, cancelling, self._history.turnaround(row.model))
+
+    def _budget_for(self, row: JobRow) -> Budget:
+        provider = self.service.serving.provider_of(row)
+        if provider is None:
+            raise ConfigError(f"the account of job {row.id} is not at hand in this process")
+        return self._realtime_for(OpenedModel(provider, row.model.partition(":")[2])).budget
+
+    def _realtime_for(self, model: OpenedModel) -> Realtime:
+        """Return the real-time part; it asks for jobs of any model."""
+        with self._making:
+            if self._closed:
+                raise ClientClosed("the store was closed; the job can be taken up again")
+            if self._realtime is None:
+                preparer = RequestPreparer(Generation(), (), request_timeout=None, check=model.check)
+                self._realtime = Realtime(
+                    self._config,
+                    self._clock,
+                    rng=random.Random(),
+                    model=model,
+                    fallback=None,
+                    preparer=preparer,
+                    hooks=UserHooks(),
+                    calibration=self._history.calibration,
+                    tell=self._bus.tell,
+                    report=lambda error: logs.job_error(None, error),
+                )
+            return self._realtime
+
+
+_known: list[StoredJobs] = []
+
+
+def _stored_jobs(config: BatchingConfig) -> StoredJobs:
+    """Return the jobs of the store that ``config`` names; one object for each configuration."""
+    found = next((one for one in _known if one.config == config), None)
+    if found is None:
+        found = StoredJobs(config)
+        _known.append(found)
+    return found

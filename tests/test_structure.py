@@ -57,7 +57,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "plan": NOUNS | {"core"},
     "routing": NOUNS | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs"},
     # the front door
-    "client": BELOW_CLIENT,
+    "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
+    "client": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client"},
     # on top
     "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator"},

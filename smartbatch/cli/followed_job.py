@@ -10,9 +10,7 @@ from attrs import evolve
 from smartbatch._clock import Clock
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watcher import PAGE
 from smartbatch.types import Result
 
 __all__ = ["Follower", "is_stuck", "together"]
@@ -103,23 +101,19 @@ class Follower:
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
 
-    def as_stored(self, job: Job, service: JobService) -> Iterator[Result]:
+    def as_stored(self, job: Job) -> Iterator[Result]:
         """Yield the results of ``job`` in the order in which they are stored: none waits for another.
 
         Once interrupted, what is stored by then.
-
-        Args:
-            service: where the job is.
         """
-        service.carry_on(job.id)
         last = count = 0
         ended = False
         while count < job.total:
-            seen, stopped = service.notifier.changes, self._stopped()
-            page = service.store.fresh(job.id, after=last, limit=PAGE)
-            for row in page:
-                last, count = row.seq, count + 1
-                yield service.result_of(row, job.id)
+            stopped = self._stopped()
+            page = job.stored(after=last, ordered=False, wait=0.0 if stopped else STEP)
+            for stored in page:
+                last, count = stored.sequence, count + 1
+                yield stored.result
             if self._clock.now() >= self._next:
                 self.look()
             if page:
@@ -129,8 +123,6 @@ class Follower:
             if stopped:
                 ended = True
                 self._ending()
-            else:
-                service.notifier.wait_for_change(seen, STEP)
 
     def look(self) -> None:
         """Look how the jobs stand, and show it."""

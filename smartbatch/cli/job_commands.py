@@ -18,10 +18,9 @@ from smartbatch.cli.result_output import write_results
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
-from smartbatch.store_jobs import StoreJobs
+from smartbatch.shortcuts import StoredJobs
 
 __all__ = ["run"]
 
@@ -80,12 +79,12 @@ class _Jobs:
         path = missing_store(self._config.store)
         if path is not None:
             return self._no_store(path)
-        action: Callable[[JobService], int] = getattr(self, f"_{self._args.action}")
-        service = StoreJobs(self._config, self._clock)
+        action: Callable[[StoredJobs], int] = getattr(self, f"_{self._args.action}")
+        stored = StoredJobs(self._config, self._clock)
         try:
-            return action(service.service)
+            return action(stored)
         finally:
-            service.close(GRACE)
+            stored.close(GRACE)
 
     def _no_store(self, path: str) -> int:
         if self._args.ids:
@@ -99,25 +98,25 @@ class _Jobs:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def _list(self, service: JobService) -> int:
-        rows = service.store.jobs(limit=_MANY)
+    def _list(self, stored: StoredJobs) -> int:
+        jobs = stored.jobs(limit=_MANY)
         if self._args.json:
-            for row in rows:
-                _print(as_json(service.status_of(row)))
-        elif rows:
-            _print(table(rows, wall=time.time()))
+            for job in jobs:
+                _print(as_json(job.status()))
+        elif jobs:
+            _print(table([job.status() for job in jobs], wall=time.time()))
         else:
-            say(f"no jobs in {service.store.place}")
+            say(f"no jobs in {stored.place}")
         return 0
 
-    def _show(self, service: JobService) -> int:
-        return self._each(service, lambda job: self._tell(job.status()))
+    def _show(self, stored: StoredJobs) -> int:
+        return self._each(stored, lambda job: self._tell(job.status()))
 
-    def _results(self, service: JobService) -> int:
-        job = service.find(self._args.ids[0])
+    def _results(self, stored: StoredJobs) -> int:
+        job = stored.job(self._args.ids[0])
         if self._args.wait and not self._followed([job]):
             return 1
-        write_results(service, job, self._args.output)
+        write_results(job, self._args.output)
         status = job.status()
         if not status.done:
             say(
@@ -128,20 +127,20 @@ class _Jobs:
 
     # -- following -------------------------------------------------------------------------------------------
 
-    def _watch(self, service: JobService) -> int:
-        jobs = self._named_or_open(service)
+    def _watch(self, stored: StoredJobs) -> int:
+        jobs = self._named_or_open(stored)
         done = self._followed(jobs)
         return self._end(jobs, done)
 
-    def _resume(self, service: JobService) -> int:
-        jobs = self._named_or_open(service)
+    def _resume(self, stored: StoredJobs) -> int:
+        jobs = self._named_or_open(stored)
         for job in jobs:
             job.resume()
         return self._end(jobs, self._followed(jobs))
 
-    def _cancel(self, service: JobService) -> int:
+    def _cancel(self, stored: StoredJobs) -> int:
         found: list[Job] = []
-        code = self._each(service, found.append)
+        code = self._each(stored, found.append)
         for job in found:
             job.cancel()
         done = self._followed(found)
@@ -149,26 +148,26 @@ class _Jobs:
             self._tell(job.status())
         return code if done else 1
 
-    def _forget(self, service: JobService) -> int:
+    def _forget(self, stored: StoredJobs) -> int:
         def forget(job: Job) -> None:
             job.forget()
             if not self._args.quiet:
                 say(f"job {job.id}: forgotten, with its requests and results")
 
-        return self._each(service, forget)
+        return self._each(stored, forget)
 
-    def _named_or_open(self, service: JobService) -> list[Job]:
+    def _named_or_open(self, stored: StoredJobs) -> list[Job]:
         if self._args.ids:
-            return [service.find(name) for name in self._args.ids]
+            return [stored.job(name) for name in self._args.ids]
         found = []
-        for row in reversed(service.store.jobs(unfinished=True, limit=_MANY)):
-            if row.policy.attended and service.is_free(row.id):
+        for job in reversed(stored.jobs(unfinished=True, limit=_MANY)):
+            if job.attended and job.is_unowned():
                 say(
-                    f"job {row.id}: its run in real time was interrupted, so it is left alone; smartbatch "
-                    f"jobs resume {row.id} goes on with it, and so does the same line again"
+                    f"job {job.id}: its run in real time was interrupted, so it is left alone; smartbatch "
+                    f"jobs resume {job.id} goes on with it, and so does the same line again"
                 )
             else:
-                found.append(service.find(row.id))
+                found.append(job)
         if not found:
             say("no job goes on")
         return found
@@ -212,12 +211,12 @@ class _Jobs:
 
     # -- endings ---------------------------------------------------------------------------------------------
 
-    def _each(self, service: JobService, act: Callable[[Job], object]) -> int:
+    def _each(self, stored: StoredJobs, act: Callable[[Job], object]) -> int:
         """Do something to every job that is named; an unknown one keeps no other from it."""
         code = 0
         for name in self._args.ids:
             try:
-                act(service.find(name))
+                act(stored.job(name))
             except JobNotFound as error:
                 say(f"smartbatch: {error.message}")
                 code = max(code, 1)

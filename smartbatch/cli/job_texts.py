@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from smartbatch.jobs.records import IncidentRow, JobRow
+from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.status import JobStatus, ShardStatus, span
 from smartbatch.observe.text import escape
 
@@ -18,14 +18,14 @@ _KEY_SHOWN: Final = 40
 """Letters of a key in the table."""
 
 
-def table(rows: Iterable[JobRow], *, wall: float) -> str:
+def table(statuses: Iterable[JobStatus], *, wall: float) -> str:
     """Return a line for each job.
 
     Args:
         wall: Unix seconds.
     """
     head = ("JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY")
-    lines = [head, *(_cells(row, wall) for row in rows)]
+    lines = [head, *(_cells(status, wall) for status in statuses)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -33,28 +33,24 @@ def table(rows: Iterable[JobRow], *, wall: float) -> str:
     )
 
 
-def _cells(row: JobRow, wall: float) -> tuple[str, ...]:
-    key = row.key or ""
+def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
+    key = status.key or ""
     return (
-        row.id,
-        f"{row.state.value}, cancelling" if _cancelling(row) else row.state.value,
-        f"{row.finished:,}/{row.total:,}",
-        f"{row.failed:,}",
-        _cost(row),
-        span(max(0.0, wall - row.created_at)),
-        escape(row.model),
+        status.id,
+        f"{status.state}, cancelling" if status.cancelling else status.state,
+        f"{status.finished:,}/{status.total:,}",
+        f"{status.failed:,}",
+        _cost(status),
+        span(max(0.0, wall - status.created_at)),
+        escape(status.model),
         escape(key if len(key) <= _KEY_SHOWN else key[: _KEY_SHOWN - 1] + "…"),
     )
 
 
-def _cost(row: JobRow) -> str:
-    if row.unpriced and not row.cost:
+def _cost(status: JobStatus) -> str:
+    if status.unpriced and not status.cost:
         return "unknown"
-    return f"{row.cost:.4f} USD" + (" and more" if row.unpriced else "")
-
-
-def _cancelling(row: JobRow) -> bool:
-    return row.cancel_requested and row.finished_at is None
+    return f"{status.cost:.4f} USD" + (" and more" if status.unpriced else "")
 
 
 def as_text(status: JobStatus, wall: float) -> str:

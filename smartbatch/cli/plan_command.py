@@ -8,6 +8,7 @@ import os
 import tempfile
 from contextlib import ExitStack
 
+from smartbatch._clock import RealClock
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.messages import say
 from smartbatch.cli.outputs import OutputFile
@@ -18,10 +19,8 @@ from smartbatch.cli.run import REFUSALS, client_of, params_of, refused
 from smartbatch.cli.run_jobs import RunName
 from smartbatch.cli.run_routes import Chooser
 from smartbatch.client import BatchingClient
-from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
-from smartbatch.results import ResultList
 
 __all__ = ["run"]
 
@@ -45,7 +44,7 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     client = _client(args, stack)
     source = stack.enter_context(Source(args.input, args.format))
     questions = Questions(source, maker, model=args.model, params=params_of(args), limit=args.limit)
-    chooser = Chooser(client, questions, args)
+    chooser = Chooser(client, questions, args, RealClock())
     keys = questions.check()
     output = None if args.output == "-" else args.output
     name = RunName(output, args.model, keys)
@@ -62,9 +61,9 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
             say(f"job {one.job.id} goes on; the {left:,} rows it still asks are not planned")
     if not any(needed):
         say("every row is answered or under way: the run would ask nothing")
-    decision = chooser.decide(needed)
-    assert decision is not None, "nothing stopped it"
-    return Plan(decision, _never)
+    plan = chooser.decide(needed)
+    assert plan is not None, "nothing stopped it"
+    return plan
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:
@@ -91,7 +90,3 @@ def _keyless(args: argparse.Namespace) -> BatchingClient:
         except (ConfigError, TypeError) as other:  # not for want of a key, or for more than that
             known = isinstance(other, TypeError) or "api_key" in str(other)
             raise (error if known else other) from None
-
-
-def _never(_: Decision) -> ResultList:
-    raise AssertionError("a printed plan is not carried out")

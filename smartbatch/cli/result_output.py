@@ -10,7 +10,6 @@ from typing import IO, Any, Final
 from smartbatch.cli.lines import encode_result
 from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobService
 
 __all__ = ["write_results"]
 
@@ -18,11 +17,10 @@ _PAGE: Final = 1000
 """Results read at a time."""
 
 
-def write_results(service: JobService, job: Job, output: str | None) -> None:
+def write_results(job: Job, output: str | None) -> None:
     """Write what is stored of a job's results, in order; any number of them in flat memory.
 
     Args:
-        service: where the job is.
         job: whose results they are.
         output: a file that is not there yet, which has its name when it is whole; ``None`` or ``-`` is
             standard output.
@@ -32,7 +30,7 @@ def write_results(service: JobService, job: Job, output: str | None) -> None:
     """
     if output is None or output == "-":
         try:
-            _write(service, job, sys.stdout.buffer)
+            _write(job, sys.stdout.buffer)
         except BrokenPipeError:  # such as `| head`: nobody reads any more
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -43,7 +41,7 @@ def write_results(service: JobService, job: Job, output: str | None) -> None:
     beside = os.path.join(folder, f".{name}.writing")
     try:
         with open(beside, "wb") as file:
-            _write(service, job, file)
+            _write(job, file)
             os.fsync(file.fileno())
         os.replace(beside, output)
     except OSError as error:
@@ -53,10 +51,10 @@ def write_results(service: JobService, job: Job, output: str | None) -> None:
             os.unlink(beside)
 
 
-def _write(service: JobService, job: Job, file: IO[Any]) -> None:
+def _write(job: Job, file: IO[Any]) -> None:
     last = -1
-    while page := service.store.results(job.id, after=last, limit=_PAGE):
-        for row in page:
-            last = row.ix
-            file.write(encode_result(row.ix, service.result_of(row, job.id), job.model))
+    while page := job.stored(after=last):
+        for stored in page:
+            last = stored.index
+            file.write(encode_result(stored.index, stored.result, job.model))
     file.flush()

@@ -25,7 +25,6 @@ from smartbatch.cli.run_routes import Chooser, Chosen
 from smartbatch.cli.summary import Tally, failure_line
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import (
     ConfigError,
     InputError,
@@ -37,6 +36,7 @@ from smartbatch.errors import (
 )
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
+from smartbatch.plan import Plan
 from smartbatch.types import Generation
 
 __all__ = ["REFUSALS", "client_of", "params_of", "refused", "run"]
@@ -79,9 +79,9 @@ def refused(error: SmartbatchError) -> None:
 
 @frozen
 class _Choice:
-    """A decision of this run, as it was told and when."""
+    """The plan of this run, the id it was announced under, and when."""
 
-    decision: Decision
+    plan: Plan
     number: str
     at: float
 
@@ -109,7 +109,7 @@ class _Run:
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
         self._questions = Questions(source, maker, model=args.model, params=params_of(args), limit=args.limit)
-        self._chooser = Chooser(self._client, self._questions, args)
+        self._chooser = Chooser(self._client, self._questions, args, self._clock)
         self._choice: _Choice | None = None
 
     def go(self) -> int:
@@ -154,13 +154,13 @@ class _Run:
 
     def _choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Chosen | None:
         """Choose the route of the rows that must be asked, and say which and why."""
-        decision = self._chooser.decide(needed, stopped)
-        if decision is None:
+        plan = self._chooser.decide(needed, stopped)
+        if plan is None:
             return None
-        self._choice = _Choice(decision, self._client._advisor.tell(decision), self._clock.now())
-        if not self._args.quiet and self._args.batching_strategy != decision.chosen.route.value:
-            say(f"route: {decision.chosen.route.value}, {decision.reason}")
-        return Chosen.of(decision)
+        self._choice = _Choice(plan, self._client.announce_plan(plan), self._clock.now())
+        if not self._args.quiet and self._args.batching_strategy != plan.route.value:
+            say(f"route: {plan.route.value}, {plan.reason}")
+        return Chosen(plan)
 
     def _scored(self, ended: float) -> list[tuple[str, str]]:
         """Score the choice, and return what it came to."""
@@ -169,9 +169,9 @@ class _Run:
             return []
         seconds = ended - choice.at
         cost = None if self._tally.unpriced else self._tally.cost
-        self._client._advisor.score(choice.number, choice.decision, seconds, cost)
+        self._client.score_plan(choice.number, choice.plan, seconds=seconds, cost=cost)
         rescued = self._client.metrics.snapshot().decisions.rescued
-        return list(verdict(choice.decision, seconds, cost, rescued))
+        return list(verdict(choice.plan.decision, seconds, cost, rescued))
 
     def _take(self, rows: Iterator[tuple[AskedRow, Found]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""

@@ -34,7 +34,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
-from smartbatch.types import Kind, Request, Result, evolve
+from smartbatch.types import Request, Result, evolve
 
 __all__ = ["GRACE", "ByJob", "Found", "Manner"]
 
@@ -176,7 +176,7 @@ class ByJob:
         self._jobs = self._name.find(self._client, self._say, batched=self._manner.batched)
         for one in self._jobs:
             if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
-                self._client._take_up(one.job.id)
+                self._client.adopt_job(one.job.id)
         new = self._submit(self._jobs)
         if new is not None:
             self._jobs.append(new)
@@ -221,22 +221,10 @@ class ByJob:
             raise _Interrupted
         requests, labels = self._requests(needed), self._name.labels(realtime=chosen.realtime)
         key = self._name.free_key({one.job.key for one in jobs}, realtime=chosen.realtime)
-        if chosen.realtime:
-            job = self._client._submit_attended(requests, key=key, metadata=labels, route=chosen.route)
-        else:
-            job = self._client._submit_rows(
-                map(self._client._prepared, requests),
-                Kind.GENERATE,
-                {},
-                realtime=chosen.first,
-                constraints=chosen.constraints,
-                late_penalty=chosen.late_penalty,
-                route=chosen.route,
-                most=chosen.piece,
-                key=key,
-                metadata=labels,
-                fallback=self._manner.fallback,
-            )
+        job = self._client.submit_run(
+            requests, chosen.plan, key=key, metadata=labels, fallback=self._manner.fallback
+        )
+        if not chosen.realtime:
             first = f"the first {chosen.first:,} are asked at once, the others " if chosen.first else ""
             self._say(
                 f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
@@ -286,7 +274,7 @@ class ByJob:
         if one.ended or self._follower is None:
             results = one.job.results(wait=False)
         elif self._comes_as_stored(one):
-            results = self._follower.as_stored(one.job, self._client._service)
+            results = self._follower.as_stored(one.job)
         else:
             # after Ctrl-C, an output gets all that is stored; who reads batches on standard output waits for
             # the order
@@ -312,7 +300,7 @@ class ByJob:
 
     def _end_early(self) -> None:
         """Begin no further call, and say what becomes of the rest; on the thread of the signals."""
-        self._client._halt_jobs()
+        self._client.stop_jobs()
         if self._manner.quiet:
             return
         if any(one.realtime for one in self._live):

@@ -15,7 +15,6 @@ from attrs import frozen
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.service import JobService
 from smartbatch.types import Result
 
 __all__ = ["RunJob", "RunName"]
@@ -116,8 +115,7 @@ class RunName:
                 could be paid twice.
             StoreError: the store cannot be used.
         """
-        service = client._service
-        found = (self._taken_up(service, job, tell, batched) for job in self._labelled(client))
+        found = (self._taken_up(job, tell, batched) for job in self._labelled(client))
         return [one for one in found if one is not None]
 
     def standing(self, client: BatchingClient) -> list[RunJob]:
@@ -167,15 +165,13 @@ class RunName:
         found = [job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label]
         return sorted(found, key=lambda job: job.created_at)
 
-    def _taken_up(
-        self, service: JobService, job: Job, tell: Callable[[str], object], batched: bool
-    ) -> RunJob | None:
+    def _taken_up(self, job: Job, tell: Callable[[str], object], batched: bool) -> RunJob | None:
         """Return a job as this run takes it up; ``None`` when it does not."""
         one = self._as_it_stands(job)
         if one.ended:
             return one if self._is_mine(one) else None
         if not self._is_mine(one):
-            if self._output is not None and not self._withdrawn(service, one, "another input or model", tell):
+            if self._output is not None and not self._withdrawn(one, "another input or model", tell):
                 raise InputError(
                     f"{self._output}: job {job.id} of a run with another input, model or parameters is "
                     "still going on for this output, and what both ask would be paid twice; wait for it "
@@ -185,21 +181,18 @@ class RunName:
             return None
         if not one.realtime:
             return one
-        row = service.store.job(job.id)
         if batched:
             reason = "the rest goes by batch now"
-        elif row is not None and service.serving.provider_of(row) is None:
+        elif not job.has_account():
             reason = "it was submitted with another account"
-        elif self._output is None and not service.is_free(job.id):
+        elif self._output is None and not job.is_unowned():
             return None  # the same line runs elsewhere, for a reader of its own
         else:
             return one
-        return self._as_it_stands(job) if self._withdrawn(service, one, reason, tell) else one
+        return self._as_it_stands(job) if self._withdrawn(one, reason, tell) else one
 
-    def _withdrawn(
-        self, service: JobService, one: RunJob, reason: str, tell: Callable[[str], object]
-    ) -> bool:
-        if not one.realtime or not service.withdraw(one.job.id):
+    def _withdrawn(self, one: RunJob, reason: str, tell: Callable[[str], object]) -> bool:
+        if not one.realtime or not one.job.withdraw():
             return False
         left = one.job.total - one.stored
         tell(f"job {one.job.id}: {left:,} rows that were not answered are dropped from it: {reason}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from smartbatch.config import BatchingConfig
+from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_params, encode_request
@@ -15,11 +15,10 @@ from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Kind, Request, Route
 
-__all__ = ["Items", "checked_metadata", "head_of", "kind_of", "new_job", "policy_of", "row_named"]
+__all__ = ["Items", "checked_metadata", "head_of", "new_job", "policy_of"]
 
 _SOME_WIRE_ID = wire_id("0" * 22, 99_999)
 """As long as the longest id of a shard, so that sizes are estimated from above."""
-T = TypeVar("T")
 
 LABELS = 64
 LABEL = 512
@@ -86,22 +85,6 @@ class Items:
             encode = self._api.encode
             size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=alone)
-
-
-def kind_of(request: Request) -> Kind:
-    """Return what a request asks for."""
-    return Kind.GENERATE if request.embedding is None else Kind.EMBED
-
-
-def row_named(row: int, step: Callable[[], T]) -> T:
-    """Return what ``step`` returns; where it refuses a request, the error names the row."""
-    try:
-        return step()
-    except InvalidRequest as error:
-        if error.row is not None:
-            raise
-        text = f"row {row} (counted from 0): {error.message}"
-        raise InvalidRequest(text, field=error.field, row=row) from error
 
 
 def head_of(model: str, params: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What the jobs of a client need of it: its providers, its real-time way to an answer, its listeners."""
+"""What jobs need of the client that started them: its providers, real time, its listeners, its money."""
 
 from __future__ import annotations
 
@@ -14,35 +14,57 @@ from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.realtime_runner import Ask
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
-from smartbatch.types import Result
+from smartbatch.types import Request, Result
 
-__all__ = ["JobDependencies", "unknown_outcome"]
+__all__ = ["JobDependencies", "RealtimeItem", "unknown_outcome"]
+
+
+@frozen
+class RealtimeItem:
+    """An item of a job that is to be asked in real time.
+
+    Attributes:
+        request: checked and preprocessed when the job was stored.
+        provider, model: who answers; the model's name without prefix.
+        sink: gets the result, whatever comes of it, as it came: it is post-processed when it is read.
+        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
+        alone: whether it shares its call with no other request.
+        flex: whether it goes in the provider's slower tier, where there is one.
+    """
+
+    request: Request
+    provider: Provider
+    model: str
+    sink: Callable[[Result], None]
+    own_budget: Budget | None
+    alone: bool
+    flex: bool
 
 
 @frozen(kw_only=True)
 class JobDependencies:
-    """What the service needs of its client.
+    """What jobs need of the client that carries them: real time, listeners, money. Made in one place.
 
     Attributes:
-        own: the client's providers.
-        opened: called with a provider that was made for a job, before it is used.
-        ask, drop: see :class:`~smartbatch.jobs.realtime_runner.RealtimeRunner`.
+        providers: the client's own; they come first when the provider of a job is looked for.
+        serve: called with a provider that was made for a job, before it is used.
+        ask: submits an item in real time.
+        drop: cancels what ``ask`` returned, if its call has not started.
         process: the user's post-processing of a result.
         new_future: makes a future whose callbacks run where they hold up nobody.
-        tell: takes events.
-        report: told of what went wrong: the job's id, where it is about one, and the error.
+        tell: takes events; never raises.
+        report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
         calibration: says what was learned of the tokens of a job's model.
-        outer: returns the budget from which requests of a job with a budget spend as well, when asked alone.
+        outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
     """
 
-    own: tuple[Provider, ...]
-    opened: Callable[[Provider], None]
-    ask: Ask
+    providers: tuple[Provider, ...]
+    serve: Callable[[Provider], None]
+    ask: Callable[[RealtimeItem], Future[Result]]
     drop: Callable[[Future[Result]], None]
     process: Callable[[Result], Result]
     new_future: Callable[[], Any]
@@ -50,7 +72,7 @@ class JobDependencies:
     report: Callable[[str | None, BaseException], None]
     speed: Callable[[JobRow], Speed] = assumed_speed
     calibration: Callable[[JobRow], Calibration] = unlearned
-    outer: Callable[[JobRow], Budget | None] = lambda _: None
+    outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
 
 
 def unknown_outcome(row: JobRow) -> bytes | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 from smartbatch.errors import JobNotFound, JobTimeout, StoreError
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -16,9 +18,24 @@ from smartbatch.types import Result
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
 
-__all__ = ["Job"]
+__all__ = ["Job", "StoredResult"]
 
 _Read = Callable[[ResultRow, str], Result]
+
+
+@frozen
+class StoredResult:
+    """A result and where it stands.
+
+    Attributes:
+        index: the position of its request, from 0.
+        sequence: grows with each result of the store.
+        result: the result.
+    """
+
+    index: int
+    sequence: int
+    result: Result
 
 
 class Job:
@@ -35,16 +52,19 @@ class Job:
         metadata: the user's labels.
         created_at: Unix seconds.
         total: requests.
+        attended: whether it goes in real time while a process that names it waits for it, and only then.
     """
 
-    def __init__(self, service: JobService, row: JobRow) -> None:
+    def __init__(self, service: JobService, row: JobRow, owner: object = None) -> None:
         self._service = service
+        self._owner = owner  # a client that nobody else holds lives as long as its jobs are waited for
         self.id = row.id
         self.key = row.key
         self.model = row.model
         self.metadata = dict(row.metadata)
         self.created_at = row.created_at
         self.total = row.total
+        self.attended = row.policy.attended
 
     def __repr__(self) -> str:
         named = "" if self.key is None else f" {self.key!r}"
@@ -65,13 +85,21 @@ class Job:
         """Return what should not have happened, oldest first, with what it may have cost."""
         return self._service.store.incidents(self.id)
 
+    def has_account(self) -> bool:
+        """Whether this process has the account the job was submitted with, which going on needs."""
+        return self._service.serving.provider_of(self._row()) is not None
+
+    def is_unowned(self) -> bool:
+        """Whether the job has not ended and no living process carries it on."""
+        return self._service.is_free(self.id)
+
     def on_progress(self, callback: Callable[[JobStatus], object]) -> None:
         """Call ``callback`` with the status now and after each change, up to the end.
 
         It runs on a thread of its own, with no lock held; what it raises is logged.
         """
         self._service.carry_on(self.id)
-        self._service.watcher_of(self.id).listen(callback)
+        self._service.listen(self.id, callback)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -119,11 +147,46 @@ class Job:
         read = self._service.result_of
         return self._in_order(until, after + 1, read) if ordered else self._as_stored(until, read)
 
-    def _unprocessed(self, *, ordered: bool) -> Iterator[Result]:
-        """As :meth:`results`, before ``post_process``: for a list, whose own contexts that has to see."""
+    def unprocessed_results(self, *, ordered: bool = True) -> Iterator[Result]:
+        """Yield all results as :meth:`results` does, without the client's ``post_process``.
+
+        Args:
+            ordered: as for :meth:`results`.
+
+        Raises:
+            ClientClosed: as :meth:`wait`.
+        """
         self._service.carry_on(self.id)
         read = self._service.stored_result
         return self._in_order(math.inf, 0, read) if ordered else self._as_stored(math.inf, read)
+
+    def stored(
+        self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE
+    ) -> list[StoredResult]:
+        """Return a page of the results that are stored, for readers that keep their own place.
+
+        Args:
+            after: the ``index`` (in order) or the ``sequence`` of the last one that was read; ``None``
+            begins.
+            ordered: in the order of the requests, which may have gaps; else as they were stored.
+            wait: seconds to wait for a change when there is none; the job is carried on meanwhile.
+            limit: at most so many.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        service = self._service
+        if wait:
+            service.carry_on(self.id)
+        seen = service.notifier.changes
+        if ordered:
+            rows = service.store.results(self.id, after=-1 if after is None else after, limit=limit)
+        else:
+            rows = service.store.fresh(self.id, after=after or 0, limit=limit)
+        if not rows and wait:
+            service.notifier.wait_for_change(seen, wait)
+            return self.stored(after=after, ordered=ordered, limit=limit)
+        return [StoredResult(row.ix, row.seq, service.result_of(row, self.id)) for row in rows]
 
     def futures(self) -> list[Future[Result]]:
         """Return a future for each request, in order, as if this process had submitted them.
@@ -133,7 +196,7 @@ class Job:
         some 2 kB of memory, which :meth:`results` does without.
         """
         self._service.carry_on(self.id)
-        return self._service.watcher_of(self.id).futures(self.total)
+        return self._service.futures(self.id, self.total)
 
     # -- acting ----------------------------------------------------------------------------------------------
 
@@ -160,6 +223,16 @@ class Job:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
         self._service.store.forget(self.id)
+
+    def withdraw(self) -> bool:
+        """End the requests of an attended job that were not sent, with no need of its account.
+
+        What was answered stays.
+
+        Returns:
+            False while another process carries the job on, or this one does.
+        """
+        return self._service.withdraw(self.id)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from random import Random, SystemRandom
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from random import Random
 from typing import Any
 
 from attrs import evolve
 
 from smartbatch._clock import Clock
+from smartbatch._fork import start_collector
 from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import (
     ClientClosed,
+    ConfigError,
     JobConflict,
     JobNotFound,
     RequestCancelled,
@@ -30,9 +34,9 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.dependencies import JobDependencies, unknown_outcome
-from smartbatch.jobs.job import Job
+from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_outcome
 from smartbatch.jobs.job_budget import CostCeiling, JobBudget, budget_of
+from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
@@ -42,7 +46,7 @@ from smartbatch.jobs.store import Store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
-from smartbatch.types import Result
+from smartbatch.types import Request, Result, Route
 
 __all__ = ["JobService"]
 
@@ -54,6 +58,11 @@ ASKING = 10_000
 """Items asked alone that are counted at most."""
 LAST_NEWS = 2.0
 """Seconds that watchers have at a stop to tell what is stored."""
+REMEMBERED = 1_000
+"""Finished jobs that are remembered, so that the end of each is told once: whoever stores its last result may
+be one of two threads, within moments."""
+WATCHERS = 100
+"""Watchers of jobs that are kept before those that have nothing left to tell are dropped."""
 ALL = 1_000_000
 """Jobs that are looked through for one: all of them."""
 DRAWS = 10
@@ -62,39 +71,45 @@ _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
 class JobService:
-    """The jobs of one client. Opens the store when first asked for something, and starts threads when there
-    is work; both again after a stop.
+    """The jobs of one client in one process: submission, work, and those who wait. Safe from any thread.
+
+    Threads start when there is work, and again after a stop.
 
     Args:
         config: checked settings.
         clock: time and waiting.
-        rng: dice for tests; the system's when ``None``, so that no two processes draw the same.
-        host: the client.
+        rng: random numbers for ids and backoff; no two processes may draw the same.
+        store: where the jobs are.
+        dependencies: what jobs need of the client.
 
     Attributes:
         clock: as given.
-        bell: rings whenever something of a job was stored.
+        notifier: notified whenever something of a job was stored.
+        serving: finds the provider of a job.
     """
 
     def __init__(
-        self, config: BatchingConfig, *, clock: Clock, rng: Random | None, dependencies: JobDependencies
+        self,
+        config: BatchingConfig,
+        clock: Clock,
+        *,
+        rng: Random,
+        store: OpenedStore,
+        dependencies: JobDependencies,
     ) -> None:
         self._config = config
         self.clock = clock
-        self._given_rng = rng
+        self._rng = rng
+        self._opened = store
         self._dependencies = dependencies
-        self._new_process()
-
-    def _new_process(self) -> None:
-        self._rng = self._given_rng or SystemRandom()
         self._lock = threading.Lock()
-        self.notifier = ChangeNotifier(self.clock)
-        self.serving = Serving(self._dependencies.own, opened=self._dependencies.opened, clock=self.clock)
-        self._store: Store | None = None
+        self.notifier = ChangeNotifier(clock)
+        self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
-        self._asker: RealtimeRunner | None = None
+        self._runner: RealtimeRunner | None = None
         self._watchers: dict[str, Watcher] = {}
-        self._finished: set[str] = set()
+        self._drop_watchers_at = WATCHERS
+        self._finished: dict[str, None] = {}
         self._held: dict[str, str | None] = {}
         self._attended: set[str] = set()
         self._closed = False
@@ -108,21 +123,13 @@ class JobService:
         Raises:
             StoreError, ConfigError: it cannot be used; the text says why.
         """
-        store = self._store
-        if store is not None:
-            return store
-        with self._lock:
-            if self._store is None:
-                from smartbatch.jobs.store import open_store
-
-                self._store = open_store(self._config.store, wall=self.clock.wall, rng=self._rng)
-            return self._store
+        return self._opened.get()
 
     def new_id(self) -> str:
         """Return an id no other job has."""
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
-    def accept(self, job: NewJob, items: Items) -> Job:
+    def accept(self, job: NewJob, items: Items) -> JobRow:
         """Store a job, or find the one that has its key; from then on it is carried on.
 
         Raises:
@@ -141,9 +148,9 @@ class JobService:
             self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
         self.carry_on(row.id)
         self.poke(row.id)
-        return Job(self, row)
+        return row
 
-    def find(self, id_or_key: str) -> Job:
+    def find(self, id_or_key: str) -> JobRow:
         """Return a job by its id or its key.
 
         Raises:
@@ -155,11 +162,7 @@ class JobService:
                 f"the store {self.store.place} has no job of the id or key {id_or_key!r:.80}; "
                 "`smartbatch jobs list` shows those it has, SMARTBATCH_STORE names another store"
             )
-        return Job(self, row)
-
-    def jobs(self, limit: int = 1000) -> list[Job]:
-        """Return the jobs in the store, newest first."""
-        return [Job(self, row) for row in self.store.jobs(limit=limit)]
+        return row
 
     def _compare(self, row: JobRow, items: Iterable[Any]) -> None:
         """Check that a key that comes again stands for the same job."""
@@ -194,9 +197,10 @@ class JobService:
                 self._attended.add(job_id)
             supervisor, running = self._supervisor, self._supervisor is not None
             if supervisor is None:
-                self._asker = self._new_asker(store)
-                self._supervisor = supervisor = self._new_supervisor(store, self._asker)
+                self._runner = self._new_runner(store)
+                self._supervisor = supervisor = self._new_supervisor(store, self._runner)
         if not running:
+            start_collector()
             supervisor.start()
         elif new:
             supervisor.notify(job_id)
@@ -237,16 +241,16 @@ class JobService:
 
     def recall(self, job_id: str) -> None:
         """A job is to be cancelled: take back what has not started."""
-        if self._asker is not None:
-            self._asker.recall(job_id)
+        if self._runner is not None:
+            self._runner.recall(job_id)
         self.poke(job_id)
 
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
         with self._lock:
             self._held.pop(job_id, None)
-        if self._asker is not None:
-            self._asker.resume(job_id)
+        if self._runner is not None:
+            self._runner.resume(job_id)
         self.poke(job_id)
 
     def check_carried(self, row: JobRow) -> None:
@@ -261,7 +265,7 @@ class JobService:
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
 
-    def _new_supervisor(self, store: Store, asker: RealtimeRunner) -> JobSupervisor:
+    def _new_supervisor(self, store: Store, runner: RealtimeRunner) -> JobSupervisor:
         config = self._config
         engine = StepRunner(
             store,
@@ -285,14 +289,14 @@ class JobService:
             run_step=engine.run_step,
             serves=self.serves,
             unknown=unknown_outcome,
-            realtime=asker,
+            realtime=runner,
             changed=self.notifier.notify,
             report=self._dependencies.report,
             clock=self.clock,
             rng=self._rng,
         )
 
-    def _new_asker(self, store: Store) -> RealtimeRunner:
+    def _new_runner(self, store: Store) -> RealtimeRunner:
         limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
 
         def new_budget(lease: JobLease, row: JobRow) -> JobBudget | None:
@@ -300,11 +304,11 @@ class JobService:
                 return None
             calibration = self._dependencies.calibration(row)
             ceiling = CostCeiling(row, prices, calibration, self.clock.wall())
-            return JobBudget(store, lease, ceiling, self._dependencies.outer(row))
+            return JobBudget(store, lease, ceiling, self._dependencies.outer_budget(row))
 
         return RealtimeRunner(
             store,
-            ask=self._dependencies.ask,
+            ask=self._ask,
             new_budget=new_budget,
             drop=self._dependencies.drop,
             limit=limit,
@@ -314,6 +318,33 @@ class JobService:
             report=self._dependencies.report,
             clock=self.clock,
             rng=self._rng,
+        )
+
+    def _ask(
+        self, row: JobRow, request: Request, sink: Callable[[Result], None], own_budget: Budget | None
+    ) -> Future[Result]:
+        """Ask an item in real time. It was checked and preprocessed when its job was stored.
+
+        Raises:
+            ConfigError: this process has lost the account of the job.
+        """
+        provider = self.serving.provider_of(row)
+        if provider is None:
+            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
+        limit = self._config.request_timeout
+        if limit is not None and request.timeout is None and row.policy.attended:
+            request = evolve(request, timeout=limit)
+        route = row.policy.route
+        return self._dependencies.ask(
+            RealtimeItem(
+                request,
+                provider,
+                row.model.partition(":")[2],
+                sink,
+                own_budget,
+                alone=route is Route.INDIVIDUAL,
+                flex=route is Route.FLEX,
+            )
         )
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -360,14 +391,36 @@ class JobService:
         """Return a future whose callbacks hold up nobody."""
         return self._dependencies.new_future()
 
-    def watcher_of(self, job_id: str) -> Watcher:
-        """Return what tells of a job; after a stop it tells what is stored, and that is all."""
+    def futures(self, job_id: str, total: int) -> list[Future[Result]]:
+        """Return a future for each item of a job; after a stop those that are not stored fail at once."""
         with self._lock:
-            if not self._closed:
-                return self._watchers.setdefault(job_id, Watcher(job_id, self))
-        watcher = Watcher(job_id, self)
-        watcher.end(_stopped())
-        return watcher
+            return self._watcher_locked(job_id).futures(total)
+
+    def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
+        """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""
+        with self._lock:
+            self._watcher_locked(job_id).listen(call)
+
+    def finish_listening(self, job_id: str, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds until the callbacks of a job that has ended were called."""
+        with self._lock:
+            watcher = self._watchers.get(job_id)
+        if watcher is not None:
+            watcher.finish(timeout)
+
+    def _watcher_locked(self, job_id: str) -> Watcher:
+        """Return the watcher of a job. Those whose thread has ended are dropped now and then.
+
+        They are used under the lock only, so none is dropped between its making and its first use.
+        """
+        if self._closed:
+            watcher = Watcher(job_id, self)
+            watcher.end(_stopped())
+            return watcher
+        if len(self._watchers) >= self._drop_watchers_at:
+            self._watchers = {known: each for known, each in self._watchers.items() if not each.is_idle}
+            self._drop_watchers_at = max(WATCHERS, 2 * len(self._watchers))
+        return self._watchers.setdefault(job_id, Watcher(job_id, self))
 
     def report(self, job_id: str | None, error: BaseException) -> None:
         """Tell of what went wrong."""
@@ -379,7 +432,11 @@ class JobService:
             with self._lock:
                 if event.job_id in self._finished:
                     return
-                self._finished.add(event.job_id)
+                self._finished[event.job_id] = None
+                if len(self._finished) > REMEMBERED:
+                    del self._finished[next(iter(self._finished))]
+                self._held.pop(event.job_id, None)
+                self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
             self.notifier.notify()
         self._dependencies.tell(event)
@@ -421,22 +478,27 @@ class JobService:
 
     # -- endings ---------------------------------------------------------------------------------------------
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the threads that carry jobs on run."""
+        return self._supervisor is not None
+
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the service, in an observer of the user's."""
-        supervisor, asker = self._supervisor, self._asker
+        supervisor, runner = self._supervisor, self._runner
         return (supervisor is not None and supervisor.on_own_thread()) or (
-            asker is not None and asker.on_own_thread()
+            runner is not None and runner.on_own_thread()
         )
 
     def halt(self) -> None:
         """Begin to stop: start nothing more, but keep the jobs while answers are under way."""
         with self._lock:
             self._closed = True
-            supervisor, asker = self._supervisor, self._asker
+            supervisor, runner = self._supervisor, self._runner
         if supervisor is not None:
             supervisor.halt()
-        if asker is not None:
-            asker.halt()
+        if runner is not None:
+            runner.halt()
 
     def finish(self, *, answers: float, steps: float) -> None:
         """Give the jobs back.
@@ -448,10 +510,10 @@ class JobService:
         began = self.clock.now()
         with self._lock:
             supervisor, self._supervisor = self._supervisor, None
-            asker, self._asker = self._asker, None
+            runner, self._runner = self._runner, None
             watchers, self._watchers = list(self._watchers.values()), {}
-        if asker is not None:
-            lost = asker.finish(answers)
+        if runner is not None:
+            lost = runner.finish(answers)
             if lost:
                 text = f"{lost} answers came, or were still to come, that could not be stored"
                 self._dependencies.report(None, StoreError(text))
@@ -462,19 +524,14 @@ class JobService:
         for watcher in watchers:
             watcher.finish(LAST_NEWS)
         self.serving.close()
-        with self._lock:
-            store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        self._opened.close()
 
     def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: start empty."""
-        watchers, store, serving = list(self._watchers.values()), self._store, self.serving
-        self._new_process()
-        serving.abandon()
-        if store is not None:
-            store.abandon()
-        for watcher in watchers:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        self._closed = True
+        self.serving.abandon()
+        self._opened.abandon()
+        for watcher in list(self._watchers.values()):
             watcher.abandon(error)
 
 

@@ -81,6 +81,8 @@ class JobStatus:
         shards: its batches.
         incidents: what should not have happened.
         note: what it waits for.
+        created_at: Unix seconds at which it was accepted.
+        cancelling: whether it was cancelled and has not ended.
     """
 
     id: str
@@ -101,6 +103,8 @@ class JobStatus:
     shards: tuple[ShardStatus, ...] = ()
     incidents: tuple[IncidentRow, ...] = field(default=(), repr=False)
     note: str | None = None
+    created_at: float = 0.0
+    cancelling: bool = False
 
     @property
     def finished(self) -> int:
@@ -167,6 +171,8 @@ def status_of(
         shards=tuple(_shard(shard, wall) for shard in shards),
         incidents=tuple(incidents),
         note=None if job.state is JobState.DONE else next(filter(None, notes), None),
+        created_at=job.created_at,
+        cancelling=job.cancel_requested and job.finished_at is None,
     )
 
 

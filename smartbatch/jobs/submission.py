@@ -1,43 +1,70 @@
-"""What a client does about jobs: checks every row, stores them, waits, and asks single items in real time."""
+"""Submission of jobs: every row is checked, then all are stored in one transaction; nothing is sent
+before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.routing.constraints import Constraints
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.priced import check_priced
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.jobs.acceptance import (
-    Items,
-    checked_metadata,
-    head_of,
-    kind_of,
-    new_job,
-    policy_of,
-    row_named,
-)
-from smartbatch.jobs.client_jobs import LAST_STEP, ClientJobs
+from smartbatch.jobs.acceptance import Items, checked_metadata, head_of, new_job, policy_of
+from smartbatch.jobs.client_budget import ClientBudget
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_budget import budget_of
 from smartbatch.jobs.payload import Shared
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, JobState
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
-from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.model import OpenedModel
 from smartbatch.results import ResultList
-from smartbatch.types import Answer, Kind, Prompt, Request, Result, Route
+from smartbatch.types import Kind, Prompt, Request, Result, Route
 
-__all__ = ["Fallback", "JobSubmission"]
+__all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of"]
 
-OnProgress = Callable[[JobStatus], object]
 KEY = 512
 """Letters of a job's key."""
+LAST_CALLBACKS = 1.0
+"""Seconds in which callbacks hear of a job's end before waiting for it returns."""
+
+
+@frozen
+class JobOptions:
+    """What a caller gives a job besides its requests.
+
+    Attributes:
+        key: the caller's own name for it; the same requests under the same key are the same job.
+        metadata: labels, as texts by name.
+        fallback: where requests go that a batch has not run; the client's setting when ``None``.
+    """
+
+    key: str | None = None
+    metadata: Mapping[str, str] | None = None
+    fallback: Fallback | None = None
+
+
+@frozen
+class WaitOptions:
+    """How a caller waits for a job.
+
+    Attributes:
+        timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
+        on_progress: called with the status after each change.
+        progress: whether a bar is shown, or lines where there is no terminal.
+    """
+
+    timeout: float | None = None
+    on_progress: Callable[[JobStatus], object] | None = None
+    progress: bool = False
 
 
 @frozen
@@ -47,50 +74,57 @@ class _Draft:
     Attributes:
         kind: what all of its requests ask for.
         requests: in order, each checked as it is read.
-        params, key, metadata: as they were given.
+        params: as they were given.
         policy: see :func:`~smartbatch.jobs.acceptance.policy_of`.
-        realtime: how many, counted from the first, are asked alone, in real time, from the beginning; all
-            are where that is ``None`` or there is no Batch API.
+        options: see :class:`JobOptions`.
+        realtime: how many, counted from the first, go in real time from the beginning; all do where that is
+            ``None`` or there is no Batch API.
     """
 
     kind: Kind
     requests: Iterator[Request]
     params: Mapping[str, Any]
     policy: JobPolicy
-    key: str | None
-    metadata: Mapping[str, str] | None
+    options: JobOptions
     realtime: int | None = field(kw_only=True)
 
 
-class JobSubmission(ClientJobs):
-    """The part of a client that is about jobs; see :class:`~smartbatch.BatchingClient`."""
+class JobSubmission:
+    """Stores jobs for one client, within its budget.
 
-    # -- for users -------------------------------------------------------------------------------------------
+    Args:
+        config: checked settings.
+        clock: time.
+        model: that answers.
+        fallback_model: that answers in its place, where there is one.
+        preparer: checks every row.
+        service: stores jobs and carries them on.
+        budget: what the client's budget holds back for jobs.
+    """
 
-    def submit_batch(
+    def __init__(
         self,
-        requests: Iterable[Prompt],
+        config: BatchingConfig,
+        clock: Clock,
         *,
-        key: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
-        **params: Any,
-    ) -> Job:
-        """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
+        model: OpenedModel,
+        fallback_model: OpenedModel | None,
+        preparer: RequestPreparer,
+        service: JobService,
+        budget: ClientBudget,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._model = model
+        self._fallback_model = fallback_model
+        self._preparer = preparer
+        self._service = service
+        self._budget = budget
 
-        Every row is checked first, one after the other, so an iterator of any length will do; a bad one
-        raises, and nothing of the job is kept. When this returns, the job is on disk: it is carried on by
-        this process and, should it die, by any other that works on the store.
+    # -- submitting ------------------------------------------------------------------------------------------
 
-        Args:
-            requests: texts, chats or requests; one kind, texts or vectors.
-            key: your own name for the job. The same requests under the same key are the same job, so a script
-                may be run again: nothing is sent twice.
-            metadata: labels, as texts by name.
-            fallback: where requests go that an expired, failed or late batch has not run: ``"batch"`` or
-                ``"individual"`` for real time; ``batch_fallback`` when ``None``. ``"individual"`` also
-                takes jobs when batches are switched off, or the provider has none.
-            params: as in :meth:`~smartbatch.BatchingClient.submit`, for all of them.
+    def submit(self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions) -> JobRow:
+        """Store requests as a job for the Batch API.
 
         Raises:
             InvalidRequest: names the row and the field.
@@ -99,226 +133,154 @@ class JobSubmission(ClientJobs):
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
-        policy = policy_of(self.config, self._fallback_of(fallback))
+        policy = policy_of(self._config, self._fallback_of(options.fallback))
         kind, rows = self._rows(requests, params)
-        self._check_batches(kind, fallback)
-        return self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=0))
+        self.check_batches(kind, options.fallback)
+        return self._accept(_Draft(kind, rows, params, policy, options, realtime=0))
 
-    def submit_and_wait(
-        self,
-        requests: Iterable[Prompt],
-        *,
-        timeout: float | None = None,
-        key: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
-        on_progress: OnProgress | None = None,
-        progress: bool = False,
-        **params: Any,
-    ) -> ResultList:
-        """Submit a job, wait for its end, and return all results in order.
-
-        Fewer than ``batch_threshold`` requests, and all where there are no batches, are asked in real time:
-        as a job all the same, so that they too outlive the process. With any of the constraints that is the
-        ``"threshold"`` strategy, unless ``strategy`` says otherwise.
-
-        Args:
-            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, constraints included.
-            timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
-            on_progress: called with the :class:`~smartbatch.jobs.status.JobStatus` after each change.
-            progress: show a bar, or lines where there is no terminal.
-
-        Raises:
-            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
-            AllRequestsFailed: when not one request was answered.
-            Exception: as :meth:`submit_batch`.
-        """
-        began = self._clock.now()
-        job = self._submit_by_count(requests, params, key=key, metadata=metadata, fallback=fallback)
-        results = ResultList()
-        with Progress(job.total, mode="auto" if progress else "quiet", now=self._clock.now) as bar:
-            if progress:
-                job.on_progress(bar.show)
-            if on_progress is not None:
-                job.on_progress(on_progress)
-            results.extend(_all_of(job, self._patience(job) if timeout is None else timeout))
-            if progress or on_progress is not None:
-                self._service.watcher_of(job.id).finish(LAST_STEP)  # the end is told before this returns
-            bar.show(job.status())
-        results.wall = self._clock.now() - began
-        results.raise_if_all_failed()
-        return results
-
-    def jobs(self, limit: int = 1000) -> list[Job]:
-        """Return the jobs of the store, newest first, those of other models and processes included.
-
-        Raises:
-            StoreError: the store cannot be used.
-        """
-        return self._service.jobs(limit)
-
-    def job(self, id_or_key: str) -> Job:
-        """Return a job by its id or its key.
-
-        Raises:
-            JobNotFound: the store has none.
-            StoreError: the store cannot be used.
-        """
-        return self._service.find(id_or_key)
-
-    # -- accepting -------------------------------------------------------------------------------------------
-
-    def _submit_by_count(
-        self,
-        requests: Iterable[Prompt],
-        params: Mapping[str, Any],
-        *,
-        key: str | None,
-        metadata: Mapping[str, str] | None,
-        fallback: Fallback | None,
-    ) -> Job:
-        """Store requests as a job: for real time where they are few, else for a batch."""
-        policy = policy_of(self.config, self._fallback_of(fallback))
+    def submit_by_count(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
+    ) -> JobRow:
+        """Store requests as a job: for real time where they are few, else for a batch; raises as
+        :meth:`submit`."""
+        policy = policy_of(self._config, self._fallback_of(options.fallback))
         few, requests = self._few(requests)
         kind, rows = self._rows(requests, params)
-        realtime = None if few else 0
-        return self._accept(_Draft(kind, rows, params, policy, key, metadata, realtime=realtime))
+        return self._accept(_Draft(kind, rows, params, policy, options, realtime=None if few else 0))
 
-    def _patience(self, job: Job) -> float:
-        """Return the seconds that waiting for a job lasts by default."""
-        row = self._service.store.job(job.id)
-        deadline = None if row is None else row.policy.deadline
-        left = 0.0 if deadline is None else deadline - self._clock.wall()
-        return max(self.config.batch_timeout, left)
-
-    def _submit_rows(
+    def submit_decided(
         self,
         requests: Iterator[Request],
-        kind: Kind,
         params: Mapping[str, Any],
-        *,
-        realtime: int | None,
-        constraints: Constraints,
-        late_penalty: float | None = None,
-        route: Route | None = None,
-        most: int | None = None,
-        key: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
-    ) -> Job:
-        """Store checked requests of one kind as a job whose route was chosen.
-
-        Args:
-            realtime: see :class:`_Draft`.
-            late_penalty: what missing its deadline counts as.
-            route: that was chosen for all of them.
-            most: most requests of one batch, where that is fewer than the settings allow.
-        """
-        policy = self._policy(fallback, constraints, late_penalty, route)
-        if most is not None:
-            policy = evolve(policy, max_requests=min(most, policy.max_requests or most))
-        return self._accept(_Draft(kind, requests, params, policy, key, metadata, realtime=realtime))
-
-    def _check_batches(self, kind: Kind, fallback: str | None) -> None:
-        """Check that there is a Batch API, or that a job may do without.
-
-        Raises:
-            ConfigError: neither.
-        """
-        _, problem = self._batches(kind)
-        if problem is not None and self._fallback_of(fallback) != "individual":
-            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
-
-    def _policy(
-        self,
-        fallback: Fallback | None,
-        constraints: Constraints,
-        late_penalty: float | None,
-        route: Route | None,
-    ) -> JobPolicy:
-        """Return a job's policy. What is left over at its deadline has no time for a further batch."""
-        deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
-        chosen: Fallback = "individual" if deadline is not None else self._fallback_of(fallback)
-        return policy_of(
-            self.config,
-            chosen,
-            deadline=deadline,
-            late_penalty=late_penalty,
-            budget=constraints.budget,
-            route=route,
+        decision: Decision,
+        kind: Kind,
+        options: JobOptions,
+    ) -> JobRow:
+        """Store prepared requests as a job whose route was chosen; raises as :meth:`submit`."""
+        chosen = decision.chosen
+        by_batch = chosen.route in (Route.BATCH, Route.HYBRID)
+        policy = self._decided_policy(decision, options.fallback)
+        return self._accept(
+            _Draft(kind, requests, params, policy, options, realtime=chosen.first if by_batch else None)
         )
 
-    def _submit_attended(
-        self, requests: Iterable[Prompt], *, key: str, metadata: Mapping[str, str], route: Route | None = None
-    ) -> Job:
-        """Store requests as a job that is asked in real time while somebody sits before it, and only then.
+    def submit_attended(
+        self, requests: Iterable[Prompt], options: JobOptions, route: Route | None = None
+    ) -> JobRow:
+        """Store requests as a job that goes in real time while somebody waits for it, and only then.
 
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
         interrupted costs nothing more by itself. Its requests fail as they would without a job.
         """
         kind, rows = self._rows(requests, {})
-        policy = policy_of(self.config, self.config.batch_fallback, attended=True, route=route)
-        return self._accept(_Draft(kind, rows, {}, policy, key, metadata, realtime=None))
+        policy = policy_of(self._config, self._config.batch_fallback, attended=True, route=route)
+        return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
 
-    def _accept(self, draft: _Draft) -> Job:
-        if self.config.budget is None or draft.policy.attended:  # asked within the client's
-            return self._stored(draft)
-        for job_id in self._reservations.jobs:  # they may have ended elsewhere
-            self._refresh_reservation(job_id)
-        if draft.key is not None and self._service.store.job(draft.key) is not None:
-            self._take_up(draft.key)
-            return self._stored(draft)
-        with self._reservations.reserved(draft.policy.budget) as reservation:
-            policy = evolve(draft.policy, budget=reservation.usd, budget_account=self._reservations.account)
-            job = self._stored(evolve(draft, policy=policy))
-            self._reservations.assign(job.id, reservation, 0.0)
-        self._refresh_reservation(job.id)
-        return job
+    def adopt(self, id_or_key: str) -> JobRow:
+        """Return a job of an earlier process; what it can still spend is held back in the client's budget.
 
-    def _take_up(self, id_or_key: str) -> None:
-        """Hold back in the client's budget what a job of earlier can still spend."""
-        row = self._service.store.job(id_or_key)
-        if self.config.budget is None or row is None or row.policy.attended:
-            return
-        if row.state is JobState.DONE or self._reservations.has(row.id):
-            return
-        with self._reservations.reserved(_still(row)) as reservation:
-            self._reservations.assign(row.id, reservation, row.cost)
+        Raises:
+            JobNotFound: there is none.
+        """
+        row = self._service.find(id_or_key)
+        self._budget.adopt(row)
+        return row
 
-    def _check_priced(self, *, by_batch: bool) -> None:
+    def results_of(self, job: Job, options: WaitOptions, began: float) -> ResultList:
+        """Wait for the end of a job and return all results in order.
+
+        Args:
+            began: monotonic seconds at which the caller began.
+
+        Raises:
+            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
+            AllRequestsFailed: when not one request was answered.
+        """
+        results = ResultList()
+        mode: Literal["auto", "quiet"] = "auto" if options.progress else "quiet"
+        with Progress(job.total, mode=mode, now=self._clock.now) as bar:
+            if options.progress:
+                job.on_progress(bar.show)
+            if options.on_progress is not None:
+                job.on_progress(options.on_progress)
+            timeout = self._longest_wait(job) if options.timeout is None else options.timeout
+            results.extend(_all_of(job, timeout))
+            if options.progress or options.on_progress is not None:
+                self._service.finish_listening(job.id, LAST_CALLBACKS)
+            bar.show(job.status())
+        results.wall = self._clock.now() - began
+        results.raise_if_all_failed()
+        return results
+
+    # -- what is possible ------------------------------------------------------------------------------------
+
+    def batch_api(self, kind: Kind) -> BatchApi | None:
+        """Return the Batch API for a kind of request; ``None`` where there is none."""
+        return batches_of(self._config, self._model, kind)[0]
+
+    def check_batches(self, kind: Kind, fallback: str | None) -> None:
+        """Check that there is a Batch API, or that a job may do without.
+
+        Raises:
+            ConfigError: neither.
+        """
+        _, problem = batches_of(self._config, self._model, kind)
+        if problem is not None and self._fallback_of(fallback) != "individual":
+            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
+
+    def check_priced(self, *, by_batch: bool = False) -> None:
         """Check that a budget can be kept.
 
         Raises:
             ConfigError: a price is unknown.
         """
-        if self.config.allow_unknown_price:
+        if self._config.allow_unknown_price:
             return
-        book, wall = PriceBook(self.config.prices), self._clock.wall()
-        asked: list[tuple[Provider, str, Processing]] = [(self._provider, self.model, "standard")]
-        asked += [(self._provider, self.model, "batch")] if by_batch else []
-        asked += [] if self._second is None else [(*self._second, "standard")]
-        for provider, model, way in asked:
-            if provider.capabilities.priced and book.rates(provider.name, model, wall, way) is None:
-                where = " in batches" if way == "batch" else ""
-                raise ConfigError(
-                    f"a budget is set, but the price of {provider.name}:{model}{where} is "
-                    "unknown, so it could not be kept: give a price under prices, or set allow_unknown_price"
-                )
+        asked: list[tuple[OpenedModel, Processing]] = [(self._model, "standard")]
+        asked += [(self._model, "batch")] if by_batch else []
+        asked += [] if self._fallback_model is None else [(self._fallback_model, "standard")]
+        priced = [
+            (model.label, processing) for model, processing in asked if model.provider.capabilities.priced
+        ]
+        check_priced(PriceBook(self._config.prices), priced, self._clock.wall())
 
-    def _stored(self, draft: _Draft) -> Job:
-        api, _ = self._batches(draft.kind)
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _accept(self, draft: _Draft) -> JobRow:
+        """Store a job within the client's budget.
+
+        Cases: the client has no budget, or the job is asked within it: stored as it is; its key names a job
+        of earlier: that one's money is held back; else as much as it may spend is held back, and what it
+        gets becomes its own budget.
+        """
+        key = draft.options.key
+        if self._config.budget is None or draft.policy.attended:
+            return self._stored(draft)
+        self._budget.refresh()
+        earlier = None if key is None else self._service.store.job(key)
+        if earlier is not None:
+            self._budget.adopt(earlier)
+            return self._stored(draft)
+        with self._budget.reserved(draft.policy.budget) as reservation:
+            policy = evolve(draft.policy, budget=reservation.usd, budget_account=self._budget.account)
+            row = self._stored(evolve(draft, policy=policy))
+            self._budget.assign(row.id, reservation)
+        self._budget.refresh(row.id)
+        return row
+
+    def _stored(self, draft: _Draft) -> JobRow:
+        api, _ = batches_of(self._config, self._model, draft.kind)
         if draft.policy.budget is not None:
-            self._check_priced(by_batch=api is not None)
-        shared = Shared(self._admission.defaults_of(draft.params), draft.params.get("embedding"))
-        model = f"{self._provider.name}:{self.model}"
-        row = new_job(
+            self.check_priced(by_batch=api is not None)
+        shared = Shared(self._preparer.defaults_of(draft.params), draft.params.get("embedding"))
+        job = new_job(
             id=self._service.new_id(),
-            key=_checked_key(draft.key),
-            scope=self._provider.scope,
-            model=model,
+            key=_checked_key(draft.options.key),
+            scope=self._model.provider.scope,
+            model=self._model.label,
             kind=draft.kind,
             shared=shared,
-            metadata=checked_metadata(draft.metadata),
+            metadata=checked_metadata(draft.options.metadata),
             policy=draft.policy,
             at=self._clock.wall(),
         )
@@ -327,70 +289,70 @@ class JobSubmission(ClientJobs):
             shared,
             api=api,
             realtime=draft.realtime,
-            alone_for=self.config.prefer_individual_for,
-            model=self.model,
+            alone_for=self._config.prefer_individual_for,
+            model=self._model.name,
             kind=draft.kind,
-            head=head_of(model, row.params),
+            head=head_of(self._model.label, job.params),
         )
-        return self._service.accept(row, items)
+        return self._service.accept(job, items)
+
+    def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
+        """Return a job's policy. What is left over at its deadline has no time for a further batch."""
+        constraints, piece = decision.constraints, decision.piece
+        deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
+        policy = policy_of(
+            self._config,
+            "individual" if deadline is not None else self._fallback_of(fallback),
+            deadline=deadline,
+            late_penalty=decision.late_penalty,
+            budget=constraints.budget,
+            route=decision.chosen.route,
+        )
+        if piece is not None:
+            policy = evolve(policy, max_requests=min(piece, policy.max_requests or piece))
+        return policy
 
     def _fallback_of(self, fallback: str | None) -> Fallback:
-        chosen = fallback or self.config.batch_fallback
+        chosen = fallback or self._config.batch_fallback
         if chosen not in ("batch", "individual"):
             raise ConfigError(f"fallback = {chosen!r:.40} is out of range: 'batch' or 'individual'")
         return "individual" if chosen == "individual" else "batch"
 
     def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
         """Return what the first request asks for, and all of them, checked as they are read."""
-        admission = self._admission
-
-        def checked() -> Iterator[Request]:
-            for row, request in enumerate(admitted):
-                yield row_named(row, partial(self._prepared, request))
-
-        admitted = admission.admitted(requests, params)
-        rows = checked()
+        rows = self._preparer.rows_for_job(requests, params)
         first = next(rows, None)
         return (Kind.GENERATE, rows) if first is None else (kind_of(first), chain((first,), rows))
 
-    def _prepared(self, request: Request) -> Request:
-        prepared = self._admission.preprocessed(request)
-        if isinstance(prepared, Answer):
-            raise InvalidRequest(
-                "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
-                "rows out, or use generate()",
-                field="prompt",
-            )
-        self._admission.check(prepared)
-        return prepared
-
-    def _batches(self, kind: Kind) -> tuple[BatchApi | None, str | None]:
-        """Return the Batch API, or ``None`` and why there is none, with what to do."""
-        name = self._provider.name
-        if not self.config.batch_enabled:
-            return None, "batches are switched off: set batch_enabled"
-        api = self._provider.batches()
-        if api is None:
-            return None, f"{name} has no Batch API: choose another provider"
-        if kind not in api.abilities.kinds:
-            what = "vectors" if kind is Kind.EMBED else "texts"
-            return None, f"{name} has no Batch API for {what}: choose another provider"
-        return api, None
-
     def _few(self, requests: Iterable[Prompt]) -> tuple[bool, Iterable[Prompt]]:
         """Return whether there are too few rows for a batch, and the rows."""
-        least = self.config.batch_threshold
+        least = self._config.batch_threshold
         if isinstance(requests, Sized):
             return len(requests) < least, requests
         rows = iter(requests)
         head = list(islice(rows, least))
         return len(head) < least, chain(head, rows)
 
+    def _longest_wait(self, job: Job) -> float:
+        """Return the seconds that waiting for a job lasts by default."""
+        row = self._service.store.job(job.id)
+        deadline = None if row is None else row.policy.deadline
+        left = 0.0 if deadline is None else deadline - self._clock.wall()
+        return max(self._config.batch_timeout, left)
 
-def _still(row: JobRow) -> float | None:
-    """Return what a job can still spend, USD; ``None`` where nothing limits it."""
-    budget = budget_of(row)
-    return None if budget is None else max(0.0, budget - row.cost)
+
+def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[BatchApi | None, str | None]:
+    """Return the Batch API for a kind of request, or ``None`` and why there is none, with what to do."""
+    name = model.provider.name
+    if not config.batch_enabled:
+        return None, "batches are switched off: set batch_enabled"
+    api = model.provider.batches()
+    if api is None:
+        return None, f"{name} has no Batch API: choose another provider"
+    if kind not in api.abilities.kinds:
+        what = "vectors" if kind is Kind.EMBED else "texts"
+        return None, f"{name} has no Batch API for {what}: choose another provider"
+    return api, None
 
 
 def _all_of(job: Job, timeout: float) -> Iterator[Result]:

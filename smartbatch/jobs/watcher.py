@@ -120,6 +120,11 @@ class Watcher:
         self._callbacks: list[_Callback] = []
         self._ending: SmartbatchError | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nobody left to tell."""
+        return self._thread is None
+
     def futures(self, total: int) -> list[Future[Result]]:
         """Return a future for each item, in order."""
         futures = [self._service.new_future() for _ in range(total)]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from smartbatch.errors import ConfigError, scrub
+from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -126,6 +126,12 @@ def warn(name: str, /, **fields: str) -> None:
     log = get_logger()
     if log is not None:
         log.warning(name, **fields)
+
+
+def job_error(job_id: str | None, error: BaseException) -> None:
+    """Log what keeps jobs from going on; of foreign errors the class only, they may hold anything."""
+    told = error.message if isinstance(error, StoreError) else ""
+    warn("job_error", job_id=job_id or "", error=type(error).__name__, told=told)
 
 
 class _AtLevel:

@@ -74,6 +74,8 @@ class Collector:
         A request may have moved to a lane that had its turn before: then look again at once.
         """
         queue = self._queue
+        for ticket, waiter in queue.remove_abandoned_locked():
+            effects.cancelled(ticket, waiter, now)
         wake = math.inf
         self._moved = False
         lane_queues = list(queue.lanes.values())
@@ -98,12 +100,7 @@ class Collector:
         return now if self._moved else wake
 
     def expire_locked(self, now: float, effects: DeferredEffects) -> float:
-        """Fail the requests whose own time-out is over; return when the next one's is.
-
-        What was cancelled without the monitor is taken out as well.
-        """
-        for ticket, waiter in self._queue.remove_abandoned_locked():
-            effects.cancelled(ticket, waiter, now)
+        """Fail the requests whose own time-out is over; return when the next one's is."""
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
                 f"the request's time-out ended after {now - waiter.submitted:.3g} s and "

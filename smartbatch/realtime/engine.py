@@ -10,61 +10,75 @@ import itertools
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+
+from attrs import field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.limits.retry import RetryPolicy
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
-from smartbatch.providers.base import Provider
+from smartbatch.providers.model import OpenedModel
+from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
-from smartbatch.realtime.effects import DeferredEffects
+from smartbatch.realtime.effects import DeferredEffects, PostProcess, processed
 from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
+from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
-from smartbatch.realtime.router import PostProcess, ResponseRouter
+from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
-from smartbatch.types import Answer, Embedding, Result
+from smartbatch.types import Answer, Kind, Result
 
-__all__ = ["RealtimeEngine"]
+__all__ = ["RealtimeEngine", "UserHooks"]
 
 LAST_CALLBACKS = 0.25
 """Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
 
 
-class LaneOf(Protocol):
-    """Returns the lane of a provider and model."""
+@frozen
+class UserHooks:
+    """What the user of a client adds to each call and result.
 
-    def __call__(
-        self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
-    ) -> Lane:
-        """See :meth:`smartbatch.realtime.lane_factory.LaneFactory.of`."""
+    Attributes:
+        post_process: called with each answered result on a worker; returns it, or a changed one.
+        middleware: layers around each call, outermost first.
+        classifiers: own verdicts on errors, asked before the provider's.
+    """
+
+    post_process: PostProcess | None = None
+    middleware: tuple[Middleware, ...] = ()
+    classifiers: Classifiers = field(factory=lambda: Classifiers(()))
+
+    def process(self, result: Result) -> Result:
+        """Return what ``post_process`` makes of an answered result."""
+        return result if self.post_process is None else processed(self.post_process, result)
 
 
 class RealtimeEngine:
     """The threads of one client, from its start to its stop.
 
-    Attributes:
-        lane_of: returns the lane for a provider, a model and a kind of vector, if any, or for the slower
-            tier; set by its owner.
-
     Args:
         config: checked settings.
         clock: time and waiting.
         budget: the client's money, which outlives a stop.
-        rng: dice for jitter.
+        rng: jitter of retries and backoff.
         tell: tells an event to all observers; never raises.
         report: told what a user's callback raised.
-        fallback: see :class:`~smartbatch.realtime.collector.Collector`.
-        post_process, keep: see :class:`~smartbatch.realtime.router.ResponseRouter`.
-    """
+        hooks: what the user adds.
+        calibration: returns what is known of a model's tokens, by label and kind.
+        fallback: answers while the breaker of another model is open; ``None`` where there is none.
+        keep: keeps an answer for the cache, by its key; ``None`` where there is none.
 
-    lane_of: LaneOf
+    Attributes:
+        lanes: returns the lane of a provider, a model and a kind of request.
+    """
 
     def __init__(
         self,
@@ -75,10 +89,13 @@ class RealtimeEngine:
         rng: random.Random,
         tell: Callable[[Event], None],
         report: Callable[[BaseException], None],
-        fallback: Callable[[Lane], Lane | None],
-        post_process: PostProcess | None,
+        hooks: UserHooks,
+        calibration: Callable[[str, Kind], Calibration],
+        fallback: OpenedModel | None,
         keep: Callable[[bytes, Answer], object] | None,
     ) -> None:
+        self._config = config
+        self._fallback = fallback
         self._clock = clock
         self._tell = tell
         self.queue = RequestQueue(
@@ -101,7 +118,7 @@ class RealtimeEngine:
             self.gates,
             policy,
             patience=config.outage_patience,
-            post_process=post_process,
+            post_process=hooks.post_process,
             keep=keep,
             rng=rng,
             validation_retries=config.validation_retries,
@@ -114,7 +131,7 @@ class RealtimeEngine:
             self.gates,
             self.router,
             new_id=lambda: f"batch-{next(batch_ids)}",
-            fallback=fallback,
+            fallback=self._fallback_lane,
         )
         self.dispatcher = BatchDispatcher(
             clock,
@@ -124,6 +141,9 @@ class RealtimeEngine:
             workers=config.parallelism,
             call_timeout=config.call_timeout,
             tell=tell,
+        )
+        self.lanes = LaneFactory(
+            config, clock, hooks.classifiers, hooks.middleware, opened=self._attach, calibration=calibration
         )
         self.dispatcher.start()
 
@@ -182,6 +202,45 @@ class RealtimeEngine:
             for lane_queue in self.queue.lanes.values():
                 lane_queue.flush(now)
             self.dispatcher.wake_locked()
+
+    def abandon_futures(self, futures: list[ResultFuture]) -> None:
+        """Have requests cancelled that nobody waits for any more. For finalisers: they run in the middle of
+        anything, so this runs no user code and waits for no lock.
+
+        The collector cancels them when it looks next. It is woken if the monitor is free; if not, whoever
+        holds it wakes the collector when a call ends or a request comes, and no call of an abandoned request
+        starts before.
+        """
+        self.queue.abandoned.extend(futures)
+        if self.queue.monitor.lock.acquire(blocking=False):
+            try:
+                self.dispatcher.wake_locked()
+            finally:
+                self.queue.monitor.lock.release()
+
+    def detach(self) -> None:
+        """Leave the quotas that are shared with other clients; the limits told here no longer count."""
+        now = self._clock.now()
+        for lane in self.queue.lanes:
+            lane.quota.detach(self.queue, now)
+
+    def _attach(self, lane: Lane) -> None:
+        self.queue.add_lane(lane)
+        lane.quota.attach(
+            self.queue,
+            self._config.max_rpm,
+            self._config.max_tpm,
+            now=self._clock.now(),
+            wake=self.dispatcher.wake,
+        )
+        if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
+            lane.quota.detach(self.queue, self._clock.now())
+
+    def _fallback_lane(self, lane: Lane) -> Lane | None:
+        """Return the lane of the fallback model; called under the monitor."""
+        if self._fallback is None or lane.provider is self._fallback.provider:
+            return None
+        return self.lanes.of(self._fallback.provider, self._fallback.name)
 
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.

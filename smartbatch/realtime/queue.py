@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections import deque
+from concurrent.futures import Future
 
 from attrs import define
 
@@ -226,10 +227,13 @@ class RequestQueue:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def remove_abandoned_locked(self) -> list[tuple[Ticket, Waiter]]:
-        """Take out the waiters whose futures were cancelled without the monitor; the caller tells of them."""
+        """Cancel the futures that a finaliser left in :attr:`abandoned`; the caller tells of them."""
         removed: list[tuple[Ticket, Waiter]] = []
         while self.abandoned:
-            waiter = self.abandoned.popleft().waiter
+            future = self.abandoned.popleft()
+            if not Future.cancel(future):  # its call is under way, or it has ended
+                continue
+            waiter = future.waiter
             ticket = None if waiter is None else waiter.ticket
             if waiter is not None and ticket is not None and self.cancelled_locked(ticket, waiter):
                 removed.append((ticket, waiter))

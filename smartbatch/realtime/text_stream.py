@@ -29,10 +29,10 @@ from types import TracebackType
 from typing import Self
 
 from smartbatch._clock import Clock
+from smartbatch._fork import reentered
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.observe import logs
-from smartbatch.realtime.signals import reentered
 from smartbatch.types import Result
 
 __all__ = ["ChunkBox", "TextStream"]

@@ -143,10 +143,6 @@ class ForecastHistory:
         self._clock = clock
         self._tell = tell
         self._opener = store
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin anew, with no lock and no store of another process: what is in the store is read again."""
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._looked = -math.inf

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from attrs import evolve, frozen
 
+from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import SmartbatchError
-from smartbatch.jobs.acceptance import row_named
 from smartbatch.jobs.job import Job
 from smartbatch.realtime.admission import Admission
 from smartbatch.types import Answer, Request, Result, Route, Usage
 
-__all__ = ["JobResults", "Sorted", "sort"]
+__all__ = ["JobResults", "ListParts", "parts_of"]
 
 
 @frozen
-class Sorted:
+class ListParts:
     """A list, by what has to be sent.
 
     Attributes:
         requests: as they were asked.
         sent: positions of those that go into the job, in order.
         known: results of those that need no call, by position.
-        twins: for a position in ``sent``, the positions of identical requests, which get its answer.
+        followers: for a position in ``sent``, the positions of identical requests, which get its answer.
         keys: fingerprints of ``sent``, for the cache; ``None`` where an answer is not kept.
     """
 
     requests: Sequence[Request]
     sent: tuple[int, ...]
     known: dict[int, Result]
-    twins: dict[int, list[int]]
+    followers: dict[int, list[int]]
     keys: dict[int, bytes | None]
 
 
-def sort(
-    requests: Sequence[Request], admission: Admission, *, deduplicate: bool, hurried: Collection[str] = ()
-) -> Sorted:
+def parts_of(
+    requests: Sequence[Request],
+    preparer: RequestPreparer,
+    admission: Admission,
+    *,
+    deduplicate: bool,
+    never_waits: Callable[[Request], bool],
+) -> ListParts:
     """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
 
     Args:
-        hurried: purposes of requests that wait for no batch; nor do identical ones.
+        never_waits: whether a request waits for no batch; nor do identical ones.
 
     Raises:
         InvalidRequest: a hook refuses one, or the provider cannot take it; names the row.
@@ -50,31 +55,31 @@ def sort(
     prepared: list[Request] = []
     sent: list[int] = []
     known: dict[int, Result] = {}
-    twins: dict[int, list[int]] = {}
+    followers: dict[int, list[int]] = {}
     keys: dict[int, bytes | None] = {}
     leaders: dict[bytes, int] = {}
     for position, asked in enumerate(requests):
-        request = row_named(position, partial(admission.preprocessed, asked))
+        request = row_named(position, partial(preparer.preprocessed, asked))
         if isinstance(request, Answer):
             known[position] = admission.settled(asked, request, Route.LOCAL)
             prepared.append(asked)
             continue
-        row_named(position, partial(admission.check, request))
+        row_named(position, partial(preparer.check, request))
         prepared.append(request)
         key = admission.fingerprint(request)
         if (cached := admission.recalled(request, key)) is not None:
             known[position] = cached
         elif key is not None and deduplicate and key in leaders:
             leader = leaders[key]
-            twins.setdefault(leader, []).append(position)
-            if request.purpose in hurried:
+            followers.setdefault(leader, []).append(position)
+            if never_waits(request):
                 prepared[leader] = evolve(prepared[leader], purpose=request.purpose)
         else:
             sent.append(position)
             keys[position] = key
             if key is not None:
                 leaders[key] = position
-    return Sorted(prepared, tuple(sent), known, twins, keys)
+    return ListParts(prepared, tuple(sent), known, followers, keys)
 
 
 class JobResults(Iterator[Result]):
@@ -92,7 +97,7 @@ class JobResults(Iterator[Result]):
     def __init__(
         self,
         job: Job | None,
-        rows: Sorted,
+        rows: ListParts,
         *,
         ordered: bool,
         raising: bool,
@@ -144,27 +149,27 @@ class JobResults(Iterator[Result]):
 
     def _in_order(self) -> Iterator[Result]:
         rows, waiting = self._rows, iter(self._rows.sent)
-        stored = iter(()) if self._job is None else self._job._unprocessed(ordered=True)
+        stored = iter(()) if self._job is None else self._job.unprocessed_results(ordered=True)
         copies: dict[int, Result] = {}
-        following = next(waiting, None)
+        next_sent = next(waiting, None)
         for position in range(len(rows.requests)):
-            if position == following:
+            if position == next_sent:
                 result = self._own(position, next(stored))
-                for twin in rows.twins.get(position, ()):
-                    copies[twin] = self._copy(twin, result)
-                following = next(waiting, None)
+                for follower in rows.followers.get(position, ()):
+                    copies[follower] = self._copy(follower, result)
+                next_sent = next(waiting, None)
                 yield result
             else:
                 yield copies.pop(position) if position in copies else self._known(position)
 
     def _as_stored(self) -> Iterator[Result]:
         yield from (self._known(position) for position in self._rows.known)
-        for result in () if self._job is None else self._job._unprocessed(ordered=False):
+        for result in () if self._job is None else self._job.unprocessed_results(ordered=False):
             assert isinstance(result.context, int)
             position = result.context
             own = self._own(position, result)
             yield own
-            yield from (self._copy(twin, own) for twin in self._rows.twins.get(position, ()))
+            yield from (self._copy(follower, own) for follower in self._rows.followers.get(position, ()))
 
     def _known(self, position: int) -> Result:
         """Return the result of a request that needs no call. What a hook answered is nobody's answer."""

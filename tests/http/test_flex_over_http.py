@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import inside
 
 from smartbatch import BatchingClient, ResultList
 from smartbatch.emulator.composed_answers import answer_for
@@ -100,7 +101,7 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
     with client_of(openai(emu), observers=[note]) as client:
 
         def median(route: Route) -> float:
-            return client._history.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
+            return inside(client).history.latency(route, "openai:gpt-5-mini").quantile(0.5, 1)
 
         slow, plain = median(Route.FLEX), median(Route.INDIVIDUAL)
         client.generate(PROBLEMS, **SOON)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inside import inside
 from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
@@ -227,7 +228,7 @@ def test_nobody_watches_a_job_that_is_done(client_of: ClientOf, clock: VirtualCl
     job = client.submit_batch(prompts(5))
     job.on_progress(lambda _: None)
     concurrent.futures.wait(job.futures(), PATIENCE)
-    client._service.watcher_of(job.id).finish(PATIENCE)
+    inside(client).service.finish_listening(job.id, PATIENCE)
     assert [thread.name for thread in threading.enumerate() if thread.name == "smartbatch-job"] == []
     assert watcher.PAGE == 1000
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import inside
 
 from smartbatch import Price, Result
 from smartbatch.client import BatchingClient
@@ -55,7 +56,7 @@ def paid(w: World) -> float:
 
 
 def row_of(client: BatchingClient, job_id: str) -> JobRow:
-    row = client._service.store.job(job_id)
+    row = inside(client).service.store.job(job_id)
     assert row is not None
     return row
 
@@ -230,7 +231,7 @@ def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None
         assert len(w.creates) == 4
         w.pass_time(10 * MINUTE)
         assert client.spent == pytest.approx(paid(w))
-        assert client._budget.reserved == 0.0
+        assert inside(client).realtime.budget.reserved == 0.0
 
 
 def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
@@ -242,10 +243,10 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
         assert first.spent == 0.0
         second = buyer(w, budget=0.5)
         assert second.submit_batch(texts(30), key="one", budget="0.3 USD").id == job.id
-        assert second._budget.lasting == pytest.approx(0.3)
+        assert inside(second).realtime.budget.lasting == pytest.approx(0.3)
         w.wait(job := second.job(job.id))
         w.pass_time(10 * MINUTE)
-        assert second._budget.lasting == 0.0
+        assert inside(second).realtime.budget.lasting == 0.0
         assert second.spent == pytest.approx(paid(w))
 
 

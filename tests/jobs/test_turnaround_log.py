@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from inside import inside
 from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
@@ -24,13 +25,13 @@ def client(client_of: ClientOf, clock: VirtualClock, tmp_path: Path) -> Batching
 
 
 def seen(client: BatchingClient, name: str) -> list[tuple[int, float]]:
-    return [(size, seconds) for size, seconds, _ in client._service.store.turnarounds(name)]
+    return [(size, seconds) for size, seconds, _ in inside(client).service.store.turnarounds(name)]
 
 
 def test_a_batch_that_ends_teaches_how_long_batches_take(client: BatchingClient) -> None:
     job = client.submit_batch(["a", "b", "c"])
     job.wait(10 * HOUR)
-    model = client._service.store.job(job.id).model
+    model = inside(client).service.store.job(job.id).model
     ((size, seconds),) = seen(client, model)
     assert size == 3
     assert TURNAROUND <= seconds < TURNAROUND + 120
@@ -41,7 +42,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That it would have taken longer, and how long a cancel takes. As a turnaround it does not count."""
-    api = client._provider.batches()
+    api = inside(client).realtime.model.provider.batches()
     show, asked = type(api)._shown, []
 
     def slowly(batch: object) -> RemoteBatch:
@@ -58,9 +59,9 @@ def test_one_that_is_cancelled_teaches_two_other_things(
     clock.sleep(100.0)
     job.cancel()
     job.wait(HOUR)
-    model = client._service.store.job(job.id).model
-    ((_, ran, at),) = client._service.store.turnarounds(turnaround_log.late(model))
-    (shard,) = client._service.store.shards(job.id)
+    model = inside(client).service.store.job(job.id).model
+    ((_, ran, at),) = inside(client).service.store.turnarounds(turnaround_log.late(model))
+    (shard,) = inside(client).service.store.shards(job.id)
     assert 90 <= ran <= 160
     assert abs(at - ran - shard.submitted_at) < 1  # by which it is known for one of its list
     ((_, took),) = seen(client, turnaround_log.cancelling(model.partition(":")[0]))
@@ -71,12 +72,12 @@ def test_one_that_is_cancelled_teaches_two_other_things(
 def test_one_that_expires_would_have_taken_longer(
     client: BatchingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = client._provider.batches()
+    api = inside(client).realtime.model.provider.batches()
     show = type(api)._shown
     monkeypatch.setattr(api, "_shown", lambda batch: expired(show(api, batch)))
     job = client.submit_batch(["a"])
     job.wait(10 * HOUR)
-    model = client._service.store.job(job.id).model
+    model = inside(client).service.store.job(job.id).model
     assert [seconds >= TURNAROUND for _, seconds in seen(client, turnaround_log.late(model))][:1] == [True]
     assert seen(client, model) == []
 

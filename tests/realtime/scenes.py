@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from attrs import evolve, frozen
+from inside import inside
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -196,7 +197,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def blocked(client: BatchingClient) -> int:
     """How many threads wait for room in the queue."""
-    engine = client._engine
+    engine = inside(client).realtime.engine
     return 0 if engine is None else engine.queue.blocked
 
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inside import inside
 from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind
 from smartbatch.events import CallFinished, CallStarted, Event
+from smartbatch.providers.registry import register
 from smartbatch.types import Answer, Usage
 
 ClientOf = Callable[..., BatchingClient]
@@ -47,12 +49,15 @@ def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> 
 
     def observe(event: Event) -> None:
         if isinstance(event, CallStarted | CallFinished):
-            assert client._budget.spent + client._budget.reserved <= budget + 1e-6
+            assert (
+                inside(client).realtime.budget.spent + inside(client).realtime.budget.reserved
+                <= budget + 1e-6
+            )
 
     client = make(clock, script, observe, parallelism=64, budget=budget, breaker_threshold=1000)
     with client, clock.held():
         futures = submit_all(client, [f"p {i}" for i in range(60)])
-    assert client._budget.overrun == 0
+    assert inside(client).realtime.budget.overrun == 0
     assert client.spent <= budget + 1e-6
     errors = [future.exception(PATIENCE) for future in futures]
     assert all(error is None or isinstance(error, BudgetExceeded) for error in errors)
@@ -138,21 +143,21 @@ def test_a_fallback_that_costs_more_reserves_more(clock: VirtualClock, client_of
     """What was reserved at the price of the first model would let the second overspend."""
     down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
     dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
+    register("dear", lambda name, _clock, _options: (dear, name))
     client = client_of(
         down,
         budget=100.0,
         prices={**PRICES, "dear:default": {"input": 0, "output": 3_000_000}},
         max_tokens=10,
         on_breaker_open="fallback",
-        fallback_model="sim:spare",
+        fallback_model="dear:default",
         breaker_threshold=2,
         breaker_pause=1_000.0,
         breaker_max_pause=1_000.0,
     )
-    client._second = (dear, "default")
     results = client.generate([f"p{i}" for i in range(10)])
     assert sum(result.ok for result in results) == 3
-    assert (client.spent, client._budget.overrun) == (90.0, 0)
+    assert (client.spent, inside(client).realtime.budget.overrun) == (90.0, 0)
 
 
 def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(

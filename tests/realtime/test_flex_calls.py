@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Scripted, failure
 
 from smartbatch._clock import VirtualClock
@@ -17,6 +18,7 @@ from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.events import CallFinished, CooldownStarted, Event, FlexChanged, RetryScheduled
 from smartbatch.prices import Price
 from smartbatch.providers.flex import FLEX, OPENAI, FlexTier
+from smartbatch.realtime.realtime import Call
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Generation, Request, Result, Route, Usage
@@ -77,7 +79,8 @@ def slow(
     client: BatchingClient, prompt: str, own_budget: Budget | None = None, **params: Any
 ) -> ResultFuture:
     request = validation.normalise(prompt, Generation(), **params)
-    return client._submit(request, None, own_budget=own_budget, flex=True)
+    realtime = inside(client).realtime
+    return realtime.ask(request, Call(realtime.model, own_budget=own_budget, flex=True))
 
 
 def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str]) -> list[Result]:
@@ -271,8 +274,8 @@ class TestMoney:
         client, _ = client_for(client_of, provider, parallelism=1)
         words = "word " * 1000
         most = (
-            client._running()
-            .lane_of(provider, "default")
+            inside(client.start())
+            .realtime.engine.lanes.of(provider, "default")
             .demand(Request(words, Generation(max_tokens=100)), 1000, priced=True)[1]
         )
         client_budget = Budget(None)

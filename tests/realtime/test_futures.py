@@ -9,6 +9,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, 
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -105,7 +106,7 @@ def test_a_cancel_that_meets_a_start_is_told_all_the_same(scene: Scene) -> None:
     scene.release()
     assert last.result(PATIENCE).ok
     assert waiting.cancel()
-    engine = scene.client._engine
+    engine = inside(scene.client).realtime.engine
     assert engine is not None
     scene.client.stop()
     assert engine.counts().cancelled == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import InTime
 
 from smartbatch._clock import VirtualClock
@@ -237,7 +238,7 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
     stream: Any = client.start().map(iter(prompts(50)))
-    engine = client._engine
+    engine = inside(client).realtime.engine
     assert engine is not None
 
     def take_and_drop() -> bool:

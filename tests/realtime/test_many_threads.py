@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Scripted, broken, failure, limited, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -129,7 +130,7 @@ def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
         assert len(results) == 200 == results.succeeded + results.failed
         assert all(result.text == f"re: {i}" for i, result in enumerate(results) if result.ok)
         assert sum(result.attempts for result in results) == len(provider.starts)
-        engine = client._engine
+        engine = inside(client).realtime.engine
         assert engine is not None
         client.stop()
         counts = engine.counts()
@@ -151,7 +152,7 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
         observers=[watch],
         deduplicate=False,
     )
-    engine = client.start()._engine
+    engine = inside(client.start()).realtime.engine
     assert engine is not None
     watch.client = client
     outcomes: Counter[str] = Counter()
@@ -184,7 +185,7 @@ def test_identical_requests_of_many_threads_are_balanced_too(
     """Twins, cancellations and time-outs together: nothing is lost and nothing counted twice."""
     watch = Watch()
     client = client_of(Scripted(clock, latency=0.5), parallelism=4, queue_capacity=10_000, observers=[watch])
-    engine = client.start()._engine
+    engine = inside(client.start()).realtime.engine
     assert engine is not None
     watch.client = client
 

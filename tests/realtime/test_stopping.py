@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Aside, InTime, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -55,7 +56,7 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
     client = client_of(lambda request, attempt: "fine", clock=RealClock(), observers=[slow])
     client.submit("x")
     assert hears.wait(PATIENCE)
-    engine = client._engine
+    engine = inside(client).realtime.engine
     assert engine is not None
     assert engine.counts().succeeded == 1
     assert engine.queue.wait_idle(0.0) is False
@@ -74,7 +75,7 @@ def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock,
     with clock.held():
         quick, slow, waiting = submit_all(client, ["quick", "slow", "waiting"])
         provider.wait_for(1)
-        engine = client._engine
+        engine = inside(client).realtime.engine
         stopping = InTime(clock, lambda: (client.stop(timeout=10.0), clock.now()))
     assert stopping.result()[1] == 10.0
     assert quick.result(PATIENCE).ok
@@ -96,7 +97,7 @@ def test_the_late_answer_of_a_stopped_client_hurts_nobody(clock: VirtualClock, c
     with clock.held():
         future = client.submit("x")
         provider.wait_for(1)
-        engine = client._engine
+        engine = inside(client).realtime.engine
         client.stop(timeout=0)
     assert isinstance(future.exception(PATIENCE), ClientClosed)
     eventually(lambda: provider.in_flight == 0)
@@ -219,7 +220,7 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
         old = client.submit("old")
         provider.wait_for(1)
         stopping = InTime(clock, client.stop)
-        eventually(lambda: client._engine is None)
+        eventually(lambda: inside(client).realtime.engine is None)
         client.start()
         new = client.submit("new")
     assert new.result(PATIENCE).text == "re: new"

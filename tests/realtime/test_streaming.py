@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import Aside, InTime, Scripted, broken, eventually, failure, limited, unavailable
 
 from smartbatch import TextStream
@@ -842,7 +843,7 @@ def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: C
     assert client.counts.submitted == 60
     assert len(read(client.stream("last"))) == 10
     client.stop()
-    assert client._engine is None
+    assert inside(client).realtime.engine is None
 
 
 def test_the_mock_streams_word_by_word(clock: VirtualClock, client_of: ClientOf) -> None:

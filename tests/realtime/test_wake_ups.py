@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -139,17 +140,20 @@ def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """A thread may be on its way to submit while another one stops the client."""
-    client = client_of(Scripted(clock, scope="account"), max_rpm=1)
-    engine = client._running()
+    provider = Scripted(clock, scope="account")
+    client = client_of(provider, max_rpm=1)
+    engine = inside(client.start()).realtime.engine
+    assert engine is not None
     client.stop()
-    engine.lane_of(client._provider, client.model, None)
+    engine.lanes.of(provider, client.model, None)
     assert not shared_quota("account", client.model)._limits
 
 
 def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
     """Although the fallback's lane opens in the middle of a look at the others, and no worker is left."""
+    provider = Embedder(clock, lambda *_: unavailable())
     client = client_of(
-        Embedder(clock, lambda *_: unavailable()),
+        provider,
         parallelism=1,
         on_breaker_open="fallback",
         fallback_model="sim:spare",
@@ -157,7 +161,9 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock,
         breaker_pause=1_000.0,
         breaker_max_pause=1_000.0,
     )
-    client._running().lane_of(client._provider, client.model, Embedding())  # with one lane it looks at all
+    engine = inside(client.start()).realtime.engine
+    assert engine is not None
+    engine.lanes.of(provider, client.model, Embedding())  # with one lane it looks at all
     with clock.held():
         futures = submit_all(client, "abc")
     assert {future.result(PATIENCE).model for future in futures} == {"sim:spare"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
+from inside import inside
 
 from smartbatch import BatchingClient
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
@@ -36,7 +38,7 @@ def client(tmp_path: Path, events: list[Event]) -> BatchingClient:
 def teach(client: BatchingClient, seconds: float, name: str = "openai:gpt-5-mini") -> None:
     """Let the store say that batches took so long of late."""
     store = open_store(client.config.store)
-    wall = client._clock.wall()
+    wall = time.time()
     store.observe_turnarounds(
         name, [(50, seconds * (0.9 + number / 150), wall - number) for number in range(30)]
     )
@@ -79,10 +81,10 @@ def test_the_first_plan_of_a_process_knows_how_long_answers_were(
 ) -> None:
     """A command is a process of its own, and has no second plan."""
     client.plan(PROMPTS, strategy=strategy)
-    learned = client._history.calibration("openai:gpt-5-mini", Kind.GENERATE)
+    learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
     for _ in range(50):
         learned.observe(20, Usage(22, 7))
-    client._history.save()
+    inside(client).history.save()
     known = client.plan(PROMPTS, strategy=strategy)
     again = BatchingClient(
         "openai:gpt-5-mini",

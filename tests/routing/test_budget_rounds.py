@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import inside
 
 from smartbatch import BatchingClient, ConfigError, Price
 from smartbatch.core.routing.offers import BatchOffer
@@ -65,7 +66,7 @@ def test_what_a_plan_says_of_its_rounds_can_be_checked_by_hand(tmp_path: Path) -
 def test_a_budget_of_the_client_makes_rounds_as_one_of_the_list_does(tmp_path: Path) -> None:
     with market(tmp_path) as (w, client):
         same = w.process(prices={f"openai:{w.model}": PRICE}, max_tokens=40, budget=0.5)
-        client._history.save()
+        inside(client).history.save()
         own = client.plan(texts(60), strategy="batch", budget=0.5)
         outer = same.plan(texts(60), strategy="batch")
         lax = same.plan(texts(60), strategy="batch", budget=5)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from inside import inside
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -324,12 +325,12 @@ class TestTheStore:
         call(history, clock, *[3.0] * 20)
         assert median(history) == pytest.approx(3.0, rel=0.1)
 
-    def test_a_forked_child_reads_the_store_anew(self, process: Process, clock: VirtualClock) -> None:
+    def test_another_process_reads_the_store_anew(self, process: Process, clock: VirtualClock) -> None:
         history = process()
         history.refresh()
         call(history, clock, *[30.0] * 20)
         history.save()
-        history.renew()
+        history = process()
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
         history.refresh()
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
@@ -403,14 +404,16 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
 
     place = str(tmp_path / "jobs.db")
     first = client_of(answer, store=place)
-    first._history.refresh()
+    inside(first).history.refresh()
     first.generate([f"prompt {n}" for n in range(12)])
-    label = next(iter(first._history._tokens))[0]
+    label = next(iter(inside(first).history._tokens))[0]
     first.stop()
     second = client_of(answer, store=place)
-    second._history.refresh()
-    assert second._history.latency(Route.INDIVIDUAL, label).observations == 12
-    assert second._history.latency(Route.INDIVIDUAL, label).quantile(0.5, 1) == pytest.approx(7.0, rel=0.1)
-    assert second._history.calibration(label, Kind.GENERATE).observed == 12
+    inside(second).history.refresh()
+    assert inside(second).history.latency(Route.INDIVIDUAL, label).observations == 12
+    assert inside(second).history.latency(Route.INDIVIDUAL, label).quantile(0.5, 1) == pytest.approx(
+        7.0, rel=0.1
+    )
+    assert inside(second).history.calibration(label, Kind.GENERATE).observed == 12
     second.submit("more").result(30.0)
-    assert second._history.calibration(label, Kind.GENERATE).observed == 13
+    assert inside(second).history.calibration(label, Kind.GENERATE).observed == 13

@@ -1,0 +1,145 @@
+"""From what callers pass to checked requests: parameters merged, hooks run, fields checked. Nothing is
+sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from attrs import evolve, fields_dict
+
+from smartbatch.core.preparation import validation
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Answer, Generation, Kind, Prompt, Request
+
+__all__ = ["GENERATION", "Preprocess", "RequestPreparer", "checked_generation", "kind_of", "row_named"]
+
+Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
+"""A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
+
+GENERATION = frozenset(fields_dict(Generation))
+"""Names of the parameters that are about generating and not about the request."""
+
+_T = TypeVar("_T")
+
+
+class RequestPreparer:
+    """Prepares the requests of one client; the same for single requests, lists and jobs.
+
+    Args:
+        defaults: the client's generation parameters, checked.
+        hooks: run on each request, in order.
+        request_timeout: seconds for requests that have no time-out of their own; ``None`` for none.
+        check: refuses what the provider cannot do with ``InvalidRequest``.
+    """
+
+    def __init__(
+        self,
+        defaults: Generation,
+        hooks: Sequence[Preprocess],
+        *,
+        request_timeout: float | None,
+        check: Callable[[Request], None],
+    ) -> None:
+        self._defaults = defaults
+        self._hooks = tuple(hooks)
+        self._request_timeout = request_timeout
+        self.check = check
+
+    def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
+        """Return one checked request; see :func:`~smartbatch.core.preparation.validation.normalise`."""
+        return validation.normalise(prompt, self._defaults, **params)
+
+    def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
+        """Return the checked requests of a list, at once for a sequence and lazily for anything else.
+
+        Raises:
+            InvalidRequest: names the row.
+        """
+        checked = self.admitted(prompts, params)
+        if not isinstance(prompts, Sequence):
+            return checked
+        requests = list(checked)
+        for request in requests:
+            self.check(request)
+        return requests
+
+    def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
+        """Return the requests of a list, each checked as it is read.
+
+        Raises:
+            InvalidRequest: at once for a single prompt, else when the row is read; it names the row.
+        """
+        if isinstance(prompts, str | Mapping):
+            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
+        defaults = self.defaults_of(params)
+        others = {name: value for name, value in params.items() if name not in GENERATION}
+        return (
+            validation.normalise(prompt, defaults, row=row, **others) for row, prompt in enumerate(prompts)
+        )
+
+    def defaults_of(self, params: Mapping[str, Any]) -> Generation:
+        """Return the client's generation parameters with those of ``params`` over them."""
+        own = {name: value for name, value in params.items() if name in GENERATION}
+        return checked_generation(self._defaults, own) if own else self._defaults
+
+    def preprocessed(self, request: Request) -> Request | Answer:
+        """Run the hooks; an answer ends the request without a call."""
+        for hook in self._hooks:
+            verdict = hook(request)
+            if isinstance(verdict, str):
+                return Answer(verdict)
+            if isinstance(verdict, Answer):
+                return verdict
+            if verdict is not None:
+                request = validation.normalise(verdict, self._defaults)
+        if request.timeout is None and self._request_timeout is not None:
+            request = evolve(request, timeout=self._request_timeout)
+        return request
+
+    def for_job(self, request: Request) -> Request:
+        """Return a request as a job stores it: hooks run, checked.
+
+        Raises:
+            InvalidRequest: a hook answered it, or the provider cannot take it.
+        """
+        prepared = self.preprocessed(request)
+        if isinstance(prepared, Answer):
+            raise InvalidRequest(
+                "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
+                "rows out, or use generate()",
+                field="prompt",
+            )
+        self.check(prepared)
+        return prepared
+
+    def rows_for_job(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
+        """Return the requests of a list as a job stores them, each prepared as it is read.
+
+        Raises:
+            InvalidRequest: names the row.
+        """
+        admitted = self.admitted(prompts, params)
+        return (row_named(row, partial(self.for_job, request)) for row, request in enumerate(admitted))
+
+
+def checked_generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
+    """Return checked generation parameters: ``params`` over ``defaults``."""
+    return validation.admit_defaults(evolve(defaults, **params) if params else defaults)
+
+
+def kind_of(request: Request) -> Kind:
+    """Return what a request asks for."""
+    return Kind.GENERATE if request.embedding is None else Kind.EMBED
+
+
+def row_named(row: int, act: Callable[[], _T]) -> _T:
+    """Return what ``act`` returns; where it refuses a request, the error names the row, counted from 0."""
+    try:
+        return act()
+    except InvalidRequest as error:
+        if error.row is not None:
+            raise
+        text = f"row {row} (counted from 0): {error.message}"
+        raise InvalidRequest(text, field=error.field, row=row) from error

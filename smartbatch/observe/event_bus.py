@@ -1,0 +1,45 @@
+"""Who hears of a client's events: the library's own listeners first, then the user's observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smartbatch._fork import on_main_thread
+from smartbatch.events import Event, Observer
+from smartbatch.observe import logs
+
+__all__ = ["EventBus"]
+
+
+class EventBus:
+    """Tells each event to all listeners, on the thread that tells it. Takes no lock; safe from any thread.
+
+    Args:
+        observers: the user's. A list that the caller may append to: appending is atomic, so that observers
+            that are added by several threads at once are all there.
+    """
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self._own: list[Callable[[Event], object]] = []
+        self._observers = observers
+
+    def subscribe(self, listener: Callable[[Event], object]) -> None:
+        """Have a listener of the library's own called with every event; it must not raise."""
+        self._own.append(listener)
+
+    def tell(self, event: Event) -> None:
+        """Tell all listeners. What an observer raises is logged and hurts nobody.
+
+        Raises:
+            BaseException: what a signal handler raised on the main thread while an observer happened to run:
+                the user wants to stop.
+        """
+        for listener in self._own:
+            listener(event)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except BaseException as error:  # an exit asked for on a worker would only end the worker
+                if not isinstance(error, Exception) and on_main_thread():
+                    raise
+                logs.warn("observer_raised", observed=event.name, error=type(error).__name__)

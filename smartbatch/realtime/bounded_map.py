@@ -1,0 +1,169 @@
+"""The results of a list in real time: requests are submitted as results are taken, a bounded number ahead."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from smartbatch._clock import Clock
+from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.types import Request, Result
+
+__all__ = ["BoundedMap"]
+
+_BUFFERED = 10
+"""A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
+
+
+class BoundedMap(Iterator[Result]):
+    """Submits requests as results are taken, and yields the results; one thread reads it.
+
+    When the requests end with an error, or one cannot be submitted, the results of those before it come
+    first. A queue that is full of others' requests is waited for as long as own results are outstanding.
+
+    Args:
+        requests: checked requests; read lazily.
+        submit: puts a request into the queue; its second argument is told the result.
+        clock: time and waiting.
+        ahead: most requests under way.
+        ordered: whether results come in the order of the requests.
+        raising: whether a failed request raises instead of being yielded.
+        abandon: takes futures that nobody waits for any more, to be cancelled later; called by the finaliser,
+            so it must run no user code and wait for no lock.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        submit: Callable[[Request, Callable[[Result], None]], ResultFuture],
+        clock: Clock,
+        *,
+        ahead: int,
+        ordered: bool,
+        raising: bool,
+        abandon: Callable[[list[ResultFuture]], None],
+    ) -> None:
+        self._under_way: dict[int, ResultFuture] = {}
+        self._abandon = abandon
+        self._requests = iter(requests)
+        self._submit = submit
+        self._inbox = _Arrivals(clock)
+        self._ahead = ahead
+        self._ordered = ordered
+        self._raising = raising
+        self._finished: dict[int, Result] = {}
+        self._next_request: Request | None = None
+        self._failure: Exception | None = None
+        self._submitted = 0
+        self._yielded = 0
+        self._exhausted = False
+        self._process = os.getpid()
+
+    def __next__(self) -> Result:
+        if os.getpid() != self._process:
+            raise WrongProcess("the list belongs to the parent process; ask for one of your own in this one")
+        try:
+            result = self._next()
+        except BaseException:
+            self.close()
+            raise
+        if self._raising and result.error is not None:
+            self.close()
+            raise result.error
+        return result
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further. Called by itself when the loop breaks off."""
+        self._exhausted = True
+        self._failure = self._next_request = None
+        self._finished.clear()
+        for future in list(self._under_way.values()):
+            future.cancel()
+        self._under_way.clear()
+
+    def __del__(self) -> None:
+        if self._under_way:
+            self._abandon(list(self._under_way.values()))
+
+    def _next(self) -> Result:
+        while True:
+            self._feed()
+            position = self._yielded if self._ordered else next(iter(self._finished), -1)
+            result = self._finished.pop(position, None)
+            if result is not None:
+                self._yielded += 1
+                return result
+            if not self._under_way:
+                raise self._failure or StopIteration
+            self._receive(*self._inbox.take())
+
+    def _feed(self) -> None:
+        """Submit until enough is under way; what has arrived meanwhile makes room at once."""
+        while not self._exhausted and len(self._under_way) < self._ahead:
+            if len(self._finished) >= _BUFFERED * self._ahead:
+                return
+            readable = self._finished and (not self._ordered or self._yielded in self._finished)
+            if readable and len(self._under_way) >= self._ahead // 2:
+                return  # enough is under way: let the reader have its result first
+            try:
+                submitted = self._submit_next()
+            except Exception as error:
+                self._exhausted, self._failure = True, error
+                nameless = isinstance(error, InvalidRequest) and error.row is None  # refused by a hook
+                if nameless or not isinstance(error, SmartbatchError):
+                    error.add_note(f"raised while prompt {self._submitted} (counted from 0) was read")
+                return
+            if not submitted:
+                return
+            while len(self._inbox):
+                self._receive(*self._inbox.take())
+
+    def _submit_next(self) -> bool:
+        """Submit the next request; False when there is none, or no room for it now."""
+        request = self._next_request or next(self._requests, None)
+        if request is None:
+            self._exhausted = True
+            return False
+        self._next_request = request
+        position = self._submitted
+        try:
+            future = self._submit(request, partial(self._inbox.put, position))
+        except QueueFull:
+            if not self._under_way:
+                raise
+            return False
+        self._next_request = None
+        self._submitted += 1
+        self._under_way[position] = future
+        return True
+
+    def _receive(self, position: int, result: Result) -> None:
+        if self._under_way.pop(position, None) is not None:
+            self._finished[position] = result
+
+
+class _Arrivals:
+    """Results in the order they came, each with the position of its request."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._monitor = clock.monitor()
+        self._arrived: deque[tuple[int, Result]] = deque()
+
+    def put(self, position: int, result: Result) -> None:
+        """Deliver; called by workers, never blocks."""
+        with self._monitor:
+            self._arrived.append((position, result))
+            self._monitor.notify()
+
+    def take(self) -> tuple[int, Result]:
+        """Return the next arrival, waiting for it."""
+        with self._monitor:
+            while not self._arrived:
+                self._monitor.wait()
+            return self._arrived.popleft()
+
+    def __len__(self) -> int:
+        return len(self._arrived)

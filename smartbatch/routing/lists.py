@@ -1,0 +1,427 @@
+"""Lists: a list is checked as a whole, its route is chosen and taken, and the choice is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from attrs import evolve, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.constraints import Constraints, seconds_until
+from smartbatch.core.routing.workload import Workload
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
+from smartbatch.jobs.submission import JobOptions, JobSubmission
+from smartbatch.plan import Plan
+from smartbatch.providers.model import OpenedModel
+from smartbatch.realtime.bounded_map import BoundedMap
+from smartbatch.realtime.realtime import ListOptions, Realtime
+from smartbatch.results import ResultList
+from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.list_job import JobResults, parts_of
+from smartbatch.types import Kind, Priority, Prompt, Request, Result, Route, Strategy
+
+__all__ = ["CONSTRAINTS", "ListRouter", "split_constraints"]
+
+_NEED_ALL = ("batch", "hybrid", "threshold")
+"""Strategies that need to know the whole list."""
+CONSTRAINTS = frozenset({"strategy", "deadline", "budget", "prefer", "time_value"})
+"""Arguments of list calls that are about the route."""
+
+
+@frozen
+class _List:
+    """A list as it was asked for, checked.
+
+    Attributes:
+        requests: in order.
+        params: as they were given, without the constraints.
+        constraints: what the route has to meet.
+        kind: texts or vectors.
+        batchable: whether a batch may be considered at all.
+    """
+
+    requests: list[Request]
+    params: Mapping[str, Any]
+    constraints: Constraints
+    kind: Kind
+    batchable: bool
+
+
+class ListRouter:
+    """Finds the lists of one client their routes.
+
+    Args:
+        config: checked settings.
+        clock: time.
+        model: that answers.
+        preparer: checks every request.
+        realtime: takes the routes in real time.
+        jobs: stores what goes by batch.
+        service: carries jobs on.
+        advisor: chooses.
+    """
+
+    def __init__(
+        self,
+        config: BatchingConfig,
+        clock: Clock,
+        *,
+        model: OpenedModel,
+        preparer: RequestPreparer,
+        realtime: Realtime,
+        jobs: JobSubmission,
+        service: JobService,
+        advisor: Advisor,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._model = model
+        self._preparer = preparer
+        self._realtime = realtime
+        self._jobs = jobs
+        self._service = service
+        self._advisor = advisor
+
+    # -- lists -----------------------------------------------------------------------------------------------
+
+    def results(
+        self, prompts: Iterable[Prompt], params: Mapping[str, Any], *, raising: bool, ordered: bool
+    ) -> Iterator[Result]:
+        """Yield the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
+
+        A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
+        iterable is read lazily and goes in real time.
+
+        Args:
+            params: as they were given, constraints included.
+            raising: whether a failed request raises instead of being yielded.
+            ordered: whether results come in the order of the prompts.
+        """
+        plain, given = split_constraints(params)
+        if not isinstance(prompts, Sequence) and not self._needs_all(given):
+            constraints = self._constraints(given)
+            requests = self._preparer.requests(prompts, plain)
+            route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
+            budget = self._list_budget(constraints.budget)
+            return self._realtime.map(requests, ListOptions(budget, route, raising, ordered))
+        asked = self._checked(_whole(prompts), plain, given)
+        return self._take(asked, self._considered(asked), raising, ordered)
+
+    def collected(self, results: Iterable[Result], began: float) -> ResultList:
+        """Return all results as a list with its sums.
+
+        Args:
+            began: monotonic seconds at which the caller began.
+
+        Raises:
+            AllRequestsFailed: when not one request was answered.
+        """
+        collected = ResultList(results)
+        collected.wall = self._clock.now() - began
+        collected.raise_if_all_failed()
+        return collected
+
+    def plan(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Plan:
+        """Return what a list would take; nothing is sent.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: no route meets the constraints.
+        """
+        asked = self._checked(_whole(prompts), *split_constraints(params))
+        return Plan(self._considered(asked), partial(self._carry_out, asked))
+
+    def forecast(
+        self,
+        prompts: Iterable[Prompt],
+        params: Mapping[str, Any],
+        count: int | None = None,
+        fallback: str | None = None,
+    ) -> Plan:
+        """Return what prompts would take that are read once and not kept, so that there may be any number.
+
+        Args:
+            count: how many they are, at most, where that is known.
+            fallback: where requests go that a batch has not run.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: no route meets the constraints.
+        """
+        plain, given = split_constraints(params)
+        constraints = self._constraints(given)
+        if constraints.budget is not None:
+            self._jobs.check_priced()
+        self._check_forced(given, Kind.GENERATE, fallback)
+        kind, batchable = Kind.GENERATE, True
+        workload = self._advisor.workload(
+            kind,
+            constraints.at_once + 1 if count is None else count,
+            constraints,
+            batchable=True,
+            flexible=self._flexible(()),
+        )
+        for request in self._preparer.admitted(prompts, plain):
+            kind = kind_of(request)
+            batchable = batchable and _may_wait(request)
+            self._count(workload, request)
+        decision = self._advisor.consider(
+            workload, constraints, kind, batchable=batchable, room=self._realtime.budget.left
+        )
+        return Plan(decision)
+
+    def announce(self, plan: Plan) -> str:
+        """Tell the decision of a plan that is carried out elsewhere; return the id it was told under."""
+        return self._advisor.tell(plan.decision)
+
+    def score(self, decision_id: str, plan: Plan, seconds: float, cost: float | None) -> None:
+        """Tell what a plan that was announced really took."""
+        self._advisor.score(decision_id, plan.decision, seconds, cost)
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def submit_batch(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
+    ) -> JobRow:
+        """Store requests as a job; with constraints the whole list is considered first.
+
+        A job goes by batch unless ``strategy`` says otherwise; with ``"auto"`` its route is chosen as that of
+        a list.
+
+        Raises:
+            ConfigError: no route meets the constraints.
+            Exception: as :meth:`smartbatch.jobs.submission.JobSubmission.submit`.
+        """
+        plain, given = split_constraints(params)
+        if not given:
+            return self._jobs.submit(requests, plain, options)
+        asked = self._checked(_whole(requests), plain, {"strategy": "batch", **given}, options.fallback)
+        decision = self._considered(asked)
+        self._advisor.tell(decision, _common_purpose(asked.requests))
+        prepared = map(self._preparer.for_job, asked.requests)
+        return self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
+
+    def submit_by_count(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
+    ) -> JobRow:
+        """Store requests as a job: few go in real time, more by batch; with constraints that is the
+        ``"threshold"`` strategy, unless ``strategy`` says otherwise. Raises as :meth:`submit_batch`."""
+        plain, given = split_constraints(params)
+        if not given:
+            return self._jobs.submit_by_count(requests, plain, options)
+        return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
+
+    def submit_planned(self, requests: Iterable[Prompt], plan: Plan, options: JobOptions) -> JobRow:
+        """Store requests as a job by the route of a plan that was made for them.
+
+        What goes in real time is asked only while a process waits for the job; see
+        :meth:`smartbatch.jobs.submission.JobSubmission.submit_attended`.
+        """
+        if plan.route not in (Route.BATCH, Route.HYBRID):
+            return self._jobs.submit_attended(requests, options, plan.route)
+        prepared = self._preparer.rows_for_job(requests, {})
+        return self._jobs.submit_decided(prepared, {}, plan.decision, Kind.GENERATE, options)
+
+    # -- considering -----------------------------------------------------------------------------------------
+
+    def _needs_all(self, given: Mapping[str, Any]) -> bool:
+        """Whether an iterator must be read to its end, before its route can be chosen."""
+        if "deadline" in given or "prefer" in given:
+            return True
+        return given.get("strategy", self._config.batching_strategy) in _NEED_ALL
+
+    def _checked(
+        self,
+        prompts: Sequence[Prompt],
+        plain: Mapping[str, Any],
+        given: Mapping[str, Any],
+        fallback: str | None = None,
+    ) -> _List:
+        """Check a list as a whole; its arguments are :func:`split_constraints`.
+
+        Raises:
+            InvalidRequest: names the row.
+            ConfigError: for a constraint that is none, and where a batch was asked for and there is no Batch
+                API.
+        """
+        constraints = self._constraints(given)
+        requests = list(self._preparer.requests(prompts, plain))
+        kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
+        kind = min(kinds, key=lambda kind: kind.value)
+        self._check_forced(given, kind, fallback)
+        urgent = [self._realtime.never_waits(request) for request in requests]
+        batchable = len(kinds) == 1 and not all(urgent) and all(map(_may_wait, requests))
+        if constraints.strategy is Strategy.AUTO and requests and all(urgent):
+            constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
+        return _List(requests, plain, constraints, kind, batchable)
+
+    def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
+        if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
+            self._jobs.check_batches(kind, fallback)
+
+    def _constraints(self, given: Mapping[str, Any]) -> Constraints:
+        config = self._config
+        chosen = {name: value for name, value in given.items() if value is not None}
+        deadline = chosen.pop("deadline", None)
+        if "strategy" in chosen:
+            chosen["batching_strategy"] = chosen.pop("strategy")
+        checked = evolve(config, **chosen) if chosen else config
+        return Constraints(
+            strategy=Strategy(checked.batching_strategy),
+            prefer=checked.prefer,
+            deadline=seconds_until(deadline, self._clock.wall()),
+            budget=checked.budget if "budget" in chosen else None,
+            time_value=checked.time_value,
+            threshold=config.batch_threshold,
+        )
+
+    def _considered(self, asked: _List) -> Decision:
+        """Return the decision for a list; nobody is told.
+
+        Raises:
+            ConfigError: no route meets the constraints, or the budget could not be kept.
+        """
+        if asked.constraints.budget is not None:
+            self._jobs.check_priced()
+        return self._advisor.consider(
+            self._workload(asked),
+            asked.constraints,
+            asked.kind,
+            batchable=asked.batchable,
+            room=self._realtime.budget.left,
+        )
+
+    def _workload(self, asked: _List) -> Workload:
+        admission, requests = self._realtime.admission, asked.requests
+        if admission.cache is not None:
+            requests = [
+                each for each in requests if not admission.recalled(each, admission.fingerprint(each))
+            ]
+        workload = self._advisor.workload(
+            asked.kind,
+            len(requests),
+            asked.constraints,
+            batchable=asked.batchable,
+            flexible=asked.batchable and self._flexible(asked.requests),
+        )
+        workload.cached = len(asked.requests) - len(requests)
+        for request in requests:
+            workload.add(request)
+        return workload
+
+    def _count(self, workload: Workload, request: Request) -> None:
+        admission = self._realtime.admission
+        if admission.cache is not None and admission.recalled(request, admission.fingerprint(request)):
+            workload.cached += 1
+        else:
+            workload.add(request)
+
+    def _flexible(self, requests: Sequence[Request]) -> bool:
+        """Whether the provider has a slower tier, and no request names one by itself."""
+        tier = self._model.provider.flex(self._model.name)
+        return tier is not None and all(map(tier.is_open_to, requests))
+
+    # -- taking a route --------------------------------------------------------------------------------------
+
+    def _take(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> Iterator[Result]:
+        """Yield the results by the route that was chosen, and score it at the end."""
+        decision_id = self._advisor.tell(decision, _common_purpose(asked.requests))
+        began = self._clock.now()
+        results: JobResults | BoundedMap
+        if decision.chosen.route in (Route.BATCH, Route.HYBRID):
+            results = self._by_job(asked, decision, raising, ordered)
+        else:
+            results = self._in_real_time(asked, decision, raising, ordered)
+        cost: float | None = 0.0
+        try:
+            for result in results:
+                cost = None if cost is None or result.cost is None else cost + result.cost
+                yield result
+        finally:
+            results.close()
+        self._advisor.score(decision_id, decision, self._clock.now() - began, cost)
+
+    def _carry_out(self, asked: _List, decision: Decision) -> ResultList:
+        """Execute a plan within its budget, which is checked here.
+
+        Raises:
+            ConfigError: the budget is none.
+            AllRequestsFailed: when not one request was answered.
+        """
+        budget = self._constraints({"budget": decision.constraints.budget}).budget
+        decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
+        began = self._clock.now()
+        return self.collected(self._take(asked, decision, False, True), began)
+
+    def _in_real_time(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> BoundedMap:
+        constraints = decision.constraints
+        threshold = constraints.strategy is Strategy.THRESHOLD
+        ahead = self._config.max_parallel_individual if threshold else None
+        budget = self._list_budget(constraints.budget)
+        options = ListOptions(budget, decision.chosen.route, raising, ordered, ahead)
+        return self._realtime.map(asked.requests, options)
+
+    def _by_job(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> JobResults:
+        """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
+        realtime = self._realtime
+        parts = parts_of(
+            asked.requests,
+            self._preparer,
+            realtime.admission,
+            deduplicate=self._config.deduplicate,
+            never_waits=realtime.never_waits,
+        )
+        job = None
+        if parts.sent:
+            requests = (evolve(parts.requests[position], context=position) for position in parts.sent)
+            row = self._jobs.submit_decided(requests, asked.params, decision, asked.kind, JobOptions())
+            job = Job(self._service, row)
+        cache = realtime.admission.cache
+        return JobResults(
+            job,
+            parts,
+            ordered=ordered,
+            raising=raising,
+            keep=None if cache is None else cache.put,
+            process=realtime.process,
+        )
+
+    def _list_budget(self, usd: float | None) -> Budget | None:
+        """Return what a list may spend, within the client's budget; refuse it where no price is known."""
+        if usd is None:
+            return None
+        self._jobs.check_priced()
+        return Budget(usd, self._realtime.budget)
+
+
+def split_constraints(
+    params: Mapping[str, Any], names: Collection[str] = CONSTRAINTS
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments that are none of the constraints ``names``, and the constraints that were
+    given."""
+    plain = {name: value for name, value in params.items() if name not in names}
+    return plain, {name: params[name] for name in names if params.get(name) is not None}
+
+
+def _whole(prompts: Iterable[Prompt]) -> Sequence[Prompt]:
+    """Return all prompts; what is no list of prompts is left as it is, to be refused as that."""
+    return prompts if isinstance(prompts, Sequence | Mapping) else list(prompts)  # type: ignore[return-value]
+
+
+def _may_wait(request: Request) -> bool:
+    """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
+    return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
+
+
+def _common_purpose(requests: Sequence[Request]) -> str | None:
+    """Return the purpose of all of them; ``None`` where they differ."""
+    purposes = {request.purpose for request in requests}
+    return purposes.pop() if len(purposes) == 1 else None

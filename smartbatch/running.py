@@ -1,0 +1,247 @@
+"""What a client has running in one process: real time, jobs and routing, wired together in one place."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import Any
+
+from attrs import field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch._fork import on_exit, on_fork
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.events import ClientStarted, Event, Observer
+from smartbatch.jobs.client_budget import ClientBudget
+from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
+from smartbatch.jobs.opened_store import OpenedStore
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
+from smartbatch.jobs.submission import JobSubmission, batches_of
+from smartbatch.observe import logs
+from smartbatch.observe.event_bus import EventBus
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.prices import PriceBook
+from smartbatch.providers.model import OpenedModel
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.engine import UserHooks
+from smartbatch.realtime.realtime import Call, Realtime, stored_future
+from smartbatch.realtime.submission import Delivery
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.history import ForecastHistory
+from smartbatch.routing.lists import ListRouter
+from smartbatch.types import Kind
+
+__all__ = ["ClientSettings", "RunningState"]
+
+STEP_GRACE = 30.0
+"""Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
+looking for it later."""
+LAST_ANSWERS = 5.0
+"""Seconds in which answers that came are stored at a stop whose time is over."""
+LAST_STEP = 1.0
+"""Seconds for what is under way at a stop whose time is over."""
+
+
+@frozen
+class ClientSettings:
+    """What a client is made of, checked; the same in every process.
+
+    Attributes:
+        config: checked settings.
+        clock: time and waiting.
+        rng: the user's random numbers; ``None`` for those of each process.
+        model: that answers.
+        fallback: that answers while the breaker of ``model`` is open; ``None`` where there is none.
+        preparer: prepares what callers pass.
+        hooks: what the user adds to calls and results.
+        observers: the user's; appended to by ``observe``.
+    """
+
+    config: BatchingConfig
+    clock: Clock
+    rng: random.Random | None
+    model: OpenedModel
+    fallback: OpenedModel | None
+    preparer: RequestPreparer
+    hooks: UserHooks
+    observers: list[Observer] = field(factory=list)
+
+
+class RunningState:
+    """The parts of a client in one process: real time, jobs, routing, and what they tell each other.
+
+    Making it starts nothing and opens nothing. Parts are built in the order in which they need each other;
+    what a part hears of later ones it hears as events.
+
+    Attributes:
+        realtime: requests and their futures.
+        jobs: stores jobs.
+        service: carries jobs on.
+        routing: finds lists their routes.
+        metrics: the figures so far.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        config, clock = settings.config, settings.clock
+        self._clock = clock
+        self._grace = config.exit_grace
+        self._carries_store = config.store is not None
+        self._bus = bus = EventBus(settings.observers)
+        self.metrics = BatchMetrics(max_batch_size=config.max_batch_size, now=clock.now)
+        store = OpenedStore(config.store, wall=clock.wall, rng=settings.rng or random.SystemRandom())
+        self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
+        self.realtime = realtime = Realtime(
+            config,
+            clock,
+            rng=settings.rng or random.Random(),
+            model=settings.model,
+            fallback=settings.fallback,
+            preparer=settings.preparer,
+            hooks=settings.hooks,
+            calibration=history.calibration,
+            tell=bus.tell,
+            report=_callback_raised,
+        )
+        budget = ClientBudget(
+            JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
+        )
+        advisor = Advisor(
+            settings.model.provider,
+            settings.model.name,
+            config,
+            clock=clock,
+            prices=PriceBook(config.prices),
+            history=history,
+            batches=lambda kind: batches_of(config, settings.model, kind)[0],
+            waiting=lambda: realtime.waiting,
+            tell=bus.tell,
+        )
+        self._callbacks = CallbackThread(clock, _callback_raised)
+        self.service = JobService(
+            config,
+            clock,
+            rng=settings.rng or random.SystemRandom(),
+            store=store,
+            dependencies=_dependencies(settings, realtime, history, advisor, budget, bus, self._callbacks),
+        )
+        self.jobs = JobSubmission(
+            config,
+            clock,
+            model=settings.model,
+            fallback_model=settings.fallback,
+            preparer=settings.preparer,
+            service=self.service,
+            budget=budget,
+        )
+        self.routing = ListRouter(
+            config,
+            clock,
+            model=settings.model,
+            preparer=settings.preparer,
+            realtime=realtime,
+            jobs=self.jobs,
+            service=self.service,
+            advisor=advisor,
+        )
+        for listener in (self.metrics, history, advisor.learned, budget, self._started):
+            bus.subscribe(listener)
+        on_fork(self)
+        on_exit(self)
+
+    def start(self) -> None:
+        """Start the threads, also after a stop."""
+        self.realtime.allow_start()
+        self.service.open()
+        self.realtime.start()
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread of the client, where it must not wait for the client's end."""
+        return self.realtime.on_own_thread() or self.service.on_own_thread()
+
+    def stop(self, timeout: float | None, reason: str) -> None:
+        """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end."""
+        began = self._clock.now()
+        self.history.save()
+        self.service.halt()
+        try:
+            self.realtime.stop(timeout, reason)
+        finally:
+            steps = STEP_GRACE
+            if timeout is not None:
+                steps = max(LAST_STEP, timeout - (self._clock.now() - began))
+            self.service.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
+            self._callbacks.drain(LAST_STEP)
+            self._callbacks.close()
+            self.realtime.close_providers()
+
+    def after_fork(self) -> None:
+        """In a forked child: end the copies of the parent's futures. The child's state is another one."""
+        error = WrongProcess(
+            "the request belongs to the parent process; a forked child starts with an empty client"
+        )
+        self.realtime.abandon(error)
+        self.service.abandon(error)
+
+    def at_exit(self, waited: float, *, interrupted: bool) -> None:
+        """At the interpreter's end: give what is pending its grace period, fail the rest."""
+        if interrupted:
+            self.realtime.cancel_pending()
+        self.stop(max(0.0, self._grace - waited), "the interpreter is exiting")
+
+    def forgotten(self) -> None:
+        """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
+        if self.realtime.is_running or self.service.is_working:
+            self.stop(None, "the client was forgotten")
+
+    def _started(self, event: Event) -> None:
+        """Carry on the jobs of a store that was named: any process started on it does its share."""
+        if not isinstance(event, ClientStarted) or not self._carries_store:
+            return
+        try:
+            self.service.carry_on()
+        except SmartbatchError as error:  # requests in real time do not need it
+            logs.job_error(None, error)
+
+
+def _dependencies(
+    settings: ClientSettings,
+    realtime: Realtime,
+    history: ForecastHistory,
+    advisor: Advisor,
+    budget: ClientBudget,
+    bus: EventBus,
+    callbacks: CallbackThread,
+) -> JobDependencies:
+    """Return what jobs need of the other parts."""
+
+    def ask(item: RealtimeItem) -> ResultFuture:
+        model = OpenedModel(item.provider, item.model)
+        delivery = Delivery(sink=item.sink, raw=True)
+        return realtime.ask(item.request, Call(model, delivery, item.own_budget, item.alone, item.flex))
+
+    def speed(row: JobRow) -> Any:
+        history.refresh()
+        return advisor.speed(Kind(row.kind), row)
+
+    return JobDependencies(
+        providers=(settings.model.provider,),
+        serve=realtime.serve,
+        ask=ask,
+        drop=realtime.drop,
+        process=settings.hooks.process,
+        new_future=lambda: stored_future(callbacks),
+        tell=bus.tell,
+        report=logs.job_error,
+        speed=speed,
+        calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
+        outer_budget=budget.next_to,
+    )
+
+
+def _callback_raised(error: BaseException) -> None:
+    logs.warn("callback_raised", error=type(error).__name__)
