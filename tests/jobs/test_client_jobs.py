@@ -558,7 +558,7 @@ def test_a_job_without_its_key_at_hand_says_what_it_needs(
 ) -> None:
     """It is left alone, and its note names the account."""
     client = client_of(remote, store=store)
-    with client._clock.held():  # type: ignore[attr-defined]
+    with clock.held():  # type: ignore[attr-defined]
         job = client.submit_batch(["a"])
     client.stop(timeout=0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
