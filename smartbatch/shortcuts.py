@@ -37,7 +37,7 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
 from smartbatch.types import Embedding, Generation, Kind, Prompt, Result, Route
 
-__all__ = ["StoredJobs", "embed", "generate", "job"]
+__all__ = ["StoredJobs", "close_stores", "embed", "generate", "job"]
 
 LAST_ANSWERS = 5.0
 """Seconds in which answers that came are stored at a stop."""
@@ -331,3 +331,9 @@ def _stored_jobs(config: BatchingConfig) -> StoredJobs:
         found = StoredJobs(config)
         _known.append(found)
     return found
+
+
+def close_stores() -> None:
+    """Give the jobs back that :func:`job` had this process carry on, and close their stores."""
+    while _known:
+        _known.pop().close()

@@ -20,7 +20,7 @@ import pytest
 from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 
 import smartbatch
-from smartbatch import BatchingConfig, events, providers, store_jobs, testing
+from smartbatch import BatchingConfig, events, providers, shortcuts, testing
 from smartbatch.cli.main import build_parser
 from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.providers import registry
@@ -186,9 +186,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for service in store_jobs._services.values():  # of the stores in this folder, which the next page has not
-        service.close(1.0)
-    store_jobs._services.clear()
+    shortcuts.close_stores()  # those in this folder, which the next page has not
 
 
 @pytest.fixture

@@ -554,11 +554,15 @@ def test_a_job_that_is_nowhere_is_not_found(client_of: ClientOf, remote: Remote,
 
 
 def test_a_job_without_its_key_at_hand_says_what_it_needs(
-    client_of: ClientOf, remote: Remote, store: str, monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf,
+    clock: VirtualClock,
+    remote: Remote,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is left alone, and its note names the account."""
     client = client_of(remote, store=store)
-    with clock.held():  # type: ignore[attr-defined]
+    with clock.held():
         job = client.submit_batch(["a"])
     client.stop(timeout=0)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
