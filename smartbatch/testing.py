@@ -1,4 +1,4 @@
-"""For users' own tests: a service to talk to, offline, and a clock whose time a test decides."""
+"""Helpers for users' own tests: the emulator of the three APIs, a mock provider, and a virtual clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for",
 
 
 def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:
-    """Return the providers' APIs, offline, to be used as ``with emulator(latency=0.01) as emu: …``.
+    """Return an emulator of the three APIs, to be used as ``with emulator(latency=0.01) as emu: …``.
 
-    Real-time calls, files and batches. Point a client at ``emu.base_url`` (Anthropic's and Gemini's at
-    ``emu.url``) with any key; ask ``emu.ledger`` what arrived and what was billed; change settings with
-    ``emu.configure(faults=0.02)``. Batches end at once unless ``batch_turnaround`` gives them seconds.
+    It has real-time calls, files and batches. Set the base URL of a client to ``emu.base_url`` (for Anthropic
+    and Gemini to ``emu.url``), with any key. ``emu.ledger`` has what arrived and what was billed;
+    ``emu.configure(faults=0.02)`` changes settings. Without ``batch_turnaround`` batches end at once.
 
     Args:
-        port: 0 takes a free one.
-        ledger_file: gets a JSON line for each request and for all that happens to batches.
+        port: 0 selects a free one.
+        ledger_file: gets a JSON line for each request and for each event of a batch.
         settings: see :class:`smartbatch.emulator.Settings`.
 
     Raises:

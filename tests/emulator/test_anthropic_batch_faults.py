@@ -101,7 +101,7 @@ def test_shuffled_results_carry_the_right_ids() -> None:
         ("wrong_counts", {"succeeded": 3}, {"succeeded"}),
     ],
 )
-def test_a_batch_ends_badly_in_the_ways_there_are(fault: str, counts: dict, kinds: set) -> None:
+def test_a_batch_can_fail_or_expire(fault: str, counts: dict, kinds: set) -> None:
     """This API has no failed batches: each line says it. The lines are right where the counts are not."""
     virtual = one_batch(fault)
     sdk = sdk_of(virtual)
@@ -181,7 +181,7 @@ def test_results_can_be_out_of_reach_or_cut_the_first_time() -> None:
     assert second.count(b"\n") == 20
 
 
-def test_a_batch_can_be_stuck_have_an_odd_status_or_complete_in_spite_of_a_cancel() -> None:
+def test_a_batch_can_be_stuck_have_an_unknown_status_or_complete_in_spite_of_a_cancel() -> None:
     """An undocumented status is not final; a stuck batch ends when it is cancelled."""
     virtual = one_batch("odd_status", batch_turnaround=100)
     sdk = sdk_of(virtual)

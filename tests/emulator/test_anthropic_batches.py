@@ -178,7 +178,7 @@ def test_what_is_wrong_with_the_batch_itself_is_refused_at_once(given: Any, mess
     assert virtual.ledger.summary()["batches"]["creates"] == 0
 
 
-def test_what_is_wrong_with_a_message_is_told_at_the_end_of_the_batch() -> None:
+def test_errors_of_a_message_are_in_the_results_of_the_batch() -> None:
     """The batch is taken, and its other lines are answered; nothing is billed for the wrong ones."""
     virtual = VirtualService(models=[MODEL])
     sdk = sdk_of(virtual)

@@ -10,7 +10,7 @@ from batch_backend_world import ME, World
 from smartbatch.emulator.batches.batch_records import AnswerLost, BatchBackendError
 
 
-def test_a_lost_create_exists_though_nobody_was_told():
+def test_a_lost_create_exists_without_an_answer():
     world = World(batch_faults={"lost_create": 1.0})
     with pytest.raises(AnswerLost) as caught:
         world.create(label={"sb": "n"})

@@ -59,7 +59,7 @@ def test_a_single_line_has_nobody_to_swap_with():
     assert world.figures()["lines_lost"] == 0
 
 
-def test_a_foreign_line_carries_an_id_nobody_asked_for():
+def test_a_foreign_line_has_an_id_of_no_request():
     _, lines = world_of_lines("foreign_lines")
     [foreign] = by_position(lines)[None]
     assert foreign.custom_id not in {f"id-{number}" for number in range(10)}
@@ -103,7 +103,7 @@ def is_json(row: bytes) -> bool:
     return True
 
 
-def test_a_request_that_is_wrong_fails_when_its_turn_comes():
+def test_an_invalid_request_fails_when_it_runs():
     world = World()
 
     error = api_error(400, "no messages", code="c")
@@ -139,7 +139,7 @@ def test_wrong_counts_differ_from_the_lines():
     assert len(world.lines(batch.id)) == 10
 
 
-def test_an_odd_status_is_told_for_half_of_the_run():
+def test_an_unknown_status_is_reported_for_half_of_the_run():
     world = World(batch_turnaround=100, batch_faults={"odd_status": 1.0})
     name = world.create().id
     statuses = [world.batch(name, now).unknown_status for now in (0, 44, 46, 100)]

@@ -134,7 +134,7 @@ def test_the_current_version_knows_no_sampling_parameters(raw, name):
         (body(system=5), "system"),
     ],
 )
-def test_requests_the_service_does_not_take(raw, asked, part):
+def test_unsupported_requests_are_refused(raw, asked, part):
     """Each is a 400 in Anthropic's shape that names the field."""
     assert part in refusal(raw, asked)
 
@@ -216,7 +216,7 @@ def test_without_a_stream_its_faults_cut_the_body(sdk, emu):
         create(sdk)
 
 
-def test_limits_are_told_in_headers_on_every_answer(raw, emu):
+def test_every_answer_has_the_limit_headers(raw, emu):
     """Requests, input and output, each with what is left and the moment when all is there again."""
     emu.configure(rpm=60, tpm=30_000, otpm=12_000)
     status, headers, _ = raw.ask(body(), path="/v1/messages", headers=NEW)
@@ -234,7 +234,7 @@ def test_limits_are_told_in_headers_on_every_answer(raw, emu):
     assert report.requests_reset <= 3.0
 
 
-def test_requests_above_a_limit_are_told_when_to_come_back(raw, emu):
+def test_requests_above_a_limit_get_the_time_to_wait(raw, emu):
     """By the limit that is tightest; output counts when it was made, not by its cap."""
     emu.configure(rpm=60, burst=1)
     assert raw.ask(body(), path="/v1/messages", headers=NEW)[0] == 200

@@ -41,7 +41,7 @@ def parsed(*options: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(number):
+def test_it_serves_until_a_signal(number):
     """One line names the address; Ctrl-C and SIGTERM end it with exit code 0 and silence."""
     with process() as (running, port), RawClient(port) as client:
         assert client.ask(chat())[0] == 200

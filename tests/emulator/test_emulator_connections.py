@@ -61,7 +61,7 @@ def test_a_chunked_body_may_come_after_its_head_has_been_read(raw):
     assert text_of(raw.answer()[2]) == answer_for("later", "m")
 
 
-def test_a_client_that_expects_continue_is_told_to(raw):
+def test_a_client_that_expects_continue_gets_it(raw):
     """The interim answer comes before the body is sent."""
     data = request_bytes(chat(), headers="Expect: 100-continue\r\n")
     end = data.index(b"\r\n\r\n") + 4

@@ -56,7 +56,7 @@ def test_an_answer_says_its_tier_and_the_ledger_knows_it(emu: Emulator, ask: Ask
     assert emu.ledger.summary()["billed_flex_tokens"] == slow.billed
 
 
-def test_it_takes_three_times_as_long_or_as_many_as_it_is_told(emu: Emulator, ask: Ask) -> None:
+def test_flex_takes_three_times_as_long_or_a_configured_factor(emu: Emulator, ask: Ask) -> None:
     emu.configure(latency=0.001, per_token=0.001)
     ask("flex"), ask()
     slow, plain = emu.ledger.calls

@@ -233,7 +233,7 @@ def exhausted(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {detail["@type"].rpartition(".")[2]: detail for detail in body["error"].get("details", ())}
 
 
-def test_limits_are_told_in_the_refusal_and_nowhere_else(emu, raw):
+def test_limits_are_named_in_the_error_only(emu, raw):
     """No headers; the quota, its value and a fraction of seconds stand in the details."""
     emu.configure(rpm=1)
     _, headers, _ = ask(raw, contents())

@@ -66,7 +66,7 @@ def test_tokens_are_charged_all_or_nothing_with_the_request():
     assert limits.headers(0.0)[1] == ("x-ratelimit-remaining-requests", "599")
 
 
-def test_refused_requests_count_only_when_told():
+def test_refused_requests_count_only_when_configured():
     """With count_refused a storm pushes the next free moment further away."""
     kind, strict = (Limits(Settings(rpm=60, count_refused=flag)) for flag in (False, True))
     for limits in (kind, strict):
@@ -92,7 +92,7 @@ def test_never_more_is_admitted_than_allowed(rpm, second, steps):
 
 
 @given(rpm=st.integers(1, 5000), second=st.booleans(), now=st.floats(0, 1000), extra=st.integers(0, 20))
-def test_whoever_waits_as_told_is_admitted(rpm, second, now, extra):
+def test_a_request_is_admitted_after_its_wait(rpm, second, now, extra):
     """The wait of a refusal is long enough."""
     limits = Limits(Settings(rpm=rpm, enforce="second" if second else "minute"))
     refused = None
@@ -143,7 +143,7 @@ def test_hints_can_be_switched_off(emu, raw):
     assert not {name for name in headers if "retry" in name or "ratelimit" in name}
 
 
-def test_a_request_larger_than_the_token_limit_is_told_so(emu, raw):
+def test_a_request_larger_than_the_token_limit_has_its_own_error(emu, raw):
     """It says that waiting does not help; the output cap counts."""
     emu.configure(tpm=100)
     status, headers, body = raw.ask(chat(max_tokens=101))

@@ -230,7 +230,7 @@ def test_a_bad_request_is_refused_naming_the_field(raw, emu, body, param):
     assert [call.billed > 0 for call in emu.ledger.calls] == [False, True]
 
 
-def test_a_schema_that_is_nonsense_is_a_bad_request(raw):
+def test_an_invalid_schema_is_a_bad_request(raw):
     """What cannot be built is the caller's mistake, not the emulator's."""
     schema = {"name": "a", "schema": {"type": "string", "minLength": "many"}}
     status, _, _ = raw.ask(chat(response_format={"type": "json_schema", "json_schema": schema}))

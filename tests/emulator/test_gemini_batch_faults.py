@@ -102,7 +102,7 @@ def test_results_come_in_any_order_also_inline() -> None:
         ("fail_validation", "FAILED", None),
     ],
 )
-def test_a_batch_ends_badly_in_the_ways_there_are(fault: str, state: str, expected: dict | None) -> None:
+def test_a_batch_can_fail_or_expire(fault: str, state: str, expected: dict | None) -> None:
     """The state says nothing about the lines; an expired or failed batch may have no results at all."""
     virtual = one_batch(fault)
     sdk = sdk_of(virtual)
@@ -196,7 +196,7 @@ def test_results_are_gone_after_their_retention() -> None:
     assert sdk.batches.get(name=batch).state == "JOB_STATE_SUCCEEDED"
 
 
-def test_a_batch_can_be_stuck_or_have_an_odd_status_or_complete_in_spite_of_a_cancel() -> None:
+def test_a_batch_can_be_stuck_have_an_unknown_status_or_complete_in_spite_of_a_cancel() -> None:
     """An undocumented state is not final; the SDK passes it on with a warning."""
     virtual = one_batch("odd_status", batch_turnaround=100, batch_validating=5)
     sdk = sdk_of(virtual)

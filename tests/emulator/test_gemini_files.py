@@ -88,7 +88,7 @@ def test_two_uploads_of_one_name_race_and_one_wins(emu: Emulator, raw: RawClient
     assert (status, headers["x-goog-upload-status"]) == (409, "final")  # the SDK does not send it again
 
 
-def test_an_upload_can_be_asked_how_far_it_is_and_goes_on_there(emu: Emulator, raw: RawClient) -> None:
+def test_an_upload_reports_its_offset_and_continues_there(emu: Emulator, raw: RawClient) -> None:
     """Its address stands for the key; a piece at another place, or a missing one, is refused."""
     path = begin(raw, emu, 6)
     status, headers, _ = step(raw, path, "upload", b"abc", "X-Goog-Upload-Offset: 0\r\n")

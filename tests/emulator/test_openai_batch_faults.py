@@ -119,7 +119,7 @@ def test_spoiled_lines_leave_the_others_whole():
         assert (figures["lines_billed"], figures["lines_delivered"], figures["lines_lost"]) == (10, 8, 2)
 
 
-def test_an_odd_status_reaches_the_client_as_it_is():
+def test_an_unknown_status_reaches_the_client_unchanged():
     with world(batch_faults={"odd_status": 1.0}, batch_turnaround=3600) as (_, customer):
         assert customer.create().status == "rebalancing"
 

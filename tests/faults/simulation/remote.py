@@ -1,4 +1,4 @@
-"""The provider of a simulation: a Batch API of any flavour straight on the emulator's house, without HTTP."""
+"""The provider of a simulation: a Batch API of any flavour directly on the emulator's batch backend."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tokens_of(prompt: str) -> int:
 
 
 class Wire:
-    """What all processes of a run share of the provider: the house, dice, and what went over the wire.
+    """What all processes of a run share of the provider: the backend, random numbers, and the remote calls.
 
     Attributes:
         creates: how often a create with each mark arrived.
@@ -96,7 +96,7 @@ class Wire:
         self._strangers = 0
 
     def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.RemoteBatch:
-        """Let a create arrive at the house."""
+        """Let a create arrive at the backend."""
         self.fates.late_by(self.backend, self._arrivals)
         self._arrivals += 1
         entries = [_entry(line["id"], line["prompt"]) for line in lines]

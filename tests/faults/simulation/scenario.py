@@ -21,7 +21,7 @@ class Flavour:
 
     Attributes:
         name: for people.
-        api: whose batches the house keeps.
+        api: the API whose batches the backend has.
         files: the input is a file, and a deleted one keeps a late create from landing.
         named_files: the client chooses a file's id.
         labels: batches can be told apart before their end.
