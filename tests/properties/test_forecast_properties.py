@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.change_detection import Levels
+from smartbatch.core.forecast.change_detection import LevelCorrection
 from smartbatch.core.forecast.forecaster import Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 
@@ -72,9 +72,9 @@ def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observa
 def test_corrected_levels_keep_their_order_and_can_be_undone(
     saw: list[float], one: float, other: float
 ) -> None:
-    levels = Levels()
+    levels = LevelCorrection()
     for level in saw:
-        levels.saw(level)
+        levels.observe(level)
     low, high = sorted((one, other))
     assert levels.corrected(low) <= levels.corrected(high)
     assert levels.original(levels.corrected(low)) == pytest.approx(low, abs=1e-9)

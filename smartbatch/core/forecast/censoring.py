@@ -1,28 +1,29 @@
-"""Times of which only the least is known, as of batches that were taken back: what they say of the others."""
+"""Right-censored times, such as those of batches that were taken back: it is only known that they took
+longer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["handed_on", "likely"]
+__all__ = ["imputed_level", "redistributed"]
 
 _GOLDEN = 0.6180339887498949
-"""Multiples of the golden ratio lie evenly between two whole numbers, however many there are."""
+"""The fractional parts of multiples of this number are spread evenly over 0..1, however many there are."""
 
 
-def handed_on(
+def redistributed(
     ended: Iterable[tuple[float, float]], given_up: Iterable[tuple[float, float]]
 ) -> list[tuple[float, float]]:
-    """Return what ended, heavier by what was given up: each hands its weight on to all that took longer.
+    """Return the times of what ended, with the weight of each censored time redistributed to all longer ones.
 
-    That is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958)
-    as Efron wrote it ("The two sample problem with censored data", 1967). What was given up after all others
-    had ended stands for itself.
+    This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958)
+    in Efron's form ("The two sample problem with censored data", 1967). A censored time longer than all
+    others keeps its own weight.
 
     Args:
-        ended: a time and the weight (above 0) of each.
-        given_up: the same, of those that would have taken longer.
+        ended: time and weight (above 0) of each that ended.
+        given_up: time and weight of each that was given up after that time.
     """
     points = [(time, False, weight) for time, weight in ended]
     points += [(time, True, weight) for time, weight in given_up]
@@ -38,14 +39,14 @@ def handed_on(
     return found
 
 
-def likely(level: float, seconds: float) -> float:
-    """Return a level for what was given up at ``level``: any above it is as likely.
+def imputed_level(level: float, seconds: float) -> float:
+    """Return a level above ``level`` for a censored time, where all levels above it are equally likely.
 
-    Not the one in the middle, which would leave out those that take longest. It follows from ``seconds``, so
-    that the same observations always say the same.
+    The middle of them would leave out the longest times. The level follows from ``seconds``, so that equal
+    observations always give equal forecasts.
 
     Args:
-        level: the share of times up to where it was given up.
-        seconds: after which it was.
+        level: the share of times up to the one at which it was given up.
+        seconds: the time at which it was given up.
     """
     return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)

@@ -1,13 +1,13 @@
-"""How well forecasts fit what came, and when the world is no longer the one they were made for.
+"""Whether forecasts fit the times that are observed, and whether those times have suddenly changed.
 
-Each time that comes is looked up in the forecast made before it: the share of times that should have been
-shorter. If forecasts fit, those shares are spread evenly over 0..1, whatever the distribution.
+Each observed time is looked up in the forecast made before it: its level is the share of times that should
+have been shorter. If forecasts fit, levels are spread evenly over 0..1, whatever the distribution.
 
-- :class:`Levels` corrects a forecast that does not fit for long: when more than one in twenty exceeds the
-  95 % quantile, a higher one is taken in its place (adaptive conformal inference: Gibbs and Candès, "Adaptive
-  Conformal Inference Under Distribution Shift", NeurIPS 2021), likewise in the middle and at the other end.
-- :class:`Watch` notices a sudden change: two cumulative sums of scores (Page, "Continuous inspection
-  schemes", Biometrika 1954), one for slower and one for faster, over a threshold that chance alone seldom
+- :class:`LevelCorrection` corrects a lasting misfit: when more than one time in twenty exceeds the 95 %
+  quantile, a higher quantile is used in its place (adaptive conformal inference: Gibbs and Candès, "Adaptive
+  Conformal Inference Under Distribution Shift", NeurIPS 2021); likewise in the middle and at the lower end.
+- :class:`ChangeDetector` detects a sudden change: two cumulative sums of scores (Page, "Continuous inspection
+  schemes", Biometrika 1954), one for slower and one for faster, exceed a threshold that chance seldom
   reaches.
 """
 
@@ -15,29 +15,29 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Levels", "Moment", "Watch", "score"]
+__all__ = ["ChangeDetector", "LevelCorrection", "MomentCounts", "score"]
 
 _EDGE = math.log(19.0)
 """Log odds of 95 %."""
 _CORRECTED = ((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))
 """Log odds and shares of the quantiles that are corrected."""
-_PACES = (0.05, 0.02, 0.05)
-"""How far one time moves the correction (in log odds) of the 5 %, 50 % and 95 % quantile. A correction is
-done after some 400 times and wanders by 0.16 (0.1 in the middle), which is less than 1 % in coverage at the
-ends."""
+_STEPS = (0.05, 0.02, 0.05)
+"""How far one time moves the correction (in log odds) of the 5 %, 50 % and 95 % quantile. A correction
+converges after some 400 times and fluctuates by 0.16 (0.1 in the middle), which is less than 1 % of
+coverage at the ends."""
 _MOST = 1.2
-"""The largest correction; larger ones could swap quantiles."""
+"""The largest correction; larger ones could reverse the order of quantiles."""
 
 DOUBLE = math.log(2.0)
-"""The change of the logarithm that is looked for: all times double or halve."""
+"""The change of log seconds to detect: all times double or halve."""
 QUIET = 1500.0
-"""Times between two false alarms of one sum, in theory; the other sum halves it, and that forecasts are
-learned from few costs more. Measured: see ``benchmarks/forecast.py``."""
+"""Times between two false alarms of one sum, in theory; the second sum halves that, and forecasts that
+rest on few observations lower it further. Measured by ``benchmarks/forecast.py``."""
 
 
 LARGEST, MOST = 0.7, 2.5
-"""The largest slack and the largest score: with these it takes four times in a row to notice anything, so
-that two or three odd ones, which are common where many calls are made at once, are no change."""
+"""The largest slack and the largest score: with these a change is detected after four times in a row at the
+earliest, since two or three outliers are common where many calls are made at once."""
 
 
 def score(level: float) -> float:
@@ -50,11 +50,11 @@ def score(level: float) -> float:
     return (math.pow(level, 0.135) - math.pow(1 - level, 0.135)) / 0.1975
 
 
-class Moment:
-    """Times that came of one moment.
+class MomentCounts:
+    """Counts of the times that belong to one moment, and are therefore not independent.
 
     Attributes:
-        count: how many.
+        count: the times.
         above: how many of them exceeded each of the quantiles that are corrected.
     """
 
@@ -65,27 +65,27 @@ class Moment:
         self.above = [0, 0, 0]
 
 
-class Levels:
-    """The correction of levels, a broken line over log odds through 5 %, 50 % and 95 %."""
+class LevelCorrection:
+    """The correction of levels: piecewise linear in log odds, through 5 %, 50 % and 95 %."""
 
     __slots__ = ("_shifts",)
 
     def __init__(self) -> None:
         self._shifts = [0.0, 0.0, 0.0]
 
-    def saw(self, level: float, moment: Moment | None = None) -> None:
+    def observe(self, level: float, moment: MomentCounts | None = None) -> None:
         """Learn from a time of which a share ``level`` should have been shorter.
 
         Args:
-            moment: what was learned from others of the same moment; all of them count as one, by their mean.
+            moment: counts of the others of the same moment; together they count as one, by their mean.
         """
         odds = _odds(level)
-        moment = moment or Moment()
+        moment = moment or MomentCounts()
         count = moment.count
         for at, (edge, share) in enumerate(_CORRECTED):
             above = moment.above[at] + (odds > edge + self._shifts[at])
             before = moment.above[at] / count if count else 1 - share
-            moved = self._shifts[at] + _PACES[at] * (above / (count + 1) - before)
+            moved = self._shifts[at] + _STEPS[at] * (above / (count + 1) - before)
             self._shifts[at] = min(_MOST, max(-_MOST, moved))
             moment.above[at] = above
         moment.count = count + 1
@@ -111,8 +111,8 @@ class Levels:
         return _share((odds - middle) / (1 + side * (end - middle) / _EDGE))
 
 
-class Watch:
-    """Two sums of scores, each less what a lasting change would add at the least."""
+class ChangeDetector:
+    """Two cumulative sums of scores, each less the slack that a lasting change would exceed."""
 
     __slots__ = ("_since", "_sums")
 
@@ -120,15 +120,15 @@ class Watch:
         self._sums = [0.0, 0.0]
         self._since = [0, 0]
 
-    def saw(self, level: float, deviation: float, learned: float) -> int:
-        """Take a time in; return how many are of a new regime, or 0 where none is noticed.
+    def observe(self, level: float, deviation: float, learned: float) -> int:
+        """Add a time; return how many of the latest are of a new regime, or 0 while no change is detected.
 
-        Until :meth:`calm` is called, it is said again with each further time that supports it.
+        Until :meth:`reset` is called, the change is reported again with each further time that supports it.
 
         Args:
             level: the share of times that should have been shorter.
-            deviation: of the logarithms of times, as far as known.
-            learned: the number of times the forecast was learned from, at their weights.
+            deviation: standard deviation of log seconds, as far as known.
+            learned: the sum of the weights of the times that the forecast rests on.
         """
         step = min(LARGEST, max(0.3, DOUBLE / max(deviation, 0.1) / 2))
         slack = step + 0.5 / math.sqrt(max(1.0, learned))
@@ -146,8 +146,8 @@ class Watch:
                 found = self._since[at]
         return found
 
-    def calm(self) -> None:
-        """Begin anew."""
+    def reset(self) -> None:
+        """Start again at 0."""
         self._sums, self._since = [0.0, 0.0], [0, 0]
 
 

@@ -1,8 +1,8 @@
 """A distribution of times made of weighted points: quantiles, chances and the mean, by logarithms of seconds.
 
-Between two points it is straight, on a scale of log seconds against probability; each point stands in the
-middle of its own weight. Beyond the outermost points it goes on as a power of the probability left, as steep
-as over the last factor of ten of it (less where there are few points).
+Between two points it is linear in log seconds against probability; each point lies in the middle of its own
+weight. Beyond the outermost points it continues as a power law of the remaining probability, with the
+exponent measured over the last factor of ten of it (less where there are few points).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["Curve"]
+__all__ = ["Distribution"]
 
 TOP = 0.99
-"""The share of times that count in the mean as they are; those beyond count as this quantile."""
+"""Times beyond this quantile count in the mean as the quantile itself."""
 TIE = 1e-12
-"""Times that differ by less than this share are the same time."""
+"""Times whose logarithms differ by less than this share count as equal."""
 
 
-class Curve:
-    """Points of a distribution, sorted once.
+class Distribution:
+    """A distribution through weighted points.
 
     Args:
         points: log seconds and weight (above 0) of each; at least one.
@@ -59,7 +59,7 @@ class Curve:
         return self._level(log + tie, bisect_right(self._logs, log + tie))
 
     def middle(self, log: float) -> float:
-        """Return the share below ``log`` with half of what is just there."""
+        """Return the share below ``log``, plus half of the share exactly there."""
         tie = TIE * max(1.0, abs(log))
         above = self._level(log + tie, bisect_right(self._logs, log + tie))
         return (above + self._level(log - tie, bisect_left(self._logs, log - tie))) / 2
@@ -79,9 +79,9 @@ class Curve:
         return levels[left] + part * (levels[right] - levels[left])
 
     def mean(self) -> float:
-        """Return the mean of all seconds, with those beyond the 99 % quantile counted as that one.
+        """Return the mean seconds, where times beyond the 99 % quantile count as that quantile.
 
-        So it is finite whatever the tail. Along a straight piece it is the mean of an exponential.
+        So it is finite whatever the tail. Each linear piece contributes the mean of an exponential.
         """
         if self._mean is None:
             top = self.log(TOP)
@@ -95,7 +95,8 @@ class Curve:
         return self._mean
 
     def _tail(self, beyond: float, *, upper: bool) -> float:
-        """Return by how much log seconds grow beyond the last point when what is left falls by a factor e."""
+        """Return by how much log seconds grow beyond the last point when the remaining share falls by a
+        factor e."""
         inside = min(0.5, 10 * beyond)
         if inside <= beyond:
             return 0.0
@@ -104,7 +105,7 @@ class Curve:
         return apart / math.log(inside / beyond)
 
     def _inner(self, q: float) -> float:
-        """As :meth:`log`, before the tails are known."""
+        """As :meth:`log`, between the outermost points only."""
         right = min(max(1, bisect_left(self._levels, q)), len(self._levels) - 1)
         left = right - 1
         part = (q - self._levels[left]) / (self._levels[right] - self._levels[left])

@@ -1,21 +1,20 @@
-"""How long one kind of thing will take next time: a call of a route, a batch, a cancel. Learned as it comes.
+"""How long one kind of call or batch will take, learned from those that ended.
 
-A forecast is a mixture of three distributions of log seconds
-(:mod:`smartbatch.core.forecast.distribution`):
+A forecast is a mixture of three distributions of log seconds (:mod:`smartbatch.core.forecast.distribution`):
 
-- *the prior*, what is believed before anything was seen. Alone, it is the forecast. It weighs half an
-  observation, so it is as good as gone after a dozen.
-- *what was seen*, each time by its weight: half after ``Prior.fade`` seconds, and half after
-  :data:`FADES_AFTER` others. After a change of regime, all times before it weigh as much as the prior.
-- *a shape*: the prior's, moved to the median and stretched to the spread of what was seen, as heavy as two
-  observations (one, where only one was seen). It stands for what few observations cannot show, such as times
+- *the prior*: the forecast before anything was observed. It weighs half an observation, so after a dozen
+  observations it hardly counts.
+- *the observations*, each by its weight, which halves after ``Prior.fade`` seconds, and after
+  :data:`FADES_AFTER` further observations. After a change of regime, all earlier ones weigh as much as the
+  prior.
+- *a shape*: the prior's, moved to the median and stretched to the spread of the observations; it weighs two
+  observations (one, where there is only one). It stands for what few observations cannot show, such as times
   longer than the longest of five.
 
-Larger things take longer: ``seconds ~ size ** growth``, where the growth is learned from log sizes by least
-squares, held to the prior's by a ridge, and stays within 0..1.
+Larger calls and batches take longer: ``seconds ~ size ** growth``. The growth is fitted to log sizes by least
+squares, with a ridge towards the prior's, and stays within 0..1.
 
-On top of it levels are corrected, and changes are watched for
-(:mod:`smartbatch.core.forecast.change_detection`).
+Levels are corrected, and sudden changes detected, by :mod:`smartbatch.core.forecast.change_detection`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from itertools import accumulate
 
 from attrs import define, frozen
 
-from smartbatch.core.forecast.censoring import handed_on, likely
-from smartbatch.core.forecast.change_detection import Levels, Moment, Watch
-from smartbatch.core.forecast.distribution import Curve
+from smartbatch.core.forecast.censoring import imputed_level, redistributed
+from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
+from smartbatch.core.forecast.distribution import Distribution
 from smartbatch.core.forecast.priors import Prior
 
 __all__ = ["ForecastAt", "ForecastChange", "Forecaster", "Observation", "Prior"]
@@ -38,31 +37,30 @@ __all__ = ["ForecastAt", "ForecastChange", "Forecaster", "Observation", "Prior"]
 FADES_AFTER = 128
 """Further observations after which one counts half."""
 SHAPE = 2.0
-"""Observations that the shape weighs as much as: one above the median is the place of the next time, as in
-conformal prediction, and one below it."""
+"""Observations that the shape weighs as much as."""
 SPREAD = 4.0
-"""Observations that the prior's spread weighs as much as, when the spread is learned."""
+"""Observations that the prior's spread weighs as much as in the learned spread."""
 STEEP = 0.3
-"""Standard deviation of growths around the prior's: sizes explain most of the time, or nearly nothing."""
+"""Standard deviation of growths around the prior's."""
 SETTLED = 40
-"""Observations (at their weights) after which levels are corrected; fewer are too few to tell."""
+"""Sum of weights from which levels are corrected; below, there is too little evidence."""
 WATCHED = 12
-"""Observations from which a change can be noticed; before, everything is new."""
+"""Sum of weights from which a change can be detected."""
 QUARTER = math.log(1.25)
-"""A change of the median that is worth a word."""
+"""The least change of the log median that is reported."""
 SURE, SURE_OF_FIRST = 4.0, 2.0
-"""Standard errors that a change of the median must be apart to be no accident, if it was not sudden: two of
-the median that was told before and of the new one, and the same again where only the latter has any."""
+"""Standard errors by which a gradual change of the median must exceed chance to be reported: more where the
+median before was itself observed, and not only the prior's."""
 LAST = 1 - 1e-9
-"""The highest quantile that is looked up for what was given up; beyond, there is nothing to be learned."""
+"""The highest quantile that is imputed for a time that was given up."""
 SHORTEST = 1e-6
-"""Seconds; what is shorter counts as this."""
+"""Seconds; a shorter time counts as this."""
 _NORMAL = 0.7979
 """Mean absolute deviation of a normal distribution with standard deviation 1."""
 STEPS = 8
-"""Forecasts follow when an eighth as many new observations have come as they were learned from."""
+"""A forecast is fitted again after an eighth as many new observations as it rests on."""
 STALE = 0.02
-"""Half-lives after which weights are computed again without anything new."""
+"""Half-lives after which a forecast is fitted again without new observations."""
 TINY = 1e-300
 """Keeps a weight above 0, however old."""
 _HALF = -math.log(2)
@@ -70,15 +68,15 @@ _HALF = -math.log(2)
 
 @frozen
 class Observation:
-    """Something that ended, or was given up.
+    """A call or batch that ended, or was given up.
 
     Args:
         size: its requests.
         seconds: what it took.
         at: Unix seconds of its end.
-        ended: False where it was given up after these seconds, so that it would have taken longer: it counts
-            for all that do. Without such, a forecast of batches that are cancelled when they are late would
-            never learn that they are.
+        ended: False where it was given up after these seconds, so that it would have taken longer (a
+            right-censored time). Without these, the forecast of batches that are cancelled when they are late
+            would never learn that they are late.
     """
 
     size: int
@@ -89,13 +87,13 @@ class Observation:
 
 @frozen
 class ForecastChange:
-    """A forecast moved.
+    """A change of a forecast that is worth reporting.
 
     Attributes:
-        before, after: medians in seconds, of the size seen most.
-        seen: the observations the new one rests on.
+        before, after: median seconds, for the mean log size.
+        seen: the observations the new forecast rests on.
         why: in words.
-        sudden: True for a change of regime, False for one that came by and by.
+        sudden: True for a change of regime, False for a gradual one.
     """
 
     before: float
@@ -107,9 +105,10 @@ class ForecastChange:
 
 @define
 class _Kept:
-    """One observation; ``size`` and ``seconds`` are logarithms. All of one ``moment`` count as one.
+    """One observation. ``size``, ``seconds`` and ``least`` are logarithms.
 
-    Of what was given up, ``seconds`` are those it could have taken, and ``least`` those it took.
+    All observations of one ``moment`` count as one. Of one that was given up, ``seconds`` is imputed and
+    ``least`` is what it took.
     """
 
     seen: Observation
@@ -118,19 +117,19 @@ class _Kept:
     least: float
     at: float
     moment: int
-    said: Moment
+    counts: MomentCounts
     weight: float = 1.0
 
 
 @frozen
 class _Fit:
-    """What a forecast says for some time: a curve for things of log size ``center``, and how it grows."""
+    """A fitted forecast: a distribution for the log size ``center``, and how seconds grow with size."""
 
-    curve: Curve
+    curve: Distribution
     growth: float
     center: float
     learned: float
-    """Observations at their weights."""
+    """Sum of the weights of the observations."""
     deviation: float
     at: float
 
@@ -139,42 +138,43 @@ class _Fit:
         return self.growth * (math.log(max(1, size)) - self.center)
 
     def log(self, kept: _Kept) -> float:
-        """Return what log seconds would have been at the center."""
+        """Return the log seconds of an observation, scaled to the size ``center``."""
         return kept.seconds - self.growth * (kept.size - self.center)
 
 
 class Forecaster:
-    """Learns how long one kind of thing takes. Not thread-safe.
+    """Learns how long one kind of call or batch takes. Not thread-safe.
 
-    Its forecasts follow from nothing but the prior and what was observed, in that order. They move in steps:
-    with each observation at first, with each eighth part more later, so that seeing every call costs little.
+    Its forecasts depend only on the prior, the observations and their order. They are fitted again in steps:
+    with each observation at first, later with each eighth more, so that observing every call costs little.
 
     Args:
-        prior: what is believed before.
+        prior: the forecast before anything is observed.
         remember: observations that are kept; older ones are dropped.
     """
 
     def __init__(self, prior: Prior, *, remember: int = 512) -> None:
         self._prior = prior
-        self._base = Curve(prior.points(1.0))
+        self._base = Distribution(prior.points(1.0))
         self._prior_spread = _spread(prior.points(1.0), self._base.median)
         self._kept: deque[_Kept] = deque(maxlen=remember)
         self._fit: _Fit | None = None
         self._fresh = 0
         self._moments = 0
-        self._levels = Levels()
-        self._watch = Watch()
-        self._told: tuple[float, float, float] = (self._base.median, prior.growth, 0.0)
+        self._correction = LevelCorrection()
+        self._detector = ChangeDetector()
+        self._reported: tuple[float, float, float] = (self._base.median, prior.growth, 0.0)
         self._usual = self._prior_spread, prior.growth
 
     @property
     def observations(self) -> int:
-        """How many are kept."""
+        """The number of observations that are kept."""
         return len(self._kept)
 
     @property
     def seen(self) -> tuple[Observation, ...]:
-        """What is kept, oldest first: observed again, in that order, it makes the same forecaster."""
+        """The observations that are kept, oldest first: observed again in that order, they make an equal
+        forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
     def at(self, now: float) -> ForecastAt:
@@ -184,10 +184,12 @@ class Forecaster:
     # -- learning --------------------------------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> ForecastChange | None:
-        """Learn from something that ended; return how forecasts moved, where that is worth a word.
+        """Learn from an observation; return how the forecast changed, where that is worth reporting.
 
-        It is when times change at once, such as to double or half; and when the median has moved by more than
-        a quarter, and more than chance can explain, since it was last told.
+        1. A sudden change is detected: observations before it hardly count any more, and it is reported.
+        2. The median has moved by more than a quarter, and more than chance explains, since the last report:
+           it is reported.
+        3. Otherwise: ``None``.
 
         Raises:
             ValueError: the seconds are negative or no number.
@@ -198,21 +200,22 @@ class Forecaster:
         shift = fit.shift(seen.size)
         log = least = math.log(max(SHORTEST, seen.seconds))
         if not seen.ended:
-            level = likely(fit.curve.level(least - shift), seen.seconds)
+            level = imputed_level(fit.curve.level(least - shift), seen.seconds)
             log = max(least, fit.curve.log(min(LAST, max(1 - LAST, level))) + shift)
-        twin = self._twin(seen)
-        self._moments += twin is None
-        moment, weight = (self._moments, 1.0) if twin is None else (twin.moment, twin.weight)
-        said = Moment() if twin is None else twin.said
-        changed = self._judge(fit, fit.curve.middle(log - shift), said, first=twin is None)
-        self._kept.append(_Kept(seen, math.log(max(1, seen.size)), log, least, seen.at, moment, said, weight))
+        other = self._same_moment(seen)
+        self._moments += other is None
+        moment, weight = (self._moments, 1.0) if other is None else (other.moment, other.weight)
+        counts = MomentCounts() if other is None else other.counts
+        changed = self._judge(fit, fit.curve.middle(log - shift), counts, first=other is None)
+        kept = _Kept(seen, math.log(max(1, seen.size)), log, least, seen.at, moment, counts, weight)
+        self._kept.append(kept)
         self._fresh += 1
         if changed:
-            return self._broke(changed, seen.at)
-        return self._drifted(seen.at)
+            return self._begin_regime(changed, seen.at)
+        return self._report_drift(seen.at)
 
-    def _twin(self, seen: Observation) -> _Kept | None:
-        """Return one that began at about the same moment; ``None`` where there is none."""
+    def _same_moment(self, seen: Observation) -> _Kept | None:
+        """Return an observation that began at about the same moment, if there is one."""
         together = self._prior.together * seen.seconds
         if not together:
             return None
@@ -220,25 +223,26 @@ class Forecaster:
         near = (kept for kept in self._kept if abs(kept.seen.at - kept.seen.seconds - began) <= together)
         return next(near, None)
 
-    def _judge(self, fit: _Fit, level: float, said: Moment, *, first: bool) -> int:
-        """Take in where a time lies in the forecast made before; return the times that make a new regime.
+    def _judge(self, fit: _Fit, level: float, counts: MomentCounts, *, first: bool) -> int:
+        """Learn from the level of a time in the forecast made before; return how many make a new regime.
 
-        The first of a moment tells whether times have changed: soon, if a little too early on average.
+        Only the first of a moment is used to detect a change.
         """
         if fit.learned < WATCHED:
             return 0
         if fit.learned >= SETTLED:
-            self._levels.saw(level, said)
-        return self._watch.saw(level, fit.deviation, fit.learned) if first else 0
+            self._correction.observe(level, counts)
+        return self._detector.observe(level, fit.deviation, fit.learned) if first else 0
 
-    def _broke(self, count: int, now: float) -> ForecastChange | None:
-        """The latest ``count`` are of a new regime, if they differ enough: forget those before."""
+    def _begin_regime(self, count: int, now: float) -> ForecastChange | None:
+        """Let the observations before the latest ``count`` moments hardly count, if their median differs
+        enough."""
         fit = self._fitted(now)
         weighed = list(zip(self._kept, self._weights(now), strict=True))
         older = [(kept, weight) for kept, weight in weighed if kept.moment <= self._moments - count]
         latest = [kept for kept, _ in weighed if kept.moment > self._moments - count]
-        if not older:  # they have changed a little all the time
-            self._watch.calm()
+        if not older:  # all of them are of the new regime
+            self._detector.reset()
             return None
         whole = sum(weight for _, weight in older)
         usual = sum(weight * fit.log(kept) for kept, weight in older) / whole
@@ -247,40 +251,42 @@ class Forecaster:
         share = min(1.0, self._prior.weight / whole)
         for kept, _ in older:
             kept.weight *= share
-        self._watch.calm()
-        self._levels = Levels()
+        self._detector.reset()
+        self._correction = LevelCorrection()
         self._usual = fit.deviation, fit.growth
         after = self._refit(now)
         before = fit.curve.median + fit.growth * (after.center - fit.center)
         count = len(latest)
         factor = _times(math.exp(after.curve.median - before))
-        return self._tell(after, before, count, f"the latest {count} took about {factor} those before", True)
+        return self._report(
+            after, before, count, f"the latest {count} took about {factor} those before", True
+        )
 
-    def _drifted(self, now: float) -> ForecastChange | None:
-        """Tell of a median that moved by and by."""
+    def _report_drift(self, now: float) -> ForecastChange | None:
+        """Return the gradual change of the median since the last report, if it is worth reporting."""
         if self._fit is not None and self._current(self._fit, now):
             return None
         fit = self._refit(now)
-        median, growth, center = self._told
+        median, growth, center = self._reported
         before = median + growth * (fit.center - center)
-        first = self._told == (self._base.median, self._prior.growth, 0.0)
-        error = 0.5 / math.sqrt(max(1.0, fit.learned))  # of a share about one half, whatever the distribution
+        first = self._reported == (self._base.median, self._prior.growth, 0.0)
+        error = 0.5 / math.sqrt(max(1.0, fit.learned))  # standard error of a share near one half
         sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
         if not sure or abs(fit.curve.median - before) < QUARTER:
             return None
         count = len(self._kept)
         factor = _times(math.exp(fit.curve.median - before))
         than = "what was assumed before anything was seen" if first else "those before, by and by"
-        return self._tell(fit, before, count, f"the latest {count} took about {factor} {than}", False)
+        return self._report(fit, before, count, f"the latest {count} took about {factor} {than}", False)
 
-    def _tell(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> ForecastChange:
-        self._told = (fit.curve.median, fit.growth, fit.center)
+    def _report(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> ForecastChange:
+        self._reported = (fit.curve.median, fit.growth, fit.center)
         return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
     def quantile(self, q: float, size: int, now: float) -> float:
-        """Return the seconds that a share ``q`` of things of ``size`` stays within.
+        """Return the seconds within which a share ``q`` of those of ``size`` ends.
 
         Args:
             q: above 0 and below 1.
@@ -290,7 +296,7 @@ class Forecaster:
         if not 0 < q < 1:
             raise ValueError(f"q must be above 0 and below 1, not {q!r}")
         fit = self._fitted(now)
-        return math.exp(fit.curve.log(self._levels.corrected(q)) + fit.shift(size))
+        return math.exp(fit.curve.log(self._correction.corrected(q)) + fit.shift(size))
 
     def expected(self, size: int, now: float) -> float:
         """Return the mean, seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
@@ -298,20 +304,19 @@ class Forecaster:
         return fit.curve.mean() * math.exp(fit.shift(size))
 
     def chance(self, seconds: float, size: int, now: float) -> float:
-        """Return the share of things of ``size`` that end within ``seconds``: the inverse of
+        """Return the share of those of ``size`` that end within ``seconds``: the inverse of
         :meth:`quantile`."""
         if seconds <= 0:
             return 0.0
         if seconds == math.inf:
             return 1.0
         fit = self._fitted(now)
-        return self._levels.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
+        return self._correction.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
 
     def doubt(self, now: float) -> float:
-        """Return how little is known of the mean: the standard deviation of its logarithm.
+        """Return the standard error of the mean's logarithm.
 
-        Before anything was seen, all things together may be as slow as one of them; each observation counts
-        as one of independent draws then.
+        The prior counts as one independent observation.
         """
         fit = self._fitted(now)
         return fit.deviation / math.sqrt(1 + fit.learned)
@@ -338,19 +343,20 @@ class Forecaster:
             ended, given_up = self._found(weights, growth, center)
             moved = prior.growth * center
             points = [(log + moved, weight) for log, weight in points]
-            found = sorted(handed_on(points + ended, given_up) if given_up else ended)
+            found = sorted(redistributed(points + ended, given_up) if given_up else ended)
             median = _median(found, sum(weight for _, weight in found))
             deviation = (SPREAD * deviation + learned * _spread(found, median)) / (SPREAD + learned)
             points += self._shape(median, deviation, SHAPE * learned / (1 + learned))
-            points = handed_on(points + ended, given_up)
+            points = redistributed(points + ended, given_up)
         self._fresh = 0
-        self._fit = _Fit(Curve(points), growth, center, learned, deviation, now)
+        self._fit = _Fit(Distribution(points), growth, center, learned, deviation, now)
         return self._fit
 
     def _found(
         self, weights: Sequence[float], growth: float, center: float
     ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """Return log seconds at the center and weight of all that ended, and of all that was given up."""
+        """Return log seconds at the center, with weights, of those that ended and of those that were given
+        up."""
         ended: list[tuple[float, float]] = []
         given_up: list[tuple[float, float]] = []
         for kept, weight in zip(self._kept, weights, strict=True):
@@ -359,7 +365,7 @@ class Forecaster:
         return ended, given_up
 
     def _weights(self, now: float) -> list[float]:
-        """Return the weight of each that is kept."""
+        """Return the weight of each observation."""
         by_age, by_count, newest = _HALF / self._prior.fade, _HALF / FADES_AFTER, self._moments
         weights = [
             kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - kept.moment))
@@ -368,8 +374,8 @@ class Forecaster:
         ]
         if not self._prior.together:
             return weights
-        twins = Counter(kept.moment for kept in self._kept)
-        return [weight / twins[kept.moment] for kept, weight in zip(self._kept, weights, strict=True)]
+        together = Counter(kept.moment for kept in self._kept)
+        return [weight / together[kept.moment] for kept, weight in zip(self._kept, weights, strict=True)]
 
     def _growth(self, weights: Sequence[float], whole: float) -> tuple[float, float]:
         """Return how log seconds grow with log sizes, and the mean log size."""

@@ -1,4 +1,4 @@
-"""What is believed of times before anything was seen."""
+"""The forecast of times before anything is observed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def _positive(_: object, attribute: Attribute[float], value: float) -> None:
 
 @frozen
 class Prior:
-    """What is believed before anything was seen.
+    """The distribution of times before anything is observed.
 
     Args:
         times: seconds and weight of each point of the distribution, for things of size 1; only the relative
             weights count.
         growth: seconds grow as ``size ** growth``, 0..1.
-        weight: observations that all of it counts as.
+        weight: observations that the prior counts as.
         fade: seconds after which an observation counts half; providers' load changes within a day.
-        together: share of its seconds within which a thing must have begun after or before another, to be of
-            one moment with it. What is of one moment takes about the same time, as batches of one list do, so
-            that all of it counts as one observation.
+        together: share of its own seconds within which an observation must have begun before or after another
+            to be of the same moment. Observations of one moment, such as the batches of one list, take about
+            the same time, so that together they count as one.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -42,7 +42,7 @@ class Prior:
     def of(
         cls, median: float, p95: float, *, growth: float = 0.0, weight: float = 0.5, fade: float = 43_200.0
     ) -> Prior:
-        """Return a lognormal one from two quantiles, seconds: exactly these two come back."""
+        """Return a lognormal prior from two quantiles in seconds, which it reproduces exactly."""
         normal = NormalDist()
         sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
         levels = [(place + 0.5) / _POINTS for place in range(_POINTS)]  # 0.95 is one of them

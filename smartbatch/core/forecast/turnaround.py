@@ -1,9 +1,10 @@
-"""How long a job will still take: from batches that ended, those that run, and what providers promise.
+"""How long a running job will still take: from batches that ended, those that run, and what providers
+document.
 
-A batch that has run for an hour will not end when most do, so what counts is how long those took that were
-not done by then. Each batch observed stands for times around its own; those of late and of about the same
-size count most. Of a batch that was given up it is known that it would have taken longer: it stands for those
-that did. Before any was observed, and beside few, what providers say of all batches counts.
+The time left of a batch that has run for an hour follows from how long those took that were not done after an
+hour. Each observed batch stands for times around its own; recent ones of about the same size count most. A
+batch that was given up would have taken longer: its weight goes to those that did. Where few were observed,
+what providers document of all batches counts as well.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from attrs import frozen
 __all__ = ["LATEST", "PROMISE", "ObservedBatch", "RunningBatch", "remaining"]
 
 LATEST = 86_400.0
-"""Seconds after which OpenAI and Anthropic let a batch expire; Gemini aims at it and gives up after twice as
-long."""
+"""Seconds after which batches of OpenAI and Anthropic expire; those of Gemini should end by then, and
+expire after twice as long."""
 
 _DAY = 86_400.0
 _FADE = 1.0
 """Days after which an observation counts half: load at providers changes from day to day."""
 _SIGMA = 0.35
-"""Width of the times one batch stands for, as a logarithm: a third more or less."""
+"""Standard deviation of the log times that one batch stands for: a third more or less."""
 PROMISE = (
     (300.0, 0.1),
     (900.0, 0.125),
@@ -35,7 +36,7 @@ PROMISE = (
 """Seconds and weights that stand for what is documented: most of Anthropic's batches end within an hour,
 those of OpenAI and Gemini often far before their 24. Together they weigh as much as half an observation."""
 _SHORTEST = 1.0
-"""Seconds that are said while anything is left: results that are put together after all is done, too."""
+"""The least seconds returned while anything is left, such as collecting the results."""
 
 
 @frozen
@@ -44,9 +45,9 @@ class ObservedBatch:
 
     Args:
         size: its requests.
-        seconds: from its creation to that.
-        age: seconds since then.
-        ended: whether it ended by itself; else it would have taken longer.
+        seconds: from its creation to its end.
+        age: seconds since its end.
+        ended: False where it was given up, so that it would have taken longer.
     """
 
     size: int
@@ -57,7 +58,7 @@ class ObservedBatch:
 
 @frozen
 class RunningBatch:
-    """A batch under way.
+    """A batch that has not ended.
 
     Args:
         size: its requests.
@@ -76,12 +77,13 @@ def remaining(
     """Return the seconds until the last batch has ended, as likely too long as too short.
 
     Args:
-        running: the job's batches under way, which run beside each other.
+        running: the job's batches that have not ended; they run in parallel.
         observed: batches of the same model that ended or were given up.
         unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
 
-    It is 0.0 only when nothing is left, and ``None`` when a batch has run for :data:`LATEST`, so that nothing
-    can be said.
+    Returns:
+        0.0 only when nothing is left; ``None`` when a batch has run for :data:`LATEST`, since nothing is
+        known of such a batch.
     """
     if not running and not unsent:
         return 0.0
@@ -99,9 +101,9 @@ def remaining(
 
 
 def _left(batch: RunningBatch, times: _Times) -> float | None:
-    """Return the seconds left of one batch: by its age, or by its own pace where that is faster.
+    """Return the seconds left of one batch: by its age, or by its own progress where that is faster.
 
-    A slow pace is no evidence: batches wait in a queue first, and are fast then.
+    Slow progress is no evidence: batches wait in a queue first, and then run fast.
     """
     if batch.elapsed >= LATEST:
         return None
@@ -138,7 +140,7 @@ class _Times:
         return math.exp(high) - elapsed
 
     def _surviving(self, log: float) -> float:
-        """Return the weight of batches that take longer; those given up go on as others do from there."""
+        """Return the weight of batches that take longer; those given up continue as others do from there."""
         ended = self._surviving_ended(log)
         return ended + sum(
             weight if log <= at else weight * ended / share for at, weight, share in self._given_up
@@ -151,6 +153,6 @@ class _Times:
 
 
 def _weight(one: ObservedBatch, size: int) -> float:
-    """Return how much an observation counts for a batch of ``size``: half if a day old or twice the size."""
+    """Return the weight of an observation for a batch of ``size``: half if a day old or twice the size."""
     apart = abs(math.log2(max(1, one.size) / max(1, size)))
     return float(0.5 ** (max(0.0, one.age) / (_FADE * _DAY))) / (1 + apart)

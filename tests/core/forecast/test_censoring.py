@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.censoring import handed_on, likely
+from smartbatch.core.forecast.censoring import imputed_level, redistributed
 
 TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30)
 
 
 def test_what_was_given_up_counts_for_all_that_took_longer() -> None:
     """Kaplan and Meier: a quarter by 1, none more by 2, half of the rest by 3, all by 4."""
-    found = handed_on([(1.0, 1.0), (3.0, 1.0), (4.0, 1.0)], [(2.0, 1.0)])
+    found = redistributed([(1.0, 1.0), (3.0, 1.0), (4.0, 1.0)], [(2.0, 1.0)])
     assert found == [(1.0, 1.0), (3.0, 1.5), (4.0, 1.5)]
 
 
 def test_what_ended_just_when_another_was_given_up_did_not_take_longer() -> None:
-    assert handed_on([(2.0, 1.0), (3.0, 1.0)], [(2.0, 2.0)]) == [(2.0, 1.0), (3.0, 3.0)]
+    assert redistributed([(2.0, 1.0), (3.0, 1.0)], [(2.0, 2.0)]) == [(2.0, 1.0), (3.0, 3.0)]
 
 
 def test_what_was_given_up_after_all_others_stands_for_itself() -> None:
-    assert handed_on([(1.0, 2.0)], [(5.0, 1.0), (6.0, 1.0)]) == [(1.0, 2.0), (6.0, 2.0)]
-    assert handed_on([], [(5.0, 1.0)]) == [(5.0, 1.0)]
+    assert redistributed([(1.0, 2.0)], [(5.0, 1.0), (6.0, 1.0)]) == [(1.0, 2.0), (6.0, 2.0)]
+    assert redistributed([], [(5.0, 1.0)]) == [(5.0, 1.0)]
 
 
 @given(TIMES, TIMES)
 def test_no_weight_is_lost_and_nothing_becomes_shorter(
     ended: list[tuple[float, float]], given_up: list[tuple[float, float]]
 ) -> None:
-    found = handed_on(ended, given_up)
+    found = redistributed(ended, given_up)
     whole = sum(weight for _, weight in ended + given_up)
     assert sum(weight for _, weight in found) == pytest.approx(whole)
     for time, _ in ended:
@@ -41,7 +41,7 @@ def test_no_weight_is_lost_and_nothing_becomes_shorter(
 
 
 def test_where_it_would_have_ended_is_spread_evenly_over_what_is_left() -> None:
-    levels = [likely(0.6, 60.0 + seconds) for seconds in range(200)]
+    levels = [imputed_level(0.6, 60.0 + seconds) for seconds in range(200)]
     assert all(0.6 <= level < 1 for level in levels)
     for quarter in range(4):
         low, high = 0.6 + 0.1 * quarter, 0.7 + 0.1 * quarter

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
-from smartbatch.core.forecast.change_detection import Levels, Moment, score
-from smartbatch.core.forecast.distribution import Curve
+from smartbatch.core.forecast.change_detection import LevelCorrection, MomentCounts, score
+from smartbatch.core.forecast.distribution import Distribution
 from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation
 from smartbatch.core.forecast.priors import Prior
 from smartbatch.core.forecast.turnaround import PROMISE
@@ -177,13 +177,13 @@ class TestHowWellItHolds:
 
     def test_the_levels_follow_where_the_forecast_is_off_for_long(self) -> None:
         """A 95 % quantile that one in ten exceeds is taken higher, and comes back."""
-        levels, rng = Levels(), random.Random(2)
+        levels, rng = LevelCorrection(), random.Random(2)
         for _ in range(3000):
-            levels.saw(1 - rng.random() / 2)
+            levels.observe(1 - rng.random() / 2)
         assert levels.corrected(0.95) > 0.97
         assert levels.corrected(0.5) > 0.7
         for _ in range(6000):
-            levels.saw(rng.random())
+            levels.observe(rng.random())
         assert levels.corrected(0.95) == pytest.approx(0.95, abs=0.02)
         assert levels.corrected(0.5) == pytest.approx(0.5, abs=0.1)
 
@@ -327,12 +327,12 @@ class TestWhatWasGivenUp:
 class TestBatchesOfOneMoment:
     def test_all_of_them_correct_the_levels_as_one(self) -> None:
         """Twelve of which a third are long move them by a third of what one long one does."""
-        one, third, none = Levels(), Levels(), Levels()
-        moment = Moment()
+        one, third, none = LevelCorrection(), LevelCorrection(), LevelCorrection()
+        moment = MomentCounts()
         for place in range(12):
-            third.saw(0.99 if place % 3 == 0 else 0.01, moment)
-        one.saw(0.99)
-        none.saw(0.01)
+            third.observe(0.99 if place % 3 == 0 else 0.01, moment)
+        one.observe(0.99)
+        none.observe(0.01)
         expected = none.original(0.6) + (one.original(0.6) - none.original(0.6)) / 3
         assert third.original(0.6) == pytest.approx(expected, abs=1e-3)
 
@@ -347,7 +347,7 @@ class TestCurves:
         self, points: list[tuple[float, float]], one: float, other: float
     ) -> None:
         """But for ties, where many levels have the same time: there the highest comes back."""
-        curve = Curve(points)
+        curve = Distribution(points)
         low, high = sorted((one, other))
         assert curve.log(low) <= curve.log(high) + 1e-9
         assert curve.level(curve.log(low)) >= low - 1e-6
@@ -357,12 +357,12 @@ class TestCurves:
 
     def test_the_mean_is_finite_however_heavy_the_tail(self) -> None:
         rng = random.Random(1)
-        curve = Curve([(math.log(rng.paretovariate(0.5)), 1.0) for _ in range(500)])
+        curve = Distribution([(math.log(rng.paretovariate(0.5)), 1.0) for _ in range(500)])
         assert curve.mean() < math.exp(curve.log(0.99))
 
     def test_the_mean_is_that_of_the_points_where_none_is_extreme(self) -> None:
         logs = [math.log(second) for second in range(100, 200)]
-        assert Curve([(log, 1.0) for log in logs]).mean() == pytest.approx(149.5, rel=0.01)
+        assert Distribution([(log, 1.0) for log in logs]).mean() == pytest.approx(149.5, rel=0.01)
 
     def test_scores_are_those_of_a_normal_distribution(self) -> None:
         for level, z in ((0.5, 0.0), (0.95, 1.645), (0.99, 2.326), (0.05, -1.645)):
