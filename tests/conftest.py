@@ -5,11 +5,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -22,22 +21,6 @@ HANGS_AFTER = 120.0
 SEED = 20_240_607
 
 _stderr = -1
-
-
-def sampled(cases: Iterable[Any], *, keep: int = 1) -> list[Any]:
-    """Return parameters for ``pytest.mark.parametrize`` of which the default tests run ``keep``.
-
-    They are spread over the list, the first among them; the others are marked ``full``.
-    """
-    listed = list(cases)
-    kept = {round(place * len(listed) / keep) for place in range(keep)}
-    return [case if at in kept else _full(case) for at, case in enumerate(listed)]
-
-
-def _full(case: Any) -> Any:
-    if isinstance(case, ParameterSet):
-        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.full], id=case.id)
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
 
 
 def pytest_configure(config: pytest.Config) -> None:

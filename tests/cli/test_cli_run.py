@@ -272,6 +272,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(
     assert "PROMPT 3" not in calls.asked
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -455,6 +456,7 @@ def memory_of_a_run(rows: int) -> int:
     return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
     """Six times the rows: the file is 3 MB larger, the process is not (16 bytes a row are booked)."""
     assert memory_of_a_run(12_000) - memory_of_a_run(2_000) < 9 * 2**20

@@ -187,6 +187,7 @@ def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.Captu
     assert calls.asked == []
 
 
+@pytest.mark.full
 def test_a_plan_takes_no_memory_for_its_rows() -> None:
     """Ten thousand rows take less than 2 MB more than one thousand: they are only counted."""
     program = (

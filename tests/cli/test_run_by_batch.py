@@ -298,6 +298,7 @@ def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pyt
     assert [job.total for job in jobs()] == [40, kinds["budget_exceeded"]]
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
     """``| head -1`` is no error worth a traceback, and the job goes on."""
     lines_of(2000)

@@ -197,6 +197,7 @@ def test_a_run_that_has_nothing_to_ask_chooses_nothing(
     assert len(stored_jobs()) == 1
 
 
+@pytest.mark.full
 def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,6 +311,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     assert "5,000 rows not answered; run the same line again" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the job of then can still spend is held back first; new rows get the rest, and no more."""
     answers = dict.fromkeys(prompts(30), "a long word " * 20)

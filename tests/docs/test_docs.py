@@ -27,6 +27,18 @@ from smartbatch.providers import registry
 from smartbatch.testing import Emulator, emulator
 
 PAGES = pages()
+READ_FIRST = (
+    "README.md",
+    "docs/explanation/overview.md",
+    "docs/tutorial/first-run.md",
+    "docs/how-to/batch-jobs.md",
+)
+"""Pages whose examples the default runs."""
+EXAMPLES = [
+    page if page.name in READ_FIRST else pytest.param(page, marks=pytest.mark.full)
+    for page in PAGES
+    if page.blocks()
+]
 NOT_RUN = 2
 """Blocks that are marked as not run; each has its reason on the page."""
 
@@ -210,7 +222,7 @@ def emu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Emulator]:
         yield running
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("only_loopback")
 def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, emu: Emulator):
     """Worked through from the top, every block of the page runs and prints what the page shows."""
@@ -228,6 +240,7 @@ def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, em
     [page for page in PAGES if re.search(r"^def test_", page.text, re.MULTILINE)],
     ids=lambda p: p.name,
 )
+@pytest.mark.full
 def test_tests_shown_on_a_page_pass(page: Page, folder: Path):
     """A page that shows tests shows tests that pass."""
     blocks = [block for block in page.blocks() if block.language == "python" and block.not_run is None]

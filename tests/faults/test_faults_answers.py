@@ -20,8 +20,9 @@ from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Embedding, Request
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, Seen, in_batch, texts, world
+from tests.levels import sampled
 
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 RETRY_AFTER: tuple[dict[str, str], ...] = (
     {},

@@ -12,8 +12,9 @@ import pytest
 
 from smartbatch.emulator.provider_api import Reply
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, texts, world
+from tests.levels import sampled
 
-pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 
 @pytest.mark.parametrize("fault", ["get_lag", "list_lag"])

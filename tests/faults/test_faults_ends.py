@@ -21,10 +21,11 @@ from smartbatch.jobs.job import Job
 from tests.faults.simulation import world as simulation
 from tests.faults.simulation.scenario import Plan, Scenario
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from tests.levels import sampled
 
 SLOW = {"batch_poll_interval": 30 * MINUTE}
 
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 each_fallback = pytest.mark.parametrize("fallback", ["batch", "individual"])
 
 
@@ -166,6 +167,7 @@ def _asked(w: World, prompts: list[str]) -> list[tuple[str, float]]:
     return [(prompt, at) for prompt in prompts for body, at in bodies if f'"{prompt}"' in body]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.soak)])
 def test_c17_hundreds_of_races_of_end_and_cancel(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

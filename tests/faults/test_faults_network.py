@@ -17,8 +17,9 @@ from providers.raw_server import RawServer, says
 
 from smartbatch.emulator.provider_api import Reply
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
+from tests.levels import sampled
 
-pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 
 HTML = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Welcome to Airport Wi-Fi</body></html>"
 
@@ -112,7 +113,7 @@ def test_b12_an_input_too_large_for_the_server_goes_in_halves(provider: str, tmp
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-@pytest.mark.parametrize("what", ["upload", "list", "create", "get", "download"])
+@pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"], keep=2))
 def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
     provider: str, what: str, tmp_path: Path
 ) -> None:

@@ -21,8 +21,9 @@ from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.wire_ids import parse_wire_id
 from tests.faults.world import MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.levels import sampled
 
-pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 
 
 def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: str, tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ from smartbatch.emulator.provider_api import Reply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
 from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, texts, world
+from tests.levels import sampled
 
-pytestmark = pytest.mark.parametrize("provider", PROVIDERS)
+pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 
 PROMPT = "CANARY what is the diagnosis of patient 4711 born on the first of May"
 
@@ -71,7 +72,7 @@ def _echo(seen: Seen) -> str:
     return f"You sent {PROMPT!r} with {KEY} ({' '.join(heard)}), which is wrong: {seen.body[:3000]!r}"
 
 
-@pytest.mark.parametrize("what", ["upload", "list", "create", "get", "download"])
+@pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"], keep=2))
 def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     provider: str,
     what: str,
@@ -192,7 +193,7 @@ _OURS = re.compile(r"jobs\.db(-wal|-shm)?|[0-9a-z-]+\.lock|shard-[0-9A-Za-z]{22}
 _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 
 
-@pytest.mark.parametrize("what", ["upload", "create", "get", "list"])
+@pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"], keep=2))
 def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     provider: str, what: str, tmp_path: Path
 ) -> None:

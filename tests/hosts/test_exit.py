@@ -12,6 +12,8 @@ import pytest
 from attrs import field, frozen
 from run_script import run_script
 
+from tests.levels import sampled
+
 LONG = 300
 """An ``exit_grace`` that a test would not survive if anything waited for it."""
 
@@ -409,13 +411,13 @@ def check(case: Case) -> None:
     assert ended.code == case.code
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", sampled(ENDS, keep=4))
 def test_the_interpreter_ends_when(name: str) -> None:
     """It ends with its own exit code, however the script ends."""
     check(ENDS[name])
 
 
-@pytest.mark.parametrize("name", PENDING)
+@pytest.mark.parametrize("name", sampled(PENDING, keep=4))
 def test_nothing_holds_up_the_exit(name: str) -> None:
     """It ends within the grace, whatever is pending."""
     check(PENDING[name])

@@ -10,6 +10,8 @@ import textwrap
 import pytest
 from run_script import run_script
 
+from tests.levels import sampled
+
 FAMILY = """
 from smartbatch import BatchingClient, WrongProcess
 from scenes import echo, say, Endless
@@ -42,6 +44,7 @@ def passes(script: str, *, out: list[str], guard: float = 30) -> None:
     assert ended.code == 0
 
 
+@pytest.mark.full
 def test_300_forks_under_load_leave_no_child_hanging() -> None:
     """Whatever lock a thread of the parent holds at that moment, each child asks and is answered (M4)."""
     passes(
@@ -75,6 +78,7 @@ def test_300_forks_under_load_leave_no_child_hanging() -> None:
     )
 
 
+@pytest.mark.full
 def test_no_answer_reaches_the_wrong_process_over_http() -> None:
     """4 children and their parent ask at once over connections that were warm before; all get their own."""
     passes(
@@ -258,6 +262,7 @@ def test_a_fork_inside_a_call_works() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
     """It gets an error that says why, and does not wait for ever."""
     passes(
@@ -312,7 +317,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", sampled(["fork", "forkserver", "spawn"]))
 def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> None:
     """A client made at module level works in each worker."""
     script = tmp_path / "workers.py"

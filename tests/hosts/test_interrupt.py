@@ -11,6 +11,8 @@ import signal
 import pytest
 from run_script import run_script
 
+from tests.levels import sampled
+
 SETTING = """
 from smartbatch import BatchingClient
 from scenes import Interrupted, say
@@ -116,7 +118,7 @@ smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe]
 }
 
 
-@pytest.mark.parametrize("place", CAUGHT)
+@pytest.mark.parametrize("place", sampled(CAUGHT, keep=3))
 def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
     """It cancels what has not started, and the same client answers the next prompt."""
     ended = run_script(SETTING + CAUGHT[place])
@@ -161,7 +163,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
     assert ended.code == 0
 
 
-@pytest.mark.parametrize("landing", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
 def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: str) -> None:
     """Wherever an interrupt lands in a submit, the client works on, and a stop completes what was taken."""
     ended = run_script(

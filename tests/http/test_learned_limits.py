@@ -13,6 +13,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
+from tests.levels import sampled
 
 CALLS = 600
 WORKERS = 64
@@ -43,7 +44,7 @@ MOST = WORKERS + 6
 time; that headers keep refusals below 1 % is held in virtual time, by the tests of learned limits."""
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "gemini"])
+@pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
 def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
     """Used to 95 %, none lost, and no second storm."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from smartbatch.testing import Emulator, emulator
+from tests.levels import sampled
 from tests.shared_data import shared
 
 FAULTS = 0.02
@@ -88,7 +89,7 @@ def assert_all_right(questions: Path, out: Path) -> None:
     assert [row["text"] for row in answered] == [row["answer"] for row in asked]
 
 
-@pytest.mark.parametrize("model", [OPENAI, ANTHROPIC, GEMINI])
+@pytest.mark.parametrize("model", sampled([OPENAI, ANTHROPIC, GEMINI]))
 def test_every_question_is_answered_right_and_in_order_and_paid_once_despite_faults(
     questions: Path, tmp_path: Path, model: str
 ) -> None:

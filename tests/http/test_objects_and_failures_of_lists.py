@@ -16,6 +16,7 @@ import pytest
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.types import Generation, Request, Result, Route
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
+from tests.levels import sampled
 
 
 @attrs.frozen
@@ -44,7 +45,7 @@ class Pydantic(pydantic.BaseModel):
 
 
 KINDS = (Attrs, Dataclass, Pydantic)
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
 
 

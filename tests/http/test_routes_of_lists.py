@@ -15,8 +15,9 @@ from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
+from tests.levels import sampled
 
-each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS))
 
 
 def asked(w: World, client: BatchingClient, prompts: list[str], **constraints: object) -> ResultList:

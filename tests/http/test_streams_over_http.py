@@ -12,6 +12,7 @@ from smartbatch import BatchingClient, ErrorKind, ProviderError, RequestCancelle
 from smartbatch.emulator import answer_for
 from smartbatch.testing import Emulator, emulator
 from tests.hosts.run_script import run_script
+from tests.levels import sampled
 
 SERVICES = {
     "chat": ("openai:gpt-5-mini", {}),
@@ -214,7 +215,7 @@ def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -
     assert (ended.code, ended.err, ended.lines) == (0, "", ["word0"])
 
 
-@pytest.mark.parametrize("service", list(SERVICES))
+@pytest.mark.parametrize("service", sampled(list(SERVICES)))
 def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
     """It cannot read it, and its end does not close it; the child's own client works."""
     emu.configure(per_token=PACE)

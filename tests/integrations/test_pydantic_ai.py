@@ -441,6 +441,7 @@ def ends_well(script: str, out: list[str]) -> None:
     assert (ended.err, ended.lines, ended.code) == ("", out, 0)
 
 
+@pytest.mark.full
 def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
     """Neither disturbs the other: each opens connections of its own, and the parent's go on (F7)."""
     ends_well(
@@ -456,6 +457,7 @@ def test_a_forked_child_runs_the_agent_on_a_loop_of_its_own() -> None:
     )
 
 
+@pytest.mark.full
 def test_runs_under_way_at_the_end_of_a_script_are_finished() -> None:
     """The loop's thread is a daemon, and still there for the client's grace."""
     ends_well(

@@ -36,6 +36,7 @@ from smartbatch.jobs.store import Store
 from smartbatch.jobs.store.sql_store import Book
 from smartbatch.jobs.store.sqlite import SqliteStore
 from smartbatch.jobs.wire_ids import new_nonce
+from tests.levels import sampled
 
 KINDS = ("sqlite", "postgres")
 _schemas = itertools.count(1)
@@ -238,7 +239,7 @@ def made_bench(kind: str, request: pytest.FixtureRequest, folder: Path) -> Bench
     return Bench(kind, request.getfixturevalue("postgres_address"), folder)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=sampled(KINDS))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     """A fresh place on each kind of store."""
     made = made_bench(request.param, request, tmp_path)

@@ -49,6 +49,7 @@ from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.call.soundness import flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
+from tests.levels import sampled
 
 SEED = 20_261_121
 OPENAI_SECRET = evolve(OPENAI_ERRORS, secrets=(KEY,))
@@ -352,7 +353,7 @@ def fuzz(name: str, rounds: int) -> int:
     return good
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", sampled(TARGETS, keep=4))
 def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
     """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""
     good = fuzz(name, DEFAULT)
@@ -368,7 +369,9 @@ PIECES = (
 )
 
 
-@pytest.mark.parametrize("before", ["", "['", '{"k": "', '{"answers": [{"id": "abcdefgh", "answer": "'])
+@pytest.mark.parametrize(
+    "before", sampled(["", "['", '{"k": "', '{"answers": [{"id": "abcdefgh", "answer": "'])
+)
 def test_long_and_hostile_texts_end(before: str) -> None:
     """A hundred thousand letters of anything keep no worker: nothing grows with their square."""
     packed = Packed(REQUEST, ("abcdefgh", "ijklmnop"), ("qrstuv", "wxyz23"))

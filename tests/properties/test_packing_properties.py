@@ -7,6 +7,7 @@ import random
 from functools import partial
 from typing import Any
 
+import pytest
 from core.batching.hostile_prompts import HOSTILE
 from core.batching.pack_models import DAMAGE, honest, written
 from hypothesis import given, settings
@@ -132,6 +133,7 @@ def mutated(text: str, rng: random.Random) -> str:
     return text
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_mutated_replies_raise_nothing_and_mix_nothing_up() -> None:
     """Packs and JSON answers alike; an answer that is found whole is the right one."""
     rng = random.Random(7)

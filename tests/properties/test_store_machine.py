@@ -44,6 +44,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store.sql_store import Book
+from tests.levels import sampled
 
 __all__ = ["postgres_address"]  # a fixture
 
@@ -715,10 +716,12 @@ def run(machine: type[StoreMachine], examples: int, steps: int) -> None:
     )
 
 
-def test_an_sqlite_store_says_what_the_model_says() -> None:
-    run(StoreMachine, 50, 40)
+@pytest.mark.parametrize("examples", sampled([10, 50]))
+def test_an_sqlite_store_says_what_the_model_says(examples: int) -> None:
+    run(StoreMachine, examples, 40)
 
 
+@pytest.mark.full
 def test_a_postgres_store_says_what_the_model_says(postgres_address: str) -> None:
     PostgresMachine.address = postgres_address
     run(PostgresMachine, 12, 40)

@@ -17,6 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind
 from smartbatch.events import Event, RequestFinished, RequestSubmitted
 from smartbatch.types import Answer, Usage
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -72,7 +73,7 @@ class Watch:
             self.submitted[event.request_id] += 1
 
 
-@pytest.mark.parametrize("shared", [1, 10])
+@pytest.mark.parametrize("shared", sampled([1, 10]))
 def test_two_hundred_threads_submit_fifty_requests_each(
     shared: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:
@@ -107,6 +108,7 @@ def test_two_hundred_threads_submit_fifty_requests_each(
     assert sum(provider.sizes) == 10_000
 
 
+@pytest.mark.full
 def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -39,6 +39,7 @@ def changes(events: list[Event]) -> list[tuple[str, str]]:
     return [(event.before, event.after) for event in events if isinstance(event, BreakerChanged)]
 
 
+@pytest.mark.full
 def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
     """5,000 requests, 64 at once, 500 consecutive 503s amid them: all are answered, extra calls <= 10 %."""
     calls = itertools.count()

@@ -198,6 +198,7 @@ def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.R
     assert check.unrelated == other.unrelated
 
 
+@pytest.mark.full
 def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
     """A hundred thousand lines; half a second here."""
 

@@ -195,6 +195,7 @@ def divisible(count: int, most: int, taken: frozenset[int]) -> bool:
     return of(count, most + 1, 4)
 
 
+@pytest.mark.full
 def test_three_hundred_thousand_items_are_cut_in_a_few_seconds() -> None:
     """Some 0.4 s here; the bound leaves room for a busy machine."""
     rng = random.Random(1)

@@ -11,6 +11,7 @@ from core.limits.limit_server import Latency, constant, lognormal
 from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
 
 from smartbatch.core.limits.quota import Quota
+from tests.levels import sampled
 
 LATENCIES = {
     "5 ms": constant(0.005),
@@ -41,7 +42,7 @@ def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
     return max(meter.used(begin, end) for meter in server.meters.values())
 
 
-@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("latency", sampled(LATENCIES))
 @pytest.mark.parametrize("limits", LIMITS)
 def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
     """99 % of the tighter one used after the first minute; at most 1 % refused, with headers 0.1 %."""

@@ -24,6 +24,7 @@ from core.limits.limit_server import (
 )
 
 from smartbatch.core.limits.quota import Quota
+from tests.levels import sampled
 
 LATENCIES = {
     "5 ms": constant(0.005),
@@ -59,9 +60,9 @@ def test_a_told_limit_is_used_to_97_percent_burst_included(latency: str, seed: i
 
 
 @pytest.mark.parametrize("server", PER_SECOND)
-@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("latency", sampled(LATENCIES, keep=2))
 @pytest.mark.parametrize("retry_after", [None, 1.0])
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", sampled([True, False]))
 def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
     server: str, latency: str, retry_after: float | None, quick: bool
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
 from tests.faults.durability.run_checks import RunReport
@@ -22,6 +24,7 @@ def test_a_forked_worker_does_not_spend_its_life_on_the_garbage_of_imports(tmp_p
         assert fork_server.heap() < 10_000
 
 
+@pytest.mark.full
 def test_workers_killed_fifty_times_lose_nothing_and_pay_nothing_twice(tmp_path: Path) -> None:
     with faulty_emulator(seed=1) as url, ForkServer(tmp_path / "workers.log") as fork_server:
         loops = [

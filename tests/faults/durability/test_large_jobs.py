@@ -46,6 +46,7 @@ def orders(folder: Path, url: str, requests: int) -> Orders:
     return Orders(url=url, store=str(store), requests=requests, per_batch=REQUESTS // BATCHES, poll=0.1)
 
 
+@pytest.mark.full
 def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Path) -> None:
     large = orders(tmp_path, url, REQUESTS)
     many = undisturbed(large)
@@ -60,6 +61,7 @@ def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Pat
     assert bytes_of(large.store) / REQUESTS < PROMPT + 700
 
 
+@pytest.mark.full
 def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> None:
     long = undisturbed(evolve(orders(tmp_path, url, 300), letters=LONG))
     ended = long.life.told[-1]
@@ -67,6 +69,7 @@ def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> N
     assert long.life.peak - long.life.told[0]["memory"] < LONG_GROWTH
 
 
+@pytest.mark.full
 def test_a_client_killed_while_it_stores_sends_and_reads_a_large_job_goes_on_within_seconds(
     url: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from jobs.stores import postgres_address
 
 from tests.faults.durability.fork_server import ForkServer
@@ -19,6 +20,7 @@ LEASE = 0.9
 SEED = 3
 
 
+@pytest.mark.full
 def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
     postgres_address: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.faults.simulation.points import step_of
 from tests.faults.simulation.programme import Sum, base_plans, crashed_once, crashed_twice
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.world import Outcome
+from tests.levels import sampled
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 STEPS = {f"K{number}" for number in range(1, 25)}
@@ -20,7 +21,7 @@ OF_LABELS = {"K15"}
 """A second batch of a shard that cannot be told from a stranger's is not cancelled."""
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
     """Every point of each story that no earlier one had, the first and the last time it is met."""
     bases = list(run(base_plans([0], [flavour])))
@@ -34,6 +35,7 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
     assert {step for name in total.names if (step := step_of(name))} == expected
 
 
+@pytest.mark.full
 def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
     """Of the pairs among the first 26 points a sample; the soak run has all."""
     bases = list(run(base_plans([1])))

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.simulation.planting import BUGS, Bug, caught, planted, start
 from tests.faults.simulation.simulate import simulate
 
+pytestmark = pytest.mark.full
+
 WITHIN = 60
 """Runs in which the simulation must have seen a bug."""
 SEEN_BY_SIMULATION = [bug for bug in BUGS if bug.test is None]

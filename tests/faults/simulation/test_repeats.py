@@ -10,11 +10,12 @@ from attrs import evolve
 from tests.faults.simulation.programme import Sum, seeded, told
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.world import Outcome
+from tests.levels import sampled
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", sampled(FLAVOURS, keep=2))
 def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
     """The first create lands and its answer is lost; the second is answered, and hides the first."""
     outcomes = list(run(told("repeated", flavour, seed) for seed in range(12)))
@@ -25,6 +26,7 @@ def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> 
         assert sum(outcome.cancelled for outcome in outcomes) > 8
 
 
+@pytest.mark.full
 def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
     """All but those by batches that landed after ours had ended, which nobody looked for any more."""
     total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))

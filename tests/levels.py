@@ -1,0 +1,28 @@
+"""Which tests the default runs: of many cases of one kind, some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+__all__ = ["sampled"]
+
+
+def sampled(cases: Iterable[Any], *, keep: int = 1, first: int = 0) -> list[Any]:
+    """Return parameters for ``pytest.mark.parametrize`` of which the default tests run ``keep``.
+
+    They are spread evenly over the cases, from the one at ``first`` on; the others are marked ``full``. A
+    case for several names is a tuple, as elsewhere.
+    """
+    listed = list(cases)
+    kept = {(first + place * len(listed) // keep) % len(listed) for place in range(keep)}
+    return [case if at in kept else _full(case) for at, case in enumerate(listed)]
+
+
+def _full(case: Any) -> ParameterSet:
+    if isinstance(case, ParameterSet):
+        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.full], id=case.id)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
