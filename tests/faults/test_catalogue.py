@@ -85,8 +85,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "one poisonous item",
         (
             "faults/test_faults_answers.py::test_c3_a_poisonous_item_fails_alone_and_delays_nobody",
-            "realtime/test_retries.py::test_a_poisonous_request_harms_nobody",
-            "realtime/test_retries.py::test_many_poisonous_requests_hold_nobody_up",
+            "realtime/test_retries.py::test_a_request_that_always_fails_delays_no_other",
+            "realtime/test_retries.py::test_many_requests_that_always_fail_delay_no_other",
         ),
     ),
     "C4": (

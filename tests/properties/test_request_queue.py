@@ -41,7 +41,7 @@ class QueueMachine(RuleBasedStateMachine):
         factory = LaneFactory(BatchingConfig(), self.clock, Classifiers(()), (), self.queue.add_lane)
         lane = factory.of(self.provider, "m")
         self.lane_queue = self.queue.lanes[lane]
-        self.flying: list[Ticket] = []
+        self.started: list[Ticket] = []
         self.waiters: list[Waiter] = []
         self.ends: Counter[str] = Counter()
         self.half_way: list[ResultFuture] = []
@@ -86,7 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
                     break
                 keys.append(ticket.key)
                 if self.queue.start_locked(ticket, self.now):
-                    self.flying.append(ticket)
+                    self.started.append(ticket)
             assert keys == sorted(keys)
 
     @rule()
@@ -99,20 +99,20 @@ class QueueMachine(RuleBasedStateMachine):
                 self.lane_queue.unpop(ticket)
             assert not out or self.lane_queue.head() is out[0]
 
-    @precondition(lambda self: self.flying)
+    @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), delay=st.floats(0.0, 5.0))
     def again(self, which: int, delay: float) -> None:
         """A call failed and its request waits for the next try."""
-        ticket = self.flying.pop(which % len(self.flying))
+        ticket = self.started.pop(which % len(self.started))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
                 self.queue.again_locked(ticket, self.now + delay, self.now)
 
-    @precondition(lambda self: self.flying)
+    @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), ok=st.booleans())
     def end(self, which: int, ok: bool) -> None:
         """A call came back."""
-        ticket = self.flying.pop(which % len(self.flying))
+        ticket = self.started.pop(which % len(self.started))
         if ticket.state is TicketState.IN_FLIGHT:
             with self.queue.monitor:
                 waiters = self.queue.end_locked(ticket, ok=ok)
@@ -156,7 +156,7 @@ class QueueMachine(RuleBasedStateMachine):
     # -- what is always true -----------------------------------------------------------------------------
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_counts_balance(self) -> None:
         """submitted = waiting + in flight + succeeded + failed + cancelled, each of them 0 or more."""
         counts = self.queue.counts
         assert counts.balanced()
@@ -166,12 +166,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert counts.succeeded + counts.failed == sum(self.ends.values())
 
     @invariant()
-    def the_books_are_those_of_the_tickets(self) -> None:
+    def the_counts_are_those_of_the_tickets(self) -> None:
         """What is counted is what is there."""
         live = list(self.queue.live)
         waiting = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.WAITING)
-        flying = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
-        assert (waiting, flying) == (self.queue.counts.waiting, self.queue.counts.in_flight)
+        in_flight = sum(len(ticket.waiters) for ticket in live if ticket.state is TicketState.IN_FLIGHT)
+        assert (waiting, in_flight) == (self.queue.counts.waiting, self.queue.counts.in_flight)
         assert all(ticket.waiters for ticket in live)
 
     @invariant()
@@ -188,7 +188,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert (self.lane_queue.ready(self.now, flushed=False) < math.inf) == bool(ready)
 
     @invariant()
-    def each_claim_ends_once(self) -> None:
+    def each_waiter_ends_once(self) -> None:
         """Nobody is settled twice or told twice to be cancelled, and nobody both."""
         assert all(count == 1 for count in self.told.values())
         assert all(count == 1 for count in self.ends.values())

@@ -1,4 +1,4 @@
-"""A full queue holds callers back, lets them in one by one, and has room for who is in a hurry (A6)."""
+"""A full queue holds callers back, lets them in one by one, and keeps room for urgent requests (A6)."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
 def test_there_is_always_room_for_who_is_in_a_hurry(full: Callable[..., Full]) -> None:
     """A queue full of background work takes a tenth more of urgent and high requests, without blocking."""
     scene = full(queue_full="raise")
-    hurried = [
+    urgent = [
         scene.client.submit(f"h{i}", priority="urgent" if i % 2 else "high", deduplicate=False)
         for i in range(10)
     ]
     with pytest.raises(QueueFull):
         scene.client.submit_urgent("one too many")
     scene.release()
-    assert [future.result(PATIENCE).queued for future in hurried[1::2]] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [future.result(PATIENCE).queued for future in urgent[1::2]] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., Full]) -> None:
@@ -131,7 +131,7 @@ def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
 
 
 def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
-    """Nobody stays blocked at a client that takes nothing more."""
+    """No thread stays blocked at a client that takes nothing more."""
     scene = full()
     callers = [scene.aside(i + 1, lambda i=i: scene.client.submit(f"late {i}")) for i in range(3)]  # type: ignore[misc]
     scene.client.stop(timeout=0)
@@ -152,11 +152,11 @@ def test_identical_requests_that_waited_for_room_still_share_a_call(full: Callab
 
 
 def test_joining_an_identical_request_needs_no_room(full: Callable[..., Full]) -> None:
-    """A twin adds no call, so a full queue does not hold it back."""
+    """An identical request adds no call, so a full queue does not hold it back."""
     scene = full(queue_full="raise")
-    twin = scene.client.submit("w7")
+    follower = scene.client.submit("w7")
     scene.release()
-    assert twin.result(PATIENCE).deduplicated
+    assert follower.result(PATIENCE).deduplicated
 
 
 def test_a_hundred_blocked_callers_all_get_in(full: Callable[..., Full]) -> None:

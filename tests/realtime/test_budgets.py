@@ -89,7 +89,7 @@ def test_cheap_calls_make_room_for_more(clock: VirtualClock, client_of: ClientOf
 
 
 def test_a_shared_call_reserves_no_more_than_there_is(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Ten requests of ten dollars cannot travel together on 35: fewer do, and nobody waits for ever."""
+    """Ten requests of ten dollars cannot share a call on 35: fewer do, and every request ends."""
     provider = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 1)), priced=True, max_shared=10)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=1)
     with clock.held():
@@ -120,7 +120,7 @@ def test_a_budget_needs_a_price(clock: VirtualClock, client_of: ClientOf) -> Non
 def test_an_own_callable_may_say_what_it_cost(
     costs: Sequence[float], clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """An answer that carries its cost is booked with it."""
+    """An answer that says its cost is charged with it."""
     provider = Scripted(clock, lambda prompt, _: Answer("fine", cost=costs[int(prompt)]))
     client = client_of(provider)
     results = client.generate(["0", "1"])
@@ -131,7 +131,7 @@ def test_an_own_callable_may_say_what_it_cost(
 def test_an_answer_that_does_not_say_what_it_used_is_booked_as_reserved(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Some servers leave the usage out: nobody knows the cost, and the budget holds all the same."""
+    """Some servers leave the usage out: the cost is unknown, and the budget holds all the same."""
     provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])

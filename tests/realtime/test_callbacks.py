@@ -12,7 +12,7 @@ from smartbatch.realtime.callbacks import CallbackThread
 
 
 def test_callables_run_in_order_on_one_thread() -> None:
-    """And not on the thread that hands them over."""
+    """And not on the thread that settles the future."""
     thread = CallbackThread(RealClock(), lambda error: None)
     ran: list[tuple[int, str]] = []
     for i in range(100):
@@ -82,8 +82,8 @@ def test_callbacks_of_many_threads_run_once_each() -> None:
     thread = CallbackThread(RealClock(), lambda error: None)
     ran: list[int] = []
     thread.close()
-    askers = [Aside(lambda: [thread.run_later(lambda: ran.append(1)) for _ in range(200)]) for _ in range(8)]
-    for asker in askers:
-        asker.result()
+    threads = [Aside(lambda: [thread.run_later(lambda: ran.append(1)) for _ in range(200)]) for _ in range(8)]
+    for each in threads:
+        each.result()
     assert thread.drain(PATIENCE)
     assert len(ran) == 1_600

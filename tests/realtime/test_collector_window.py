@@ -75,7 +75,7 @@ def test_the_window_is_as_long_as_configured(busy: Callable[..., Busy]) -> None:
 
 
 def test_one_request_alone_goes_when_its_window_is_over(busy: Callable[..., Busy]) -> None:
-    """Nobody joins it, and the call under way takes an hour: it waits for the window and no longer."""
+    """No request joins it, and the call under way takes an hour: it waits for the window and no longer."""
     scene = busy(latency=lambda prompt: 3600.0 if prompt == "first" else 1.0)
     with scene.clock.held():
         scene.first()
@@ -85,7 +85,7 @@ def test_one_request_alone_goes_when_its_window_is_over(busy: Callable[..., Busy
 
 
 def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Busy]) -> None:
-    """When the call under way ends before the window, there is nobody left to wait for."""
+    """When the call under way ends before the window, there is no request left to wait for."""
     scene = busy(latency=0.03)
     with scene.clock.held():
         scene.first()
@@ -99,7 +99,7 @@ def test_a_request_may_carry_its_own_max_wait(busy: Callable[..., Busy]) -> None
     scene = busy()
     with scene.clock.held():
         scene.first()
-        futures = [scene.client.submit("patient"), scene.client.submit("hasty", max_wait=0.05)]
+        futures = [scene.client.submit("usual"), scene.client.submit("short", max_wait=0.05)]
     for future in futures:
         future.result(PATIENCE)
     assert scene.later_calls() == [(0.05, 2)]
@@ -159,7 +159,7 @@ def test_an_urgent_twin_of_a_waiting_request_closes_the_window_too(busy: Callabl
 
 
 def test_a_twin_with_a_shorter_max_wait_shortens_the_wait(busy: Callable[..., Busy]) -> None:
-    """The shorter patience of two askers counts."""
+    """The shorter max_wait of two identical requests counts."""
     scene = busy()
     with scene.clock.held():
         scene.first()

@@ -1,4 +1,4 @@
-"""Identical requests in flight share one call, and each asker gets an answer of its own (A17)."""
+"""Identical requests in flight share one call, and each gets a result of its own (A17)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bill(result: Result) -> tuple[str | None, Usage, float | None, bool]:
 
 
 def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Every asker gets the answer; one pays for it."""
+    """Every request gets the answer; one pays for it."""
     provider = Scripted(clock, lambda *_: Answer("same", usage=Usage(3, 4)), priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
@@ -125,7 +125,7 @@ def test_when_the_leader_is_cancelled_the_follower_carries_on(
 
 
 def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Nobody is left to want the answer."""
+    """No request is left that needs the answer."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -139,7 +139,7 @@ def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: 
 
 
 def test_a_more_urgent_twin_pulls_the_request_forward(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The more urgent of two askers decides when the call is made."""
+    """The more urgent of two requests decides when the call is made."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
@@ -191,26 +191,26 @@ def test_a_failure_reaches_every_asker_with_its_own_name(clock: VirtualClock, cl
 def test_an_asker_whose_time_ends_leaves_the_others_their_answer(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The first asker gives up during the call; the second gets the answer under its own id and context."""
+    """The first times out during the call; the second gets the answer under its own id and context."""
     provider = Scripted(clock, lambda *_: Answer("late", usage=Usage(3, 4)), latency=10.0, priced=True)
     client = client_of(provider, prices=PRICES)
     with clock.held():
-        patient = [
+        futures = [
             client.submit("x", id=f"id-{i}", context=i, timeout=t) for i, t in enumerate((2.0, None, None))
         ]
     with pytest.raises(RequestTimeout) as caught:
-        patient[0].result(PATIENCE)
+        futures[0].result(PATIENCE)
     assert caught.value.request_id == "id-0"
-    second, third = (future.result(PATIENCE) for future in patient[1:])
+    second, third = (future.result(PATIENCE) for future in futures[1:])
     assert (second.request_id, second.context, second.text) == ("id-1", 1, "late")
     assert (third.request_id, third.context) == ("id-2", 2)
-    costs = [future.outcome.cost for future in patient if future.outcome is not None]
+    costs = [future.outcome.cost for future in futures if future.outcome is not None]
     assert sum(cost or 0.0 for cost in costs) == 7.0
     assert client.counts.balanced()
 
 
 def test_an_asker_who_gave_up_does_not_pay_for_the_others(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A failed try was billed and the first asker gives up: who gets the answer pays for both tries."""
+    """The first fails a billed try and times out: the one that gets the answer pays for both tries."""
 
     def script(prompt: str, attempt: int) -> Any:
         if attempt == 0:
@@ -251,7 +251,7 @@ def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, clien
     with clock.held():
         client.submit("x")
         provider.wait_for(1)
-        twin = client.submit("x")
-        assert not twin.cancel()
-        assert twin.running()
-    assert twin.result(PATIENCE).deduplicated
+        follower = client.submit("x")
+        assert not follower.cancel()
+        assert follower.running()
+    assert follower.result(PATIENCE).deduplicated

@@ -47,7 +47,7 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
-        flying = client.submit("flying")
+        started = client.submit("started")
         provider.wait_for(1)
         waiting = client.submit("waiting")
 
@@ -60,8 +60,8 @@ def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
         with pytest.raises(KeyboardInterrupt):
             waiting.cancel()
     Aside(client.stop).result()
-    assert flying.result(PATIENCE).ok
-    assert provider.prompts == ["flying"]
+    assert started.result(PATIENCE).ok
+    assert provider.prompts == ["started"]
 
 
 def test_an_interrupted_stop_leaves_no_thread(

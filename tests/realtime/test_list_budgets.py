@@ -53,7 +53,7 @@ def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> No
 
 
 def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
-    """It may have been billed, and nobody can tell."""
+    """Whether it was billed is unknown."""
     calls = []
 
     def lose(request: Request) -> Answer:

@@ -65,7 +65,7 @@ def test_twenty_five_items_are_three_and_a_half_times_as_fast(
 
 
 def test_one_straggler_delays_nobody_else(clock: VirtualClock, client_of: ClientOf) -> None:
-    """24 quick calls beside a slow one: with three workers left they take 8 seconds, and end before it."""
+    """24 quick calls next to a slow one: with three workers left they take 8 seconds, and end before it."""
     ended: dict[str, float] = {}
     provider = Timed(clock, lambda prompt: 100.0 if prompt == "p3" else 1.0)
     client = client_of(provider, parallelism=4)

@@ -1,4 +1,4 @@
-"""Many threads, one client: every future settles once, and the books balance at every step (A5, E8)."""
+"""Many threads, one client: every future settles once, and the counts balance at every step (A5, E8)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 class Watch:
-    """An observer that takes the books at every event and counts how each request ended."""
+    """An observer that reads the counts at every event and counts how each request ended."""
 
     def __init__(self) -> None:
         self.client: BatchingClient | None = None
@@ -145,7 +145,7 @@ def test_two_hundred_items_by_twenty_workers_with_faults_are_all_accounted_for(
 def test_cancelling_threads_and_workers_agree_on_every_future(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Half of the requests are cancelled at random moments: each ends once, as books and events have it."""
+    """Half of the requests are cancelled at random moments: each ends once, in counts and events."""
     watch = Watch()
     client = client_of(
         Scripted(clock, latency=0.01),
@@ -184,7 +184,7 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
 def test_identical_requests_of_many_threads_are_balanced_too(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Twins, cancellations and time-outs together: nothing is lost and nothing counted twice."""
+    """Identical requests, cancellations and time-outs together: nothing is lost and nothing counted twice."""
     watch = Watch()
     client = client_of(Scripted(clock, latency=0.5), parallelism=4, queue_capacity=10_000, observers=[watch])
     engine = inside(client.start()).realtime.engine

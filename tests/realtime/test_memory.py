@@ -80,7 +80,7 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
     provider = Scripted(clock, latency=100.0)
     client = client_of(provider, parallelism=1)
     with clock.held():
-        client.submit("flying")
+        client.submit("started")
         provider.wait_for(1)
         client.submit("waiting")
         for number in range(2_000):
@@ -93,11 +93,11 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
 def test_a_request_that_waits_long_keeps_nobody_elses_memory(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """One that is in no hurry sees thousands pass in a lane that shares calls."""
+    """A background request lets thousands go first in a lane that shares calls."""
     client = client_of(Scripted(clock, latency=0.01, max_shared=4), parallelism=1, batch_window=0.01)
     with clock.held():
         client.submit("first")
-        client.submit_background("patient", isolation_key="other")
+        client.submit_background("background", isolation_key="other")
 
         def stream() -> int:
             (lane_queue,) = client._running().queue.lanes.values()

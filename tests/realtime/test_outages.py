@@ -56,7 +56,7 @@ def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, clie
 
 
 def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of: ClientOf) -> None:
-    """2,000 requests wait ten minutes; the extra calls are those in flight and one probe after the other."""
+    """2,000 requests wait ten minutes; the extra calls are those in flight and one probe after another."""
     down = Down(clock, 5.0, 605.0)
     client = client_of(down.provider, parallelism=16, queue_capacity=2_000)
     with clock.held():
@@ -67,7 +67,7 @@ def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of:
     probes = down.probes()
     assert probes
     assert all(after - before >= 1.0 for before, after in itertools.pairwise(probes))  # one at a time
-    assert max(future.result().attempts for future in futures) <= 4  # nobody is the probe all the time
+    assert max(future.result().attempts for future in futures) <= 4  # no request is the probe all the time
 
 
 def test_after_the_outage_the_full_speed_is_back_soon(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -206,42 +206,44 @@ def test_after_a_while_a_mended_key_is_tried_again(clock: VirtualClock, client_o
     assert InTime(clock, later).result().result(PATIENCE).ok
 
 
-def test_a_poisonous_request_does_not_keep_the_breaker_open(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_request_that_always_fails_does_not_keep_the_breaker_open(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
     """One that always meets a 503 is not the probe for ever: the others are answered."""
     provider = Scripted(
         clock,
-        lambda prompt, _: unavailable() if prompt == "poison" or clock.now() < 3 else "fine",
+        lambda prompt, _: unavailable() if prompt == "failing" or clock.now() < 3 else "fine",
     )
     client = client_of(provider, parallelism=4, outage_patience=600.0)
     with clock.held():
-        poison = client.submit("poison")
+        failing = client.submit("failing")
         others = submit_all(client, [f"p{i}" for i in range(100)])
     assert all(future.result(PATIENCE).ok for future in others)
-    assert isinstance(poison.exception(PATIENCE), ProviderError)
+    assert isinstance(failing.exception(PATIENCE), ProviderError)
     assert clock.now() <= 120
 
 
-def test_many_poisonous_requests_that_open_the_breaker_let_it_close_again(
+def test_many_requests_that_always_fail_and_open_the_breaker_let_it_close_again(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """Forty requests in a row meet a 500 and open it; the probes are others then, and these are answered."""
-    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("poison") else "fine")
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("failing") else "fine")
     client = client_of(provider, parallelism=4)
     ended: list[float] = []
 
     def ask() -> list[ResultFuture]:
-        poisons = submit_all(client, [f"poison {i}" for i in range(40)])
+        failing_ones = submit_all(client, [f"failing {i}" for i in range(40)])
         clock.sleep(0.5)
         others = submit_all(client, [f"p{i}" for i in range(100)])
         for other in others:
             other.add_done_callback(lambda _: ended.append(clock.now()))
-        return [*poisons, *others]
+        return [*failing_ones, *others]
 
     futures = InTime(clock, ask).result()
     assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures[:40])
     assert all(future.result(PATIENCE).ok for future in futures[40:])
     client.stop()
-    assert max(ended) <= 600  # one probe after the other through the forty, and no second round of them
+    assert max(ended) <= 600  # one probe after another through the forty, and no second round of them
 
 
 def test_a_failing_callable_does_not_open_the_breaker(clock: VirtualClock, client_of: ClientOf) -> None:

@@ -116,7 +116,7 @@ class TestWhoIsPacked:
         assert provider.sizes == [1] * 30
 
     def test_a_lone_request_goes_as_it_is(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """Without company there is nothing to pack."""
+        """A single request has nothing to be packed with."""
         provider = Model(clock)
         client_of(provider, packing=True).submit("alone").result(PATIENCE)
         assert provider.prompts == ["alone"]
@@ -124,7 +124,7 @@ class TestWhoIsPacked:
     def test_one_isolation_key_and_one_set_of_parameters_a_pack(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:
-        """Whoever waits side by side: what must not meet does not meet."""
+        """Whatever waits at the same time: what must not share a prompt does not."""
         provider = Model(clock)
         client = client_of(provider, packing=True)
         with clock.held():
@@ -260,14 +260,14 @@ class TestWhenItGoesWrong:
         assert provider.sizes.count(1) == 20
 
     def test_a_pack_the_provider_rejects_is_halved(self, clock: VirtualClock, client_of: ClientOf) -> None:
-        """One prompt that makes the request invalid hurts nobody else."""
+        """One prompt that makes the request invalid fails no other request."""
 
         def damage(items: list[dict[str, str]]) -> Any:
-            if any("poison" in item["answer"] for item in items):
+            if any("invalid" in item["answer"] for item in items):
                 return ProviderError("bad request", kind=ErrorKind.CLIENT_ERROR, status=400)
             return written(items)
 
-        prompts = [*plain(25), "poison"]
+        prompts = [*plain(25), "invalid"]
         provider = Model(clock, damage)
         assert right(prompts, ask(clock, client_of(provider, packing=True), prompts))
 

@@ -1,4 +1,4 @@
-"""Who is served first, and that nobody is forgotten (A4)."""
+"""Which request is served first, and that none starves (A4)."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def test_a_nearer_deadline_goes_first(clock: VirtualClock, client_of: ClientOf) 
 @pytest.mark.parametrize("priority", list(Priority))
 def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
     """The latest start is the patience of the priority, or the deadline if that is sooner."""
-    patient = latest_start(100.0, priority, None)
-    assert patient == 100.0 + PATIENCE_OF[priority]
-    assert latest_start(100.0, priority, patient + 1) == patient
-    assert latest_start(100.0, priority, patient - 1) == patient - 1
+    start = latest_start(100.0, priority, None)
+    assert start == 100.0 + PATIENCE_OF[priority]
+    assert latest_start(100.0, priority, start + 1) == start
+    assert latest_start(100.0, priority, start - 1) == start - 1
 
 
 def test_no_priority_starves_under_an_hour_of_too_much_traffic(
@@ -132,12 +132,12 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
     InTime(clock, traffic).result()
     client.stop(timeout=0)  # at 3,600 s the backlog is still there, and so is who came last
     patience = {"low": 120.0, "deferrable": 600.0}
-    for priority, patient in patience.items():
+    for priority, start in patience.items():
         started = [(at, wait) for at, wait in waits[priority] if wait < 3_000]
         # served in the order of latest starts, at 0.8 of the speed they come: 1.25 x (arrival + patience)
-        due = [at for at, _ in waits[priority] if 1.3 * (at + patient) < 3_500]
+        due = [at for at, _ in waits[priority] if 1.3 * (at + start) < 3_500]
         assert due
-        assert all(wait <= 1.3 * (at + patient) - at + 10 for at, wait in started if at in due)
+        assert all(wait <= 1.3 * (at + start) - at + 10 for at, wait in started if at in due)
         assert {at for at, _ in started} >= set(due)
 
 

@@ -64,7 +64,7 @@ def test_retries_wait_longer_each_time(clock: VirtualClock, client_of: ClientOf)
 def test_requests_that_failed_together_do_not_return_together(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The dice part them."""
+    """Their backoff is drawn from random numbers."""
     provider = Scripted(clock, lambda _, attempt: broken() if attempt == 0 else "fine", latency=0.0)
     client = client_of(provider, parallelism=3, breaker_threshold=1000)
     with clock.held():
@@ -116,8 +116,8 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
     """A refusal met by one client holds the other one's calls as well."""
     one = Scripted(clock, lambda _, n: limited(30.0) if n == 0 else "fine", scope="account")
     other = Scripted(clock, scope="account")
-    stranger = Scripted(clock, scope="another account")
-    first, second, third = client_of(one), client_of(other), client_of(stranger)
+    other_account = Scripted(clock, scope="another account")
+    first, second, third = client_of(one), client_of(other), client_of(other_account)
     with clock.held():
         refused = first.submit("x")
 
@@ -130,7 +130,7 @@ def test_two_clients_of_one_account_pause_together(clock: VirtualClock, client_o
     traffic.result()
     assert all(future.result(PATIENCE).ok for future in futures)
     assert other.starts[0].at >= 31.0
-    assert stranger.starts[0].at == 5.0
+    assert other_account.starts[0].at == 5.0
 
 
 def test_tokens_of_failed_attempts_are_counted(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -166,40 +166,40 @@ def test_a_users_classifier_decides_on_retries(clock: VirtualClock, client_of: C
     assert len(provider.starts) == 1
 
 
-def test_a_poisonous_request_harms_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
     """One that always meets a 500 fails by itself; 200 others are answered as if it were not there."""
-    provider = Scripted(clock, lambda prompt, _: broken() if prompt == "poison" else "fine")
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt == "failing" else "fine")
     client = client_of(provider, parallelism=4)
     with clock.held():
-        poison = client.submit("poison")
+        failing = client.submit("failing")
         others = submit_all(client, [f"p{i}" for i in range(200)])
     assert all(future.result(PATIENCE).ok for future in others)
-    assert isinstance(poison.exception(PATIENCE), ProviderError)
-    assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last pause of the poison
+    assert isinstance(failing.exception(PATIENCE), ProviderError)
+    assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing one
 
 
-def test_many_poisonous_requests_hold_nobody_up(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_many_requests_that_always_fail_delay_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
     """Retries that have to wait for the retry budget let the first calls behind them pass."""
     ended: dict[str, float] = {}
-    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("poison") else "fine")
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt.startswith("failing") else "fine")
     client = client_of(provider, parallelism=4, breaker_threshold=1000)
     with clock.held():
 
         def ask() -> list[ResultFuture]:
             futures = []
             for i in range(200):
-                futures.append(client.submit(f"poison {i}" if i % 4 == 0 else f"p{i}"))
+                futures.append(client.submit(f"failing {i}" if i % 4 == 0 else f"p{i}"))
                 clock.sleep(0.001)  # who failed once came before who has not been sent
             return futures
 
         asking = InTime(clock, ask)
     futures = asking.result()
-    poisons = futures[::4]
+    failing_ones = futures[::4]
     others = [future for i, future in enumerate(futures) if i % 4]
     for i, future in enumerate(others):
         future.add_done_callback(lambda _, i=i: ended.__setitem__(str(i), clock.now()))  # type: ignore[misc]
     assert all(future.result(PATIENCE).ok for future in others)
-    assert all(isinstance(poison.exception(PATIENCE), ProviderError) for poison in poisons)
+    assert all(isinstance(failing.exception(PATIENCE), ProviderError) for failing in failing_ones)
     # 200 first calls by four workers take 50 s, and the retries their budget allows meanwhile some more
     assert max(ended.values()) <= 65.0
 

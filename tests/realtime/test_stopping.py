@@ -68,7 +68,7 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
 
 
 def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Answered, in flight and waiting: the first keeps its answer, the others hear why they have none."""
+    """Answered, in flight and waiting: the first keeps its answer, the others get an error that says why."""
     provider = Scripted(clock, latency=lambda prompt: 1.0 if prompt == "quick" else 100.0)
     events: list[Any] = []
     client = client_of(provider, parallelism=1, observers=[events.append])
@@ -162,11 +162,11 @@ def test_an_impatient_stop_ends_a_patient_one(clock: VirtualClock, client_of: Cl
     with clock.held():
         future = client.submit("x")
         provider.wait_for(1)
-        patient = InTime(clock, client.stop)
+        unlimited = InTime(clock, client.stop)
         impatient = InTime(clock, lambda: client.stop(timeout=1.0))
     impatient.result()
     assert isinstance(future.exception(PATIENCE), ClientClosed)
-    patient.result()
+    unlimited.result()
 
 
 def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:
@@ -227,7 +227,7 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
     assert old.result(PATIENCE).text == "re: old"
     stopping.result()
     assert client.submit("newer").result(PATIENCE).text == "re: newer"
-    assert provider.closed == 0  # somebody still uses it
+    assert provider.closed == 0  # another client still uses it
 
 
 def test_an_exception_in_the_with_block_cancels_what_has_not_started(
@@ -283,7 +283,7 @@ def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) ->
 
 
 def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Whatever is accepted is answered, whatever is not raises ClientClosed, and nobody hangs."""
+    """Whatever is accepted is answered, whatever is not raises ClientClosed, and no thread hangs."""
     client = client_of(Scripted(clock, latency=0.0), parallelism=4, deduplicate=False)
     accepted: list[Any] = []
 
@@ -295,9 +295,9 @@ def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: 
                 return i
         return -1
 
-    askers = [Aside(ask) for _ in range(8)]
+    threads = [Aside(ask) for _ in range(8)]
     eventually(lambda: len(accepted) > 200)
     client.stop()
-    for asker in askers:
-        asker.result()
+    for thread in threads:
+        thread.result()
     assert all(future.done() and future.result(0).ok for future in accepted)

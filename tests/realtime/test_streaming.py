@@ -385,7 +385,7 @@ def begun(client: BatchingClient, speaker: Speaker) -> TextStream:
 
 
 def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The request is cancelled, in the books and for the reader."""
+    """The request is cancelled, in the counts and for the reader."""
     speaker = Speaker(clock)
     events: list[Event] = []
     client = client_of(speaker, parallelism=1, observers=[events.append])
@@ -434,7 +434,7 @@ def test_a_reader_hears_that_another_thread_closed_its_stream(
 
 
 def test_closing_between_two_tries_ends_the_request(clock: VirtualClock, client_of: ClientOf) -> None:
-    """It is not tried again, and nobody waits for the pause to end."""
+    """It is not tried again, and no thread waits for the end of its backoff."""
     speaker = Speaker(clock, lambda prompt, attempt: [limited(50.0)])
     client = client_of(speaker)
     with clock.held():
@@ -635,7 +635,7 @@ def test_a_request_time_out_ends_a_stream(clock: VirtualClock, client_of: Client
 def test_a_request_time_out_closes_a_stream_that_does_not_keep_it(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Whoever reads is told in time, and the worker is free."""
+    """The reader gets the error in time, and the worker is free."""
 
     class Deaf(Speaker):
         def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> Speech:
@@ -718,7 +718,7 @@ def test_a_stream_the_budget_forbids_raises_in_its_loop(clock: VirtualClock, cli
     assert isinstance(error, BudgetExceeded)
 
 
-# -- company -----------------------------------------------------------------------------------------------
+# -- other requests ----------------------------------------------------------------------------------------
 
 
 def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -802,7 +802,7 @@ def test_a_hundred_streams_from_twenty_threads(clock: VirtualClock, client_of: C
 
 @pytest.mark.parametrize("seed", range(5))
 def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: ClientOf, seed: int) -> None:
-    """Read, left, closed by others, with and without errors: the books balance and no worker is lost."""
+    """Read, left, closed by others, with and without errors: the counts balance and no worker is lost."""
     rng = random.Random(seed)
     fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
 

@@ -60,7 +60,7 @@ def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: C
 def test_a_callable_that_ignores_its_deadline_is_not_waited_for(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The future fails in time; the late answer is dropped, and the books balance before and after it."""
+    """The future fails in time; the late answer is dropped, and the counts balance before and after it."""
     ended: list[float] = []
 
     def stubborn(request: Request, attempt: int) -> str:
@@ -92,10 +92,10 @@ def test_the_settings_may_give_every_request_a_time_out(clock: VirtualClock, cli
     """request_timeout holds where the request says nothing; its own wins."""
     client = client_of(Scripted(clock, latency=10.0), request_timeout=4.0)
     with clock.held():
-        usual, patient = client.submit("x"), client.submit("y", timeout=60.0)
+        usual, long = client.submit("x"), client.submit("y", timeout=60.0)
     with pytest.raises(RequestTimeout):
         usual.result(PATIENCE)
-    assert patient.result(PATIENCE).ok
+    assert long.result(PATIENCE).ok
 
 
 def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -159,7 +159,7 @@ def test_a_provider_that_keeps_its_deadline_fails_the_same_way(
 def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """A shared call may take as long as the most patient of its askers has; the others are told in time."""
+    """A shared call may take as long as its longest time-out; the others fail in time."""
 
     class Punctual(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Any]:
@@ -173,7 +173,7 @@ def test_who_has_little_time_left_does_not_spoil_a_call_for_the_others(
     with clock.held():
         client.submit("first")
         provider.wait_for(1)
-        patient, hurried = client.submit("patient", timeout=60.0), client.submit("hurried", timeout=1.5)
-    assert isinstance(hurried.exception(PATIENCE), RequestTimeout)
-    assert patient.result(PATIENCE).attempts == 1
+        long, short = client.submit("long", timeout=60.0), client.submit("short", timeout=1.5)
+    assert isinstance(short.exception(PATIENCE), RequestTimeout)
+    assert long.result(PATIENCE).attempts == 1
     assert [start.timeout for start in provider.starts] == [600.0, 59.0]

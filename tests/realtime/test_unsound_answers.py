@@ -1,4 +1,4 @@
-"""Whatever providers, users and this library do wrong, nobody waits for ever (A5, A7, E1)."""
+"""Whatever providers, users and this library do wrong, every request ends (A5, A7, E1)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ClientOf = Callable[..., BatchingClient]
 def test_figures_that_no_call_can_have_are_an_invalid_answer(
     answer: Answer, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """They would not fit the books, which count on."""
+    """The sums of usage and cost would be wrong from then on."""
     client = client_of(Scripted(clock, lambda *_: answer), max_tpm=1_000_000, retries=0)
     error = client.submit("x").exception(PATIENCE)
     assert isinstance(error, SmartbatchError)
@@ -68,7 +68,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
 def test_a_mistake_before_the_first_verdict_gives_the_permit_back(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Permits out are calls in flight, also then."""
+    """Permits out equal calls in flight, also then."""
 
     def broken(*_: Any) -> None:
         raise ArithmeticError
@@ -85,17 +85,17 @@ def test_a_wait_longer_than_the_system_can_count_is_no_end() -> None:
     """A provider asks for a thousand years, in real time: the next request is answered, and stop returns."""
 
     def asks(request: Any, attempt: int) -> str:
-        if request.prompt == "patient":
+        if request.prompt == "slow":
             raise failure(ErrorKind.SERVER_ERROR, status=500, retry_after=3e10)
         return "fine"
 
     client = BatchingClient(asks, retries=1)
-    patient = client.submit("patient")
+    slow = client.submit("slow")
     for i in range(3):
         assert client.submit(f"p{i}").result(PATIENCE).ok
-    patient.cancel()
+    slow.cancel()
     client.stop(timeout=0)
-    assert patient.done()
+    assert slow.done()
 
 
 def test_a_stop_may_have_all_the_time_in_the_world() -> None:
@@ -111,17 +111,17 @@ def test_a_future_that_somebody_else_ended_hurts_nobody(clock: VirtualClock, cli
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():
-        flying, waiting, moved, sound = submit_all(client, ["flying", "waiting", "moved", "sound"])
+        started, waiting, moved, sound = submit_all(client, ["started", "waiting", "moved", "sound"])
         provider.wait_for(1)
-        flying.set_result(Result("mine"))
+        started.set_result(Result("mine"))
         waiting.set_result(Result("mine"))
         moved.set_running_or_notify_cancel()
     assert sound.result(PATIENCE).ok
     assert moved.result(PATIENCE).ok
-    assert flying.result().request_id == waiting.result().request_id == "mine"
+    assert started.result().request_id == waiting.result().request_id == "mine"
     stopping = Aside(client.stop)
     stopping.result()
-    assert provider.prompts == ["flying", "moved", "sound"]
+    assert provider.prompts == ["started", "moved", "sound"]
     assert client.counts.balanced()
 
 

@@ -23,7 +23,7 @@ from smartbatch.types import Embedding
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_an_urgent_twin_that_comes_later_closes_the_window_at_once(
+def test_an_urgent_identical_request_closes_the_window_at_once(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """Half-way through the window it joins a request that waits there, and both go."""
@@ -34,12 +34,12 @@ def test_an_urgent_twin_that_comes_later_closes_the_window_at_once(
         provider.wait_for(1)
         client.submit("same")
 
-        def hurry() -> None:
+        def submit_later() -> None:
             clock.sleep(0.05)
             client.submit_urgent("same")
 
-        hurrying = InTime(clock, hurry)
-    hurrying.result()
+        submitting = InTime(clock, submit_later)
+    submitting.result()
     client.stop()
     assert [start.at for start in provider.starts] == [0.0, 0.05]
 
@@ -96,7 +96,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
     start = queue.start_locked
 
     def slowly(ticket: Ticket, now: float) -> bool:
-        if ticket.request.prompt == "ghost":
+        if ticket.request.prompt == "cancelled":
             client.submit("mine")
             eventually(
                 lambda: dispatcher._wakes_at == math.inf
@@ -108,7 +108,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
         submit_all(other, "abc")  # of four that may go until a limit that was told has proven itself
         theirs.wait_for(3)
         monkeypatch.setattr(queue, "start_locked", slowly)
-        other.submit("ghost")
+        other.submit("cancelled")
         mine.wait_for(1)
     assert mine.starts[0].at == 0.0
     for each in (client, other):

@@ -188,7 +188,7 @@ def test_something_else_than_an_answer_is_an_invalid_response(nonsense: Any) -> 
     ],
 )
 def test_an_answer_that_cannot_be_booked_is_an_invalid_response(answer: Answer) -> None:
-    """A cost that is no number or a usage that is no Usage must not reach the books."""
+    """A cost that is no number or a usage that is no Usage must not reach the sums."""
     assert kinds(outcomes(Fake(lambda **_: answer), spec())) == [ErrorKind.INVALID_RESPONSE]
 
 
