@@ -10,6 +10,7 @@ from asking import KEY, url_of
 from batch_sides import ANTHROPIC, GEMINI, Side
 from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
+from services import SERVICES, Service
 
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -71,6 +72,18 @@ def _opening(kind: Callable[..., P], key: str, url: Callable[[RawServer], str]) 
     yield start
     for provider in providers:
         provider.close()
+
+
+@pytest.fixture(params=SERVICES, ids=lambda service: service.name)
+def service(request: pytest.FixtureRequest) -> Service:
+    """Each of the three services in turn."""
+    return request.param
+
+
+@pytest.fixture
+def reach(service: Service) -> Iterator[Callable[..., Provider]]:
+    """``reach(server, **options)`` opens a provider of the service for a server, closed after the test."""
+    yield from _opening(service.kind, service.key, service.url)
 
 
 @pytest.fixture(params=[ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])

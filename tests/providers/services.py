@@ -8,8 +8,8 @@ from typing import Any
 
 from asking import KEY, MODELS, url_of
 from attrs import frozen
+from claude import END, START, STOP, delta, message
 from claude import error as claude_error
-from claude import message
 from gemini_asking import GEMINI_KEY, gemini_error, says_gemini
 from raw_server import Exchange, RawServer, chat
 from raw_server import error as openai_error
@@ -34,6 +34,7 @@ class Service:
         path: what is asked of the server, below the base URL.
         versioned: the base URL ends in the version.
         busy: a status its server answers when it has too much to do.
+        events: the events of a whole stream that says some pieces, one or more for each and for the end.
         sdk: the module that opening the provider imports; ``None`` where there is no SDK.
     """
 
@@ -47,6 +48,7 @@ class Service:
     versioned: bool
     busy: int
     sdk: str | None
+    events: Callable[..., list[bytes]]
 
     def url(self, server: RawServer) -> str:
         return server.base_url if self.versioned else url_of(server)
@@ -63,6 +65,26 @@ class Service:
         return self.prompt_in(exchange.json())
 
 
+def _data(value: Any) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def _chat_events(*pieces: str) -> list[bytes]:
+    used = {"prompt_tokens": 31, "completion_tokens": 2}
+    said = [{"choices": [{"index": 0, "delta": {"content": piece}}], "usage": used} for piece in pieces]
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    return [*map(_data, (*said, end)), b"data: [DONE]\n\n"]
+
+
+def _message_events(*pieces: str) -> list[bytes]:
+    return [START, *map(delta, pieces), END, STOP]
+
+
+def _gemini_events(*pieces: str) -> list[bytes]:
+    *first, last = pieces
+    return [*(_data(says_gemini(piece, finish=None)) for piece in first), _data(says_gemini(last))]
+
+
 SERVICES = (
     Service(
         "openai",
@@ -75,6 +97,7 @@ SERVICES = (
         True,
         503,
         None,
+        _chat_events,
     ),
     Service(
         "anthropic",
@@ -87,6 +110,7 @@ SERVICES = (
         False,
         529,
         "anthropic",
+        _message_events,
     ),
     Service(
         "gemini",
@@ -99,5 +123,6 @@ SERVICES = (
         False,
         503,
         "google.genai",
+        _gemini_events,
     ),
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import traceback
 
 import pytest
-from asking import KEY, ask, forms_of
-from claude import error, message, opened
+from asking import ask
+from claude import error, opened
 from hypothesis import given
 from hypothesis import strategies as st
-from raw_server import http, says, vanishes
+from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic.errors import kind_of
@@ -133,11 +132,6 @@ def test_error_bodies_come_in_many_shapes(serve, body, part):
         ('{"type":"message"}', K.INVALID_RESPONSE, "shape"),
         ('{"type":"message","content":"hi"}', K.INVALID_RESPONSE, "shape"),
         ('{"type":"completion","content":[]}', K.INVALID_RESPONSE, "shape"),
-        ("<!doctype html><p>Sign in", K.INVALID_RESPONSE, "html"),
-        ("[" * 100_000, K.INVALID_RESPONSE, "shape"),
-        ("", K.NETWORK_ERROR, "truncated"),
-        ('{"type":"mess', K.NETWORK_ERROR, "truncated"),
-        ("nonsense", K.NETWORK_ERROR, "truncated"),
     ],
 )
 def test_a_success_that_is_no_message_is_an_error(serve, body, kind, code):
@@ -151,60 +145,6 @@ def test_an_error_in_a_success_is_judged_by_its_type(serve):
     """A gateway may have begun its 200 before the error."""
     found = fails(serve, says(error("overloaded_error", "Overloaded")))
     assert (found.kind, found.code, found.maybe_billed) == (K.SERVER_ERROR, "overloaded_error", True)
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirects_are_not_followed(serve, status):
-    """The key never goes to where a redirect points, though the SDK would take it there."""
-    other = serve(says(message()))
-    target = f"http://127.0.0.1:{other.port}/v1/messages"
-    found = fails(serve, says("", f"{status} Moved", location=target))
-    assert (found.kind, found.code) == (K.INVALID_RESPONSE, "redirect")
-    assert other.connections == 0
-
-
-@pytest.mark.parametrize(
-    "echo",
-    [
-        f"invalid key: {KEY}",
-        f"Authorization: Bearer {KEY}",
-        f"messages.0: {PROMPT}",
-        f"near '{PROMPT[10:35]}'",
-        "You said: be a pirate, matey, at all times",
-        "seen the header canary-of-a-header",
-    ],
-)
-def test_errors_never_repeat_key_or_prompt(serve, echo):
-    """Whatever the provider echoes, neither key nor prompt is in any form of the error."""
-    found = fails(
-        serve,
-        says(error("invalid_request_error", echo, f"x {PROMPT}"), "400 Bad"),
-        options={"headers": {"x-secret": "canary-of-a-header"}},
-        system="be a pirate, matey, at all times",
-    )
-    assert found.__context__ is None, "the SDK's error holds the whole request"
-    for form in forms_of(found):
-        for secret in (KEY, PROMPT[10:35], "pirate", "canary-of-a-header"):
-            assert secret not in form
-
-
-def test_network_errors_never_carry_the_key(serve):
-    """The traceback of a broken connection holds no key and no prompt."""
-    text = "".join(traceback.format_exception(fails(serve, vanishes)))
-    assert KEY not in text
-    assert PROMPT not in text
-
-
-def test_a_refusals_cut_body_does_not_hide_its_status(serve):
-    """The status of a refusal says enough, even if the text behind it was cut."""
-    whole = http(json.dumps(error("overloaded_error")).encode(), "529 Overloaded")
-
-    def cut(exchange) -> None:
-        exchange.send(whole[:-5])
-        exchange.close()
-
-    found = fails(serve, cut)
-    assert (found.kind, found.status) == (K.SERVER_ERROR, 529)
 
 
 _anything = st.none() | st.integers() | st.text(max_size=30) | st.lists(st.integers(), max_size=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import KEY, ask, begin
@@ -106,19 +105,6 @@ def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
     assert found.provider_request_id == "req_s"
 
 
-def test_a_broken_chunk_is_a_network_error(serve):
-    """The connection ends in the middle of a chunk; the tokens of the first event are known."""
-    found = broken(serve, streams(START, delta("Li"), end="dirty"))
-    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
-    assert found.usage == Usage(31, 1)
-
-
-def test_a_stall_ends_at_the_deadline(serve):
-    """The time-out counts for the whole stream."""
-    found = broken(serve, streams(START, delta("Li"), end="stall"), timeout=0.3)
-    assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
-
-
 def test_pings_do_not_prolong_a_stall(serve):
     """A server that only says it is alive is late all the same."""
 
@@ -169,14 +155,6 @@ def test_refusals_and_lengths_are_told(serve):
         assert (stream.answer.text, stream.answer.finish_reason) == ("", "refusal")
 
 
-def test_line_separators_in_a_text_end_no_line(serve):
-    """U+2028, U+0085 and a carriage return by CRLF servers: only the line feed counts."""
-    odd = "one\u2028two\u0085three\x0bfour\x1cfive"
-    crlf = [piece.replace(b"\n", b"\r\n") for piece in (START, delta(odd), END, STOP)]
-    with opened(serve(streams(*crlf))) as provider:
-        assert list(begin(provider)) == [odd]
-
-
 def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
     """stream() itself raises for what was not accepted."""
     server = serve(says(error("overloaded_error"), "529 Overloaded"), says(message()))
@@ -186,43 +164,6 @@ def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
         assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 529)
         assert ask(provider).text == "Lima"
     assert server.connections == 1
-
-
-def test_an_answer_that_is_no_stream_is_an_error(serve):
-    """A server that ignores "stream", or a captive portal."""
-    assert broken(serve, says(message())).code == "shape"
-    assert broken(serve, says("<html>", content_type="text/html")).kind is ErrorKind.INVALID_RESPONSE
-
-
-def test_a_stream_above_the_cap_is_not_read(serve):
-    """An endless stream ends as one call's error."""
-
-    def endless(exchange) -> None:
-        exchange.send(HEAD + b"\r\n" + START)
-        while not exchange.server.done.is_set():
-            exchange.send(delta("x" * 50_000))
-
-    with opened(serve(endless), max_body=1_000_000) as provider:
-        with pytest.raises(ProviderError) as caught:
-            list(begin(provider))
-        assert caught.value.code == "too_large"
-
-
-def test_another_thread_may_close_a_stream_that_waits(serve):
-    """The reader gets an error soon, and its connection is free for others."""
-    server = serve(streams(START, delta("Li"), end="stall"), says(message()))
-    with opened(server) as provider, ThreadPoolExecutor(1) as pool:
-        stream = begin(provider, timeout=60.0)
-        pieces = iter(stream)
-        assert next(pieces) == "Li"
-        waiting = pool.submit(next_fails, pieces)
-        while not stream._live._reading:
-            pass  # until the other thread waits for the next piece
-        stream.close()
-        stream.close()
-        found = waiting.result(timeout=10)
-        assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "closed", True)
-        assert ask(provider).text == "Lima"
 
 
 def test_a_stream_nobody_iterates_gives_its_connection_back_when_closed(serve):

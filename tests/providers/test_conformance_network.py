@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from asking import ask, fails
 from raw_server import RawServer, hangs, http, resets, says, trickles, vanishes
-from services import SERVICES, Service
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.base import Provider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
-Reach = Callable[..., Provider]
 
 forks = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-@pytest.fixture(params=SERVICES, ids=lambda service: service.name)
-def service(request: pytest.FixtureRequest) -> Service:
-    """Each of the three services in turn."""
-    return request.param
-
-
-@pytest.fixture
-def reach(service: Service) -> Iterator[Reach]:
-    """``reach(server, **options)`` opens a provider for a server, closed after the test."""
-    providers: list[Provider] = []
-
-    def start(server: RawServer, **options: object) -> Provider:
-        provider = service.kind(base_url=service.url(server), **{"api_key": service.key, **options})
-        provider.open(4)
-        providers.append(provider)
-        return provider
-
-    yield start
-    for provider in providers:
-        provider.close()
 
 
 def in_child(work: Callable[[], bool]) -> None:
@@ -136,18 +110,6 @@ def test_a_cut_body_is_never_an_answer(serve, reach, service, framing):
 
         found = fails(reach(serve(cut)))
         assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True), size
-
-
-def test_a_refusals_cut_body_does_not_hide_its_status(serve, reach, service):
-    """The status of a refusal says enough, even if the text behind it was cut."""
-    whole = http(json.dumps(service.error(service.busy, "no")).encode(), f"{service.busy} Busy")
-
-    def cut(exchange) -> None:
-        exchange.send(whole[:-5])
-        exchange.close()
-
-    found = fails(reach(serve(cut)))
-    assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, service.busy)
 
 
 def test_a_compressed_answer_is_understood(serve, reach, service):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import traceback
 
 import pytest
-from asking import ask, forms_of
-from gemini_asking import GEMINI_KEY, RPC, gemini_error, retry_in, says_gemini, violation
-from raw_server import http, says, vanishes
+from asking import ask
+from gemini_asking import RPC, gemini_error, retry_in, violation
+from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
@@ -172,55 +171,3 @@ def test_an_error_in_a_list_is_read(serve, connect_gemini):
     with pytest.raises(ProviderError, match="INVALID_ARGUMENT: no") as caught:
         ask(connect_gemini(serve(says(json.dumps([gemini_error(400, INVALID)]), "400 X"))))
     assert caught.value.kind is ErrorKind.CLIENT_ERROR
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_redirects_are_not_followed(serve, connect_gemini, status):
-    """The key never goes to where a redirect points."""
-    other = serve(says(says_gemini("x")))
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(says("", f"{status} Moved", location=other.base_url))))
-    assert (caught.value.kind, caught.value.code) == (ErrorKind.INVALID_RESPONSE, "redirect")
-    assert other.connections == 0
-
-
-@pytest.mark.parametrize(
-    "echo",
-    [
-        f"API key {GEMINI_KEY} is wrong",
-        f"https://example.org/v1/models?key={GEMINI_KEY}",
-        f"Invalid prompt: {PROMPT}",
-        f"near '{PROMPT[10:35]}' in input",
-        "You said: be a pirate, matey, at all times",
-    ],
-)
-def test_errors_never_repeat_key_or_prompt(serve, connect_gemini, echo):
-    """Whatever the service echoes, neither key nor prompt is in any form of the error."""
-    body = gemini_error(400, f"X {PROMPT}", echo, {"reason": PROMPT})
-    found = fails(serve, connect_gemini, body, system="be a pirate, matey, at all times")
-    for form in forms_of(found):
-        assert GEMINI_KEY not in form
-        assert PROMPT[10:35] not in form
-        assert "pirate" not in form
-
-
-def test_network_errors_never_carry_the_key(serve, connect_gemini):
-    """The traceback of a broken connection holds no key and no prompt."""
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(vanishes)), PROMPT)
-    text = "".join(traceback.format_exception(caught.value))
-    assert GEMINI_KEY not in text
-    assert PROMPT not in text
-
-
-def test_a_refusals_cut_body_does_not_hide_its_status(serve, connect_gemini):
-    """The status of a refusal says enough, even if the text behind it was cut."""
-    whole = http(json.dumps(gemini_error(503, "UNAVAILABLE")).encode(), "503 Unavailable")
-
-    def cut(exchange) -> None:
-        exchange.send(whole[:-5])
-        exchange.close()
-
-    with pytest.raises(ProviderError) as caught:
-        ask(connect_gemini(serve(cut)))
-    assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 503)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import begin
@@ -66,23 +64,6 @@ def test_text_comes_in_pieces_and_the_answer_is_whole(serve, connect_gemini):
     assert server.connections == 1
 
 
-def test_other_line_ends_and_chunked_bodies_are_read(serve, connect_gemini):
-    """LF as well as CRLF, in HTTP chunks of any size."""
-    body = sse(chunk("Li"), chunk("ma", "STOP"), end=b"\n\n").partition(b"\r\n\r\n")[2]
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    parts = [body[at : at + 7] for at in range(0, len(body), 7)]
-    data = head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-    assert list(begin(connect_gemini(serve(sends(data))))) == ["Li", "ma"]
-
-
-def test_line_separators_inside_texts_are_text(serve, connect_gemini):
-    """JSON may hold U+2028, U+2029 and U+0085 unescaped: they end no line."""
-    text = "a\u2028b\u2029c\u0085d"
-    raw = json.dumps(chunk(text, "STOP"), ensure_ascii=False).encode()
-    assert text.encode() in raw
-    assert list(begin(connect_gemini(serve(sends(sse(raw)))))) == [text]
-
-
 def test_thoughts_are_not_streamed(serve, connect_gemini):
     """A chunk of thoughts yields nothing."""
     thought = chunk("Hmm")
@@ -123,13 +104,6 @@ def test_a_stream_that_ends_early_is_an_error(serve, connect_gemini, data):
     assert (error.kind, error.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
 
 
-def test_what_an_error_cost_is_kept(serve, connect_gemini):
-    """The usage that came before the cut is on the error."""
-    got, error = pieces_until_error(begin(connect_gemini(serve(sends(sse(chunk("Li")), cut=True)))))
-    assert got == ["Li"]
-    assert error.usage == Usage(31, 78, cached_tokens=5, reasoning_tokens=64)
-
-
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: [error]], ids=["object", "list"])
 def test_an_error_inside_the_stream_is_classified(serve, connect_gemini, wrap):
     """It names its own status; the work so far may have been billed."""
@@ -157,67 +131,11 @@ def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, 
     assert not caught.value.maybe_billed
 
 
-def test_a_page_instead_of_a_stream_is_no_answer(serve, connect_gemini):
-    """A sign-in page of the network is told from an answer."""
-    _, error = pieces_until_error(
-        begin(connect_gemini(serve(says("<html>Sign in", content_type="text/html"))))
-    )
-    assert (error.kind, error.code) == (ErrorKind.INVALID_RESPONSE, "html")
-
-
-def test_a_chunk_that_is_no_object_is_no_answer(serve, connect_gemini):
-    """JSON, but nothing the API sends."""
-    _, error = pieces_until_error(begin(connect_gemini(serve(sends(sse(chunk("Li"), b"7"))))))
-    assert (error.kind, error.code, error.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "shape", True)
-
-
-def test_a_stall_ends_with_the_deadline(serve, connect_gemini):
-    """The time-out counts for the whole stream, however many pieces have come."""
-
-    def stalls(exchange) -> None:
-        exchange.send(sse(chunk("Li"), chunk("ma", "STOP"))[:-100])
-        hangs(exchange)
-
-    got, error = pieces_until_error(begin(connect_gemini(serve(stalls)), timeout=0.5))
-    assert got == ["Li"]
-    assert (error.kind, error.code, error.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
-
-
 def test_a_server_that_hangs_before_the_head_is_a_time_out(serve, connect_gemini):
     """The same deadline holds for the beginning."""
     with pytest.raises(ProviderError) as caught:
         begin(connect_gemini(serve(hangs)), timeout=0.3)
     assert caught.value.kind is ErrorKind.TIMEOUT
-
-
-def test_closing_from_another_thread_ends_the_iteration(serve, connect_gemini):
-    """The reader gets an error at once instead of waiting for the next piece; other calls go on."""
-    first = threading.Event()
-
-    def stalls(exchange) -> None:
-        exchange.send(sse(chunk("Li"), chunk("ma", "STOP"))[:-100])
-        hangs(exchange)
-
-    def read(stream: AnswerStream) -> ProviderError:
-        try:
-            for _ in stream:
-                first.set()
-        except ProviderError as error:
-            return error
-        raise AssertionError("no error")
-
-    server = serve(stalls, sends(sse(chunk("next", "STOP"))))
-    provider = connect_gemini(server)
-    stream = begin(provider)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, stream)
-        assert first.wait(10)
-        stream.close()
-        stream.close()
-        error = reading.result(timeout=10)
-    assert (error.kind, error.code, error.maybe_billed) == (ErrorKind.NETWORK_ERROR, "closed", True)
-    assert list(begin(provider)) == ["next"]
-    assert server.connections == 2
 
 
 def test_a_stream_left_half_way_gives_its_connection_back(serve, connect_gemini):
@@ -228,23 +146,6 @@ def test_a_stream_left_half_way_gives_its_connection_back(serve, connect_gemini)
         for piece in begin(provider):
             assert piece == "Li"
             break
-
-
-def test_closing_the_provider_ends_its_streams(serve, connect_gemini):
-    """close() of the provider reaches streams under way."""
-
-    def stalls(exchange) -> None:
-        exchange.send(sse(chunk("Li"), chunk("ma", "STOP"))[:-100])
-        hangs(exchange)
-
-    provider = connect_gemini(serve(stalls))
-    stream = begin(provider)
-    pieces = iter(stream)
-    assert next(pieces) == "Li"
-    provider.close()
-    with pytest.raises(ProviderError) as caught:
-        next(pieces)
-    assert caught.value.code == "closed"
 
 
 @given(st.lists(st.integers(1, 40), max_size=40))

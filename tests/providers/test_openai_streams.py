@@ -161,15 +161,6 @@ def test_pieces_arrive_before_the_answer_is_whole(serve: Serve, connect: Connect
     assert list(pieces) == ["ma"]
 
 
-def test_only_line_feeds_end_lines(serve: Serve, connect: Connect) -> None:
-    """U+2028 and its like inside the text are text, also where they come unescaped."""
-    text = "a\u2028b\u0085c\x0bd"
-    chunk = (
-        b'data: {"choices":[{"delta":{"content":%b}}]}\n\n' % json.dumps(text, ensure_ascii=False).encode()
-    )
-    assert "".join(stream(connect(serve(streams(chunk, DONE))))) == text
-
-
 def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, connect: Connect) -> None:
     """And a half that stays alone is replaced: no file or database could hold it."""
     script = streams(said("a\ud83d"), said("\ude00b"), said("\ud83d"), DONE)
@@ -279,40 +270,7 @@ def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
     assert reading.answer.limits.requests_limit == 500
 
 
-def test_an_endless_stream_ends_at_the_cap(serve: Serve, connect: Connect) -> None:
-    """The cap on a body holds for a stream."""
-    found = error_of(stream(connect(serve(streams(*[said("x" * 100)] * 50)), max_body=4000)))
-    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "too_large")
-
-
-def test_a_stall_ends_at_the_deadline(serve: Serve, connect: Connect) -> None:
-    """The time-out counts for the whole stream, and no byte prolongs it."""
-
-    def trickles(exchange: Exchange) -> None:
-        exchange.send(HEAD)
-        while not exchange.server.done.wait(0.02):
-            exchange.send(chunked(said("x")))
-
-    for script in (begins(said("Li")), trickles):
-        found = error_of(stream(connect(serve(script)), timeout=0.3))
-        assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
-
-
 # -- closing -----------------------------------------------------------------------------------------------
-
-
-def test_closing_ends_the_reading_in_another_thread(serve: Serve, connect: Connect) -> None:
-    """The reader is inside a read and gets an error at once."""
-    reading = stream(connect(serve(begins(said("Li")))))
-    pieces = iter(reading)
-    assert next(pieces) == "Li"
-    closer = threading.Timer(0.05, reading.close)
-    closer.start()
-    with pytest.raises(ProviderError) as caught:
-        next(pieces)
-    assert (caught.value.kind, caught.value.code) == (ErrorKind.NETWORK_ERROR, "closed")
-    closer.join()
-    reading.close()
 
 
 def test_closing_ends_the_wait_for_the_first_byte(serve: Serve, connect: Connect) -> None:
@@ -367,23 +325,6 @@ def test_closing_after_the_end_disturbs_nobody(serve: Serve, connect: Connect) -
     old.close()
     assert "".join(pieces) == "ma"
     assert server.connections == 1
-
-
-def test_closing_the_provider_ends_its_streams(serve: Serve, connect: Connect) -> None:
-    """As it ends its calls."""
-    provider = connect(serve(begins(said("Li"))))
-    pieces = iter(stream(provider))
-    assert next(pieces) == "Li"
-    provider.close()
-    with pytest.raises(ProviderError) as caught:
-        next(pieces)
-    assert caught.value.code == "closed"
-
-
-def test_an_unread_stream_has_no_answer(serve: Serve, connect: Connect) -> None:
-    """Only its end says what the answer is."""
-    with pytest.raises(RuntimeError, match="not been read"):
-        _ = stream(connect(serve(streams(*LIMA)))).answer
 
 
 # -- responses ---------------------------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""What holds for every provider's answers and errors: what is none, and what an error never says."""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+import pytest
+from asking import ask, forms_of
+from raw_server import http, says, vanishes
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.base import Provider
+from smartbatch.types import Message
+
+PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
+
+
+def fails(provider: Provider, prompt=PROMPT, **params) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        ask(provider, prompt, **params)
+    return caught.value
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(serve, reach, service, status):
+    """The key never goes to where a redirect points, though an SDK would take it there."""
+    other = serve(says(service.answer("x")))
+    found = fails(reach(serve(says("", f"{status} Moved", location=f"{other.base_url}/x"))))
+    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "redirect")
+    assert "redirects are not followed" in found.message
+    assert other.connections == 0
+
+
+def test_a_web_page_is_not_the_provider(serve, reach):
+    """A captive portal answers 200 with a page: no answer, and nobody pays for it twice."""
+    for script in (says("<!doctype html><p>Sign in"), says("hi", content_type="text/html; charset=utf-8")):
+        found = fails(reach(serve(script)))
+        assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "html", True)
+        assert "not the provider" in found.message
+
+
+@pytest.mark.parametrize("body", ["", "{", '{"choices": [{"mess', '{"candidates": [', "\xff\xfe", "nonsense"])
+def test_a_success_that_is_not_json_was_cut_on_its_way(serve, reach, body):
+    """A body that is not whole JSON may go again, but may have been billed."""
+    found = fails(reach(serve(says(body.encode("latin-1")))))
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
+
+
+@pytest.mark.parametrize("body", ["[1]", "[]", "7", '"x"', "{}", "[" * 100_000])
+def test_a_success_that_is_no_answer_is_an_error(serve, reach, body):
+    """Whole JSON, but nothing the API sends."""
+    found = fails(reach(serve(says(body))))
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "shape", True)
+
+
+def test_a_gateways_time_out_may_have_been_billed(serve, reach):
+    """A gateway that gave up waiting says nothing about the work behind it."""
+    assert fails(reach(serve(says("", "504 Gateway Timeout")))).maybe_billed
+    assert not fails(reach(serve(says("", "503 Unavailable")))).maybe_billed
+
+
+def test_a_refusals_cut_body_does_not_hide_its_status(serve, reach, service):
+    """The status of a refusal says enough, even if the text behind it was cut."""
+    whole = http(json.dumps(service.error(service.busy, "no")).encode(), f"{service.busy} Busy")
+
+    def cut(exchange) -> None:
+        exchange.send(whole[:-5])
+        exchange.close()
+
+    found = fails(reach(serve(cut)))
+    assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, service.busy)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "Incorrect API key provided: {key}. You can find",
+        "Authorization: Bearer {key}",
+        "https://example.org/v1/models?key={key}",
+        f"Invalid prompt: {PROMPT}",
+        f"Invalid prompt near '{PROMPT[10:35]}' in input",
+        "nobody  came\nto   the party is refused",
+        "You said: be a pirate, matey, at all times",
+        "seen the header canary-of-a-header",
+    ],
+)
+def test_errors_never_repeat_key_or_prompt(serve, reach, service, echo):
+    """Whatever the provider echoes, neither key nor prompt is in any form of the error."""
+    script = says(service.error(400, echo.format(key=service.key)), "400 Bad")
+    provider = reach(serve(script), headers={"x-secret": "canary-of-a-header"})
+    found = fails(provider, system="be a pirate, matey, at all times")
+    assert found.__context__ is None, "the SDK's error holds the whole request"
+    for form in forms_of(found):
+        for secret in (service.key, PROMPT[10:35], "nobody came", "pirate", "canary-of-a-header"):
+            assert secret not in form
+
+
+def test_prompts_in_messages_are_looked_for_too(serve, reach, service):
+    """Every text of a conversation counts, parts included."""
+    part = {"type": "text", "text": PROMPT}
+    for content in (PROMPT, (part,)):
+        provider = reach(serve(says(service.error(400, f"no: {PROMPT}"), "400 Bad")))
+        assert "repeats the prompt" in fails(provider, (Message("user", content),)).message
+
+
+def test_a_code_of_the_server_never_repeats_the_prompt(serve, reach, service):
+    """Codes are shown only where they are plain words."""
+    body = json.dumps(service.error(400, "no")).replace('"any_type"', json.dumps(f"x {PROMPT}"))
+    body = body.replace('"invalid_request_error"', json.dumps(PROMPT)).replace('"ANY"', json.dumps(PROMPT))
+    for form in forms_of(fails(reach(serve(says(body, "400 Bad"))))):
+        assert PROMPT[10:35] not in form
+
+
+def test_network_errors_never_carry_the_key(serve, reach, service):
+    """The traceback of a broken connection holds no key and no prompt."""
+    text = "".join(traceback.format_exception(fails(reach(serve(vanishes)))))
+    assert service.key not in text
+    assert PROMPT not in text
+
+
+def test_a_long_text_is_cut(serve, reach, service):
+    """At most 200 characters of the provider's text are kept."""
+    assert len(fails(reach(serve(says(service.error(400, "word " * 1000), "400 Bad")))).message) < 270

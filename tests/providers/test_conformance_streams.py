@@ -1,0 +1,176 @@
+"""What holds for every provider's streams: how they come, how they end, and closing from elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from asking import ask, begin
+from raw_server import Exchange, Script, hangs, says
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.base import AnswerStream
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunked(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def streams(*pieces: bytes, then: Script | None = None) -> Script:
+    """A script that sends pieces as chunks and ends in order, or goes on with ``then``."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.send(HEAD + b"".join(map(chunked, pieces)))
+        if then is None:
+            exchange.send(b"0\r\n\r\n")
+        else:
+            then(exchange)
+
+    return script
+
+
+def breaks(exchange: Exchange) -> None:
+    """Ends in the middle of a chunk."""
+    exchange.send(b"50\r\ndata: ")
+    exchange.close()
+
+
+def error_of(stream: AnswerStream, pieces: list[str] | None = None) -> ProviderError:
+    """Read a stream to its error; ``pieces`` collects what came before."""
+    with pytest.raises(ProviderError) as caught:
+        (pieces if pieces is not None else []).extend(stream)
+    with pytest.raises(RuntimeError, match="not been read"):
+        _ = stream.answer
+    return caught.value
+
+
+def test_pieces_come_as_they_are_sent_and_the_answer_at_the_end(serve, reach, service):
+    """The connection of a whole stream is used again."""
+    server = serve(streams(*service.events("Li", "ma")))
+    provider = reach(server)
+    for _ in range(3):
+        stream = begin(provider)
+        with pytest.raises(RuntimeError, match="not been read"):
+            _ = stream.answer
+        assert list(stream) == ["Li", "ma"]
+        assert (stream.answer.text, stream.answer.finish_reason) == ("Lima", "stop")
+        assert stream.answer.usage is not None
+        stream.close()
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("size", [1, 7, 60])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
+def test_events_do_not_depend_on_how_their_bytes_arrive(serve, reach, service, size, end):
+    """In HTTP chunks of any size, with either line end; only line feeds end lines."""
+    text = "one\u2028two\u0085three\x0bfour\x1cfive"
+    body = b"".join(service.events(text, "ma")).replace(b"\n", end)
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    assert list(begin(reach(serve(streams(*pieces))))) == [text, "ma"]
+
+
+@pytest.mark.parametrize("then", [None, breaks], ids=["in order", "broken"])
+def test_a_stream_without_its_end_is_an_error(serve, reach, service, then):
+    """Cut after any event, however the connection ends: only the end of the API says that it is whole."""
+    events = service.events("Li", "ma")
+    for count in range(len(events) - 1):
+        pieces: list[str] = []
+        found = error_of(begin(reach(serve(streams(*events[:count], then=then)))), pieces)
+        assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
+        assert "Lima".startswith("".join(pieces))
+
+
+def test_what_a_broken_stream_cost_is_kept(serve, reach, service):
+    """The usage that came before the cut is on the error."""
+    found = error_of(begin(reach(serve(streams(*service.events("Li", "ma")[:2], then=breaks)))))
+    assert found.usage is not None
+    assert found.usage.input_tokens == 31
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "code"),
+    [
+        (b"{oops", ErrorKind.NETWORK_ERROR, "garbled"),
+        (b"\xff", ErrorKind.NETWORK_ERROR, "garbled"),
+        (b"[1]", ErrorKind.INVALID_RESPONSE, "shape"),
+        (b"7", ErrorKind.INVALID_RESPONSE, "shape"),
+    ],
+)
+def test_an_event_that_is_no_json_object_is_an_error(serve, reach, service, data, kind, code):
+    """Nothing is guessed from half an event, and its connection is not used again."""
+    first = service.events("Li", "ma")[0]
+    script = streams(first, b"data: " + data + b"\n\n")
+    server = serve(script, says(service.answer("Lima")))
+    provider = reach(server)
+    found = error_of(begin(provider))
+    assert (found.kind, found.code, found.maybe_billed) == (kind, code, True)
+    assert ask(provider).text == "Lima"
+    assert server.connections == 2
+
+
+def test_a_page_instead_of_a_stream_is_no_answer(serve, reach):
+    """A sign-in page of the network is told from an answer."""
+    found = error_of(begin(reach(serve(says("<html>Sign in", content_type="text/html")))))
+    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")
+
+
+def test_a_stall_ends_at_the_deadline(serve, reach, service):
+    """The time-out counts for the whole stream, however many pieces have come."""
+    pieces: list[str] = []
+    script = streams(*service.events("Li", "ma")[:2], then=hangs)
+    found = error_of(begin(reach(serve(script)), timeout=0.5), pieces)
+    assert pieces[:1] == ["Li"]
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
+
+
+def test_an_endless_stream_ends_at_the_cap(serve, reach, service):
+    """As one call's error."""
+    events = service.events("x" * 50_000, "ma")
+    large = next(event for event in events if len(event) > 50_000)
+
+    def endless(exchange: Exchange) -> None:
+        while not exchange.server.done.is_set():
+            exchange.send(chunked(large))
+
+    found = error_of(begin(reach(serve(streams(*events[:1], then=endless)), max_body=1_000_000)))
+    assert found.code == "too_large"
+
+
+def test_closing_from_another_thread_ends_the_iteration(serve, reach, service):
+    """The reader gets an error at once instead of waiting for the next piece; other calls go on."""
+    first = threading.Event()
+    server = serve(streams(*service.events("Li", "ma")[:2], then=hangs), says(service.answer("Lima")))
+    provider = reach(server)
+    stream = begin(provider, timeout=60.0)
+
+    def read() -> ProviderError:
+        try:
+            for _ in stream:
+                first.set()
+        except ProviderError as error:
+            return error
+        raise AssertionError("no error")
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        assert first.wait(10)
+        stream.close()
+        stream.close()
+        found = reading.result(timeout=10)
+    assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "closed", True)
+    assert ask(provider).text == "Lima"
+    assert server.connections == 2
+
+
+def test_closing_the_provider_ends_its_streams(serve, reach, service):
+    """close() of the provider reaches streams under way."""
+    provider = reach(serve(streams(*service.events("Li", "ma")[:2], then=hangs)))
+    pieces = iter(begin(provider, timeout=60.0))
+    assert next(pieces) == "Li"
+    provider.close()
+    with pytest.raises(ProviderError) as caught:
+        list(pieces)
+    assert caught.value.code == "closed"
