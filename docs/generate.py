@@ -9,8 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from smartbatch.cli.jobs_parser import ACTIONS
-from smartbatch.cli.main import build_parser
+from smartbatch.cli.main import ACTIONS, build_parser
 from smartbatch.config import BatchingConfig
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import FAULTS

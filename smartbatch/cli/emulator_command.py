@@ -39,14 +39,16 @@ _BATCH_NUMBERS: tuple[tuple[str, str, float | None, str], ...] = (
 """Option, metavar, default and help of the numbers about batches; each sets the setting of its name."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``."""
-    parser = subparsers.add_parser(
+def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommand to those of ``smartbatch``.
+
+    Args:
+        add: makes the parser of a subcommand.
+    """
+    parser = add(
         "emulator",
         help="serve the providers' APIs offline",
         description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")

@@ -1,29 +1,42 @@
 """The input of a run: text, JSON lines or CSV, gzipped or not, from a file or standard input.
 
-A source is read twice (once to check every row, once to ask) in constant memory.
+A source is read twice (once to check every row, once to send the requests) in constant memory. Text and JSON
+lines are cut in bytes, on the newline alone, so U+2028 and other exotic line ends inside a text never split a
+row. A row that cannot be read comes as a :class:`BadRow`, not as an exception, so that one pass can report
+many.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import json
+import math
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any, Final, NoReturn, cast
+from typing import IO, Any, Final, NoReturn, TypeAlias, cast
 
 from attrs import frozen
 
-from smartbatch.cli.readers import READERS, BadRow, Piece, Reader, lines
 from smartbatch.errors import InputError
 
 __all__ = ["BadRow", "Row", "Source"]
 
+MAX_ROW_BYTES: Final = 64 * 2**20
+"""Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
+
+MAX_DEPTH: Final = 200
+"""Deepest nesting of a JSON row: the parser's own limit (near 1,000) depends on who calls it."""
+
+_BOM: Final = b"\xef\xbb\xbf"
 _SUFFIXES: Final = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -43,13 +56,26 @@ class Row:
     fields: dict[str, Any]
 
 
+@frozen
+class BadRow:
+    """A row that cannot be used.
+
+    Attributes:
+        line: one-based line of the file.
+        message: what is wrong, without the row's content.
+    """
+
+    line: int
+    message: str
+
+
 class Source:
     """An input that can be read from the beginning again and again.
 
     Args:
         path: a file name, or ``-`` for standard input, which is copied to a temporary file first, as is
             any other stream that cannot be read twice.
-        format: ``txt``, ``jsonl`` or ``csv``; told from the name when ``None``. A stream is taken for JSON
+        format: ``txt``, ``jsonl`` or ``csv``; by the name when ``None``. A stream is taken for JSON
             lines when its first character is ``{``, else for text.
 
     Raises:
@@ -97,10 +123,10 @@ class Source:
         Raises:
             InputError: the file as a whole cannot be read on.
         """
-        for index, piece in enumerate(self._guarded(READERS[self.format])):
-            yield piece if isinstance(piece, BadRow) else Row(index, *piece)
+        for index, parsed in enumerate(self._guarded(READERS[self.format])):
+            yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
 
-    def _guarded(self, reader: Reader) -> Iterator[Piece]:
+    def _guarded(self, reader: Reader) -> Iterator[ParsedRow]:
         try:
             yield from reader(self._rewind())
         except (OSError, EOFError, zlib.error) as error:
@@ -149,3 +175,184 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
         spool.close()
         raise
     return spool
+
+
+# -- formats -------------------------------------------------------------------------------------------------
+
+ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
+"""What a reader yields: a line and its fields, or the error there."""
+
+Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
+
+
+def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield line numbers and lines without their ends; ``None`` for a line that is too long."""
+    number = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+            while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                pass
+            yield number, None
+        else:
+            yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _too_long(number: int) -> BadRow:
+    return BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
+
+
+def _bad_utf8(number: int, error: UnicodeDecodeError) -> BadRow:
+    return BadRow(number, f"not valid UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8")
+
+
+def _text_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+    for number, line in lines(file):
+        if line is None:
+            yield _too_long(number)
+            continue
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield _bad_utf8(number, error)
+            continue
+        if text and not text.isspace():
+            yield number, {"prompt": text}
+
+
+def _json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+    for number, line in lines(file):
+        if line is None:
+            yield _too_long(number)
+        elif line and not line.isspace():
+            yield _json_row(number, line)
+
+
+def _json_row(number: int, line: bytes) -> ParsedRow:
+    try:
+        value = _DECODER.decode(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return _bad_utf8(number, error)
+    except json.JSONDecodeError as error:
+        return BadRow(number, f"not valid JSON: {error.msg} (character {error.colno})")
+    except RecursionError:
+        return BadRow(number, f"nested deeper than {MAX_DEPTH} levels")
+    except ValueError as error:
+        return BadRow(number, f"not valid JSON: {error}")
+    if not isinstance(value, dict):
+        return BadRow(number, 'not a JSON object; each line must look like {"prompt": "…"}')
+    # A deep value has at least as many brackets as levels: few rows need the walk.
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        return BadRow(number, f"nested deeper than {MAX_DEPTH} levels")
+    return number, value
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _whole(text: str) -> int:
+    if len(text) > 4000:  # Python refuses to convert beyond 4,300 digits, to and fro
+        raise ValueError("a number is too long")
+    return int(text)
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_no_constant)
+
+
+def _csv_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+    # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
+    # rest of the file stays readable.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    before = csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        yield from _csv_records(text)
+    finally:
+        csv.field_size_limit(before)
+        text.detach()
+
+
+def _csv_records(text: io.TextIOWrapper) -> Iterator[ParsedRow]:
+    reader = csv.reader(_bounded(text), strict=True)
+    begins = 1
+    header: list[str] = []
+    while True:
+        try:
+            cells = next(reader, None)
+        except (csv.Error, ValueError) as error:
+            yield BadRow(begins, f"not valid CSV: {error} (up to line {reader.line_num}); check its quotes")
+            return
+        if cells is None:
+            return
+        if not cells:
+            pass
+        elif not header:
+            header = cells
+            if message := _header_error(header):
+                yield BadRow(begins, message)
+                return
+        else:
+            yield _csv_row(begins, header, cells)
+        begins = reader.line_num + 1
+
+
+def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
+    while line := text.readline(MAX_ROW_BYTES):
+        if len(line) == MAX_ROW_BYTES and line[-1] not in "\r\n":
+            raise ValueError(f"a line is longer than {MAX_ROW_BYTES >> 20} MiB")
+        yield line
+
+
+def _header_error(header: list[str]) -> str | None:
+    if any(not _clean(name) for name in header):
+        return "the header is not valid UTF-8; save the file as UTF-8"
+    twice = [name for name in header if header.count(name) > 1]
+    return f"the header names the column {twice[0]!r} twice" if twice else None
+
+
+def _csv_row(number: int, header: list[str], cells: list[str]) -> ParsedRow:
+    if len(cells) != len(header):
+        return BadRow(
+            number, f"{len(cells)} fields where the header names {len(header)}; quote fields that hold commas"
+        )
+    fields = dict(zip(header, cells, strict=True))
+    for name, value in fields.items():
+        if not _clean(value):
+            return BadRow(number, f"field {name!r} is not valid UTF-8; save the file as UTF-8")
+    return number, fields
+
+
+def _clean(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+READERS: Final[dict[str, Reader]] = {"txt": _text_rows, "jsonl": _json_rows, "csv": _csv_rows}

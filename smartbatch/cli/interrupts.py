@@ -9,39 +9,31 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from smartbatch._clock import Clock
-
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "RunInterrupted"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class RunInterrupted(Exception):
+    """The run was interrupted while its rows were being read; none of them is stored."""
 
 
 class Interrupts:
     """Catches the first signal while the block runs; outside the main thread it does nothing.
 
-    An exception out of a signal handler could strike between a row's write and its booking, and a handler
-    may not take locks. So the handler only marks the signal and pokes a pipe; a thread of its own does the
-    rest.
+    A handler that raised could strike between the write of a row and the record of it, and a handler may not
+    take locks. So the handler only marks the signal and writes to a pipe; a thread of its own reads the pipe
+    and calls ``on_first``.
 
     Args:
-        clock: waits out the grace.
         on_first: called once, on that thread, after the first signal.
-        on_late: called when the block still runs ``grace`` seconds later.
-        grace: seconds.
 
     Attributes:
         caught: the first signal's number, 0 while there was none.
     """
 
-    def __init__(
-        self, clock: Clock, *, on_first: Callable[[], object], on_late: Callable[[], object], grace: float
-    ) -> None:
-        self._clock = clock
+    def __init__(self, on_first: Callable[[], object]) -> None:
         self._on_first = on_first
-        self._on_late = on_late
-        self._grace = grace
-        self._over = clock.monitor()
-        self._ended = False
         self._before: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
@@ -60,12 +52,9 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        with self._over:
-            self._ended = True
-            self._over.notify_all()
         if self._pipe is not None and self._thread is not None:
             os.write(self._pipe[1], b".")
-            if kind is None:  # else somebody is in a hurry; the thread is a daemon
+            if kind is None:  # after an error the thread, a daemon, is not waited for
                 self._thread.join()
                 for fd in self._pipe:
                     os.close(fd)
@@ -79,13 +68,5 @@ class Interrupts:
 
     def _listen(self) -> None:
         assert self._pipe is not None
-        if os.read(self._pipe[0], 1) != b"!":
-            return
-        self._on_first()
-        deadline = self._clock.now() + self._grace
-        with self._over:
-            while not self._ended and (left := deadline - self._clock.now()) > 0:
-                self._over.wait(left)
-            late = not self._ended
-        if late:
-            self._on_late()
+        if os.read(self._pipe[0], 1) == b"!":
+            self._on_first()

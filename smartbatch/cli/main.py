@@ -1,14 +1,19 @@
-"""The command ``smartbatch``: arguments only; each subcommand imports its work when it is called."""
+"""The command ``smartbatch``: its arguments; each subcommand imports what it needs when it is called."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from smartbatch._version import __version__
+from smartbatch.cli import emulator_command
 
-__all__ = ["build_parser", "main"]
+__all__ = ["ACTIONS", "build_parser", "main"]
+
+_AddParser = Callable[..., argparse.ArgumentParser]
+"""``add_parser`` of argparse's subparsers, with what all subcommands share."""
 
 _RUN_HELP = """\
 Ask a model every row of INPUT and write one JSON line a row.
@@ -33,7 +38,31 @@ Say what a run with the same arguments would take: time, money, calls and batche
 open, and which one would be chosen and why. Nothing is sent or written, and no key is needed. Rows that are
 answered in -o or in the store are left out, and so are those under way.
 """
+ACTIONS = {
+    "list": "every job of the store, newest first; also without any action",
+    "show": "how the named jobs stand, with their batches and what should not have happened",
+    "watch": "follow the named jobs, or all that go on, to their ends; carry them on if nobody else does",
+    "results": "the results of one job so far as JSON lines, in order",
+    "cancel": "cancel the named jobs and wait for their ends; what is done by then is kept",
+    "resume": "go on with the named jobs, or all that have not ended, held ones included; but with an\n"
+    "           interrupted run in real time only when it is named",
+    "forget": "delete the named jobs with their results; only finished ones",
+}
+"""What ``smartbatch jobs`` does, by its first argument."""
+
+_JOBS_HELP = """\
+Look at the jobs of a store and act on them, whatever process submitted them.
+
+A job is what submit_batch and smartbatch run make: requests that are kept in a store until all of them have
+their results. It is named by its id (job-…) or its key. Jobs of runs in real time are there while the run is
+under way, or was interrupted.
+
+"""
 _RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
+_JOBS_EPILOG = (
+    "exit codes: 0 fine, 1 no such job, or requests failed or are missing, 2 bad usage or store, "
+    "130 interrupted"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,17 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(args: argparse.Namespace) -> int:
     if args.command == "emulator":
-        from smartbatch.cli import emulator_command
-
         return emulator_command.run(args)
     if args.command == "plan":
         from smartbatch.cli import plan_command
 
         return plan_command.run(args)
     if args.command == "jobs":
-        from smartbatch.cli import jobs_parser
+        from smartbatch.cli import jobs_command
 
-        return jobs_parser.run(args)
+        return jobs_command.run(args)
     from smartbatch.cli import run
 
     return run.run(args)
@@ -86,43 +113,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_run(subparsers)
-    _add_plan(subparsers)
-    from smartbatch.cli import emulator_command, jobs_parser
-
-    jobs_parser.add_parser(subparsers)
-    emulator_command.add_parser(subparsers)
+    add = partial(
+        subparsers.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    _add_run(add)
+    _add_plan(add)
+    _add_jobs(add)
+    emulator_command.add_parser(add)
     return parser
 
 
-def _add_plan(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help="say what a run would take, by which route and why; nothing is sent",
-        description=_PLAN_HELP,
-        epilog="exit codes: 0 a plan, 2 bad usage or input, or wishes that no route meets",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_input(parser)
-    _add_generation(parser)
-    _add_limits(parser)
-    _add_batches(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("-o", "--output", metavar="OUT.jsonl", help="of the run: what it has is not planned")
-    output.add_argument("--store", metavar="PLACE", help="of the run: it knows what was seen before")
-    output.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(quiet=True, verbose=False)
-
-
-def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
+def _add_run(add: _AddParser) -> None:
+    parser = add(
         "run",
         help="ask a model every row of a file",
         description=_RUN_HELP,
         epilog=_RUN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     _add_input(parser)
     _add_generation(parser)
@@ -141,6 +147,46 @@ def _add_run(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     output.add_argument(
         "-v", "--verbose", action="store_true", help="a line for every failed row, retry and limit"
     )
+
+
+def _add_plan(add: _AddParser) -> None:
+    parser = add(
+        "plan",
+        help="say what a run would take, by which route and why; nothing is sent",
+        description=_PLAN_HELP,
+        epilog="exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets",
+    )
+    _add_input(parser)
+    _add_generation(parser)
+    _add_limits(parser)
+    _add_batches(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="OUT.jsonl", help="of the run: what it has is not planned")
+    output.add_argument("--store", metavar="PLACE", help="of the run: it knows what was seen before")
+    output.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(quiet=True, verbose=False)
+
+
+def _add_jobs(add: _AddParser) -> None:
+    width = max(map(len, ACTIONS))
+    parser = add(
+        "jobs",
+        help="look at jobs of batches, and act on them",
+        description=_JOBS_HELP + "\n".join(f"  {name:<{width}}  {what}" for name, what in ACTIONS.items()),
+        epilog=_JOBS_EPILOG,
+    )
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
+    parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id or key")
+    group = parser.add_argument_group("options")
+    group.add_argument(
+        "--store", metavar="PLACE", help="where jobs are kept: a file, or postgresql://… (default: your own)"
+    )
+    group.add_argument("--json", action="store_true", help="JSON lines instead of text for people")
+    group.add_argument("-o", "--output", metavar="FILE", help="results: a new file for them")
+    group.add_argument("--wait", action="store_true", help="results: wait for those that are still to come")
+    group.add_argument("--poll-interval", type=float, metavar="S", help="seconds between looks at a batch")
+    group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
+    group.add_argument("--quiet", action="store_true", help="no progress")
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What a run says on standard error: its own messages, and with ``-v`` retries, limits and outages."""
+"""Messages on standard error: those of commands, and with ``-v`` retries, limits and outages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from smartbatch.events import (
 )
 from smartbatch.observe.text import SafeStream, escape
 
-__all__ = ["note", "say", "tell_event"]
+__all__ = ["note", "print_event", "say"]
 
 _CLEAR_LINE: Final = "\r\x1b[K"
 
 
 def say(text: str) -> None:
-    """Print on standard error, control characters as escapes; a reader that went away is no error."""
+    """Print on standard error, control characters as escapes; a reader that ended is no error."""
     _print("\n".join(escape(line) for line in text.split("\n")))
 
 
 def note(text: str) -> None:
-    """Print one line while a progress bar may stand on the terminal's last line; it is drawn anew below."""
+    """Print one line in place of a progress bar, which is drawn again below it."""
     _print((_CLEAR_LINE if sys.stderr.isatty() else "") + escape(text))
 
 
@@ -37,13 +37,13 @@ def _print(text: str) -> None:
     stream.flush()
 
 
-def tell_event(event: Event) -> None:
+def print_event(event: Event) -> None:
     """Observer of a client's events: a line for each retry, limit and outage."""
-    if text := _told(event):
+    if text := _text_of(event):
         note(text)
 
 
-def _told(event: Event) -> str | None:
+def _text_of(event: Event) -> str | None:
     match event:
         case RetryScheduled():
             paid = ", may be billed twice" if event.maybe_billed else ""

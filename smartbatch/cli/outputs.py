@@ -1,8 +1,8 @@
-"""The output file of a run: JSON lines that survive a kill, resume, and end in the order of the input.
+"""The output of a run: one JSON line a row, in a file that survives a kill or on standard output.
 
-While the run lasts, a row is one ``write`` at the end of the file, in the order of completion: what was
-answered is in the kernel's hands before the next answer is looked at. At the end the file is put into the
-order of the input beside itself and swapped in. Per row of the input 16 bytes and one bit are held in memory.
+While a run lasts, a row is one ``write`` at the end of the file, in the order of completion: an answer is in
+the kernel's hands before the next one is looked at. At the end the file is put into the order of the input in
+a temporary copy, which then takes its name. A row of the input takes 16 bytes and one bit of memory.
 """
 
 from __future__ import annotations
@@ -12,23 +12,40 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from attrs import define, frozen
 
-from smartbatch.cli.lines import HEAD, AskedRow
+from smartbatch.cli.prompts import KeyedRow
 from smartbatch.errors import InputError
+from smartbatch.observe.text import escape
+from smartbatch.types import Result
 
-__all__ = ["OutputFile", "OutputLost", "Recovered"]
+__all__ = [
+    "OutputFile",
+    "OutputLost",
+    "Recovered",
+    "StandardOutput",
+    "discard_standard_output",
+    "encode",
+    "encode_result",
+    "error_kind",
+]
+
+HEAD: Final = b'{"index": '
+"""How every line begins."""
+_PROMPT_SHOWN: Final = 40
+"""Characters of the prompt that open a readable line."""
 
 
 class OutputLost(InputError):
-    """Results cannot be written any more, for instance to a full disk; what was written is whole."""
+    """Results cannot be written any more, as on a full disk; every line that was written is whole."""
 
 
 @define
@@ -36,7 +53,7 @@ class Recovered:
     """What was found in an output file.
 
     Attributes:
-        answered: rows that need not be asked again.
+        answered: rows that have their answer.
         failed: rows that failed and will be tried again.
         cut: bytes of a torn last line that were removed.
     """
@@ -57,11 +74,11 @@ class _Line:
 
 
 class OutputFile:
-    """An output under an exclusive lock. Appending is safe from any thread; the rest is for one.
+    """An output under an exclusive lock. Appending is safe from any thread; the rest is for one thread.
 
     Args:
         path: where the results go; made when missing. A symbolic link is followed.
-        look_only: the file is there and is left as it is: not locked, not mended, never written to.
+        look_only: the file exists and is left as it is: not locked, not repaired, never written to.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
@@ -89,7 +106,7 @@ class OutputFile:
         self.close()
 
     def close(self) -> None:
-        """Give up the lock; an output that was made for nothing is removed. May be called twice."""
+        """Release the lock; a new output that is still empty is removed. May be called twice."""
         with self._writing:
             if self._fd < 0:
                 return
@@ -100,11 +117,11 @@ class OutputFile:
             self._fd = -1
 
     def is_answered(self, index: int) -> bool:
-        """True when the row need not be asked any more."""
+        """Whether the file has the answer of the row at an index."""
         return bool(self._answered[index >> 3] & 1 << (index & 7))
 
     def recover(self, keys: array[int]) -> Recovered:
-        """Read what an earlier run left, mend its torn end, and remember what is answered.
+        """Read what an earlier run left, cut off a torn last line, and remember which rows are answered.
 
         Args:
             keys: the key of every row of the input, in order.
@@ -124,7 +141,7 @@ class OutputFile:
             raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
         return found
 
-    def append(self, row: AskedRow, line: bytes, *, answered: bool) -> None:
+    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
         """Write one line as a whole; it survives the process from here on.
 
         Raises:
@@ -132,7 +149,7 @@ class OutputFile:
         """
         with self._writing:
             self._write(line)
-            self._book(row.index, self._end, answered)
+            self._record(row.index, self._end, answered)
             self._end += len(line)
 
     def put_in_order(self) -> None:
@@ -144,9 +161,9 @@ class OutputFile:
         if self._in_order:
             return
         folder, name = os.path.split(self._real)
-        beside = os.path.join(folder, f".{name}.ordering")
+        temporary = os.path.join(folder, f".{name}.ordering")
         try:
-            with self._reader() as source, open(beside, "wb") as target:
+            with self._reader() as source, open(temporary, "wb") as target:
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 for offset in self._offsets:
                     if offset >= 0:
@@ -154,7 +171,7 @@ class OutputFile:
                         target.write(source.readline())
                 target.flush()
                 os.fsync(target.fileno())
-            os.replace(beside, self._real)
+            os.replace(temporary, self._real)
             _sync_folder(folder)
         except OSError as error:
             raise OutputLost(
@@ -163,7 +180,7 @@ class OutputFile:
             ) from error
         finally:
             with suppress(OSError):
-                os.unlink(beside)
+                os.unlink(temporary)
         self._in_order = True
 
     def sync(self) -> None:
@@ -233,30 +250,30 @@ class OutputFile:
             answered = self._check(line, content, keys)
             if not line.whole and not self._look_only:
                 self._write(b"\n")
-            self._take(line, content, keys, answered, found)
+            self._accept(line, content, keys, answered, found)
             self._end = line.offset + len(line.data) + (not line.whole)
 
-    def _take(
+    def _accept(
         self, line: _Line, content: dict[str, Any], keys: array[int], answered: bool, found: Recovered
     ) -> None:
-        """Book a line, unless a better one is known or it failed under settings that are no longer meant."""
+        """Record a line, unless its row is answered or it failed under settings other than this run's."""
         index: int = content["index"]
         if self.is_answered(index) or (not answered and int(content["key"], 16) != keys[index]):
             self._in_order = False
             return
         found.answered += answered
         found.failed += (not answered) - (self._offsets[index] >= 0)
-        self._book(index, line.offset, answered)
+        self._record(index, line.offset, answered)
 
     def _content(self, line: _Line, last: bool) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
         try:
             content = json.loads(line.data)
-            if isinstance(content, dict) and _is_ours(content):
+            if isinstance(content, dict) and _is_output_line(content):
                 return content
             reason = "was not written by smartbatch run"
         except (ValueError, RecursionError):
-            # A file without a single good line is only ours when its torn line begins like ours.
+            # A file of one torn line is an output only when that line begins like one.
             torn = line.number > 1 or line.data.startswith(HEAD) or HEAD.startswith(line.data)
             if last and torn:
                 return None
@@ -290,7 +307,7 @@ class OutputFile:
             )
         return True
 
-    def _book(self, index: int, offset: int, answered: bool) -> None:
+    def _record(self, index: int, offset: int, answered: bool) -> None:
         if index <= self._highest:
             self._in_order = False
         self._highest = max(self._highest, index)
@@ -321,7 +338,7 @@ def _lines(file: IO[bytes]) -> Iterator[_Line]:
         offset += len(data)
 
 
-def _is_ours(content: dict[str, Any]) -> bool:
+def _is_output_line(content: dict[str, Any]) -> bool:
     index, key = content.get("index"), content.get("key")
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
@@ -337,3 +354,103 @@ def _sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+class StandardOutput:
+    """Writes each row as it comes, in the order of the calls: JSON lines, or readable ones on a terminal.
+
+    Attributes:
+        readable: lines such as ``1  prompt… → answer`` instead of JSON, for a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.readable = sys.stdout.isatty()
+
+    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
+        """Write one row.
+
+        Raises:
+            BrokenPipeError: the reader ended.
+        """
+        if self.readable:
+            line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+
+def discard_standard_output() -> None:
+    """Point standard output at the null device, so that the interpreter's last flush raises nothing.
+
+    For commands whose reader ended early, as ``| head`` does.
+    """
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
+    first = next((value for value in row.fields.values() if isinstance(value, str)), "")
+    shown = first[:_PROMPT_SHOWN] + ("…" if len(first) > _PROMPT_SHOWN else "")
+    answer = line["text"] or "" if answered else f"[{line['error']['kind']}] {line['error']['message']}"
+    return f"{row.index + 1}  {escape(shown)} → {escape(answer)}\n"
+
+
+# -- lines ---------------------------------------------------------------------------------------------------
+
+
+def error_kind(result: Result) -> str:
+    """Return the failed result's kind as outputs and summaries spell it, such as ``rate_limit``."""
+    error = result.error
+    if error is not None and error.kind is not None:
+        return error.kind.value
+    name = type(error).__name__
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def encode(row: KeyedRow, result: Result, model: str) -> bytes:
+    """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
+    line: dict[str, Any] = {"index": row.index, "id": row.id, "input": row.fields}
+    line.update(_outcome(result, model))
+    line["key"] = f"{row.key:016x}"
+    return _to_line(line)
+
+
+def encode_result(index: int, result: Result, model: str) -> bytes:
+    """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
+    line: dict[str, Any] = {"index": index, "id": result.request_id, **_outcome(result, model)}
+    if result.embedding is not None:
+        line["embedding"] = list(result.embedding)
+    if result.context is not None:
+        line["context"] = result.context
+    return _to_line(line)
+
+
+def _outcome(result: Result, model: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"model": result.model or model, "text": result.text}
+    if result.parsed is not None:
+        line["parsed"] = result.parsed
+    usage = result.usage
+    line["finish_reason"] = result.finish_reason
+    line["usage"] = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+    line["cost"] = result.cost
+    line["latency"] = round(result.latency, 6)
+    line["attempts"] = result.attempts
+    line["error"] = None
+    if result.error is not None:
+        line["error"] = {"kind": error_kind(result), "message": result.error.message}
+    return line
+
+
+def _to_line(line: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+    except (TypeError, ValueError, RecursionError):
+        # Only a decoded answer can hold what JSON cannot; its text is in the line anyway.
+        line.pop("parsed", None)
+        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"

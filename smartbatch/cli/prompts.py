@@ -1,22 +1,31 @@
-"""From a row to its prompt and its id: the template, the named field, or what the row plainly means."""
+"""From the rows of an input to requests: the prompt, the id and the key of a row.
+
+Every row is checked before the first request is sent; then the input is read again, a row at a time.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import string
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from attrs import asdict, frozen
 
-from smartbatch.cli.inputs import Row
-from smartbatch.errors import InputError, SmartbatchError
-from smartbatch.types import Generation
+from smartbatch.cli.inputs import BadRow, Row, Source
+from smartbatch.cli.interrupts import RunInterrupted
+from smartbatch.core.preparation import validation
+from smartbatch.errors import InputError, InvalidRequest, SmartbatchError
+from smartbatch.types import Generation, Request, evolve
 
-__all__ = ["BadField", "Keys", "PromptMaker", "parse_template"]
+__all__ = ["InputRequests", "KeyedRow", "Keys", "PromptMaker", "parse_template"]
 
-_NAMED_AT_MOST: Final = 12
+_MAX_BAD_ROWS: Final = 10
+"""Bad rows listed in one error: enough to see the pattern, few enough to read."""
+_MAX_NAMES: Final = 12
 """Field names listed in an error."""
 
 Part: TypeAlias = "tuple[str, str | None]"
@@ -24,7 +33,7 @@ Part: TypeAlias = "tuple[str, str | None]"
 
 
 class BadField(SmartbatchError, ValueError):
-    """A row lacks what its prompt or id is made of; the text names the field, never its content."""
+    """A row lacks a field of its prompt or its id; the text names the field, never its content."""
 
 
 def parse_template(template: str) -> tuple[Part, ...]:
@@ -66,7 +75,7 @@ class PromptMaker:
         self, *, template: str | None = None, prompt_field: str | None = None, id_field: str | None = None
     ) -> None:
         self._id_field = id_field
-        self._prompt_of: Callable[[Mapping[str, Any]], Any] = _plain_meaning
+        self._prompt_of: Callable[[Mapping[str, Any]], Any] = _default_prompt
         if template is not None:
             parts = parse_template(template)
             self._prompt_of = lambda fields: _render(parts, fields)
@@ -90,14 +99,14 @@ class PromptMaker:
         """
         if self._id_field is None:
             value = row.fields.get("id")
-            return value if _fit_for_id(value) else row.index
+            return value if _is_id(value) else row.index
         value = _field(row.fields, self._id_field)
-        if not _fit_for_id(value):
+        if not _is_id(value):
             raise BadField(f"field {self._id_field!r}: an id must be a text or a whole number")
         return value
 
 
-def _fit_for_id(value: Any) -> TypeGuard[str | int]:
+def _is_id(value: Any) -> TypeGuard[str | int]:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
@@ -112,8 +121,8 @@ def _field(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def _names(fields: Mapping[str, Any]) -> str:
-    listed = ", ".join(repr(name) for name in list(fields)[:_NAMED_AT_MOST])
-    more = ", …" if len(fields) > _NAMED_AT_MOST else ""
+    listed = ", ".join(repr(name) for name in list(fields)[:_MAX_NAMES])
+    more = ", …" if len(fields) > _MAX_NAMES else ""
     return f"the row has {listed}{more}" if fields else "the row has no fields"
 
 
@@ -127,7 +136,7 @@ def _render(parts: tuple[Part, ...], fields: Mapping[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _plain_meaning(fields: Mapping[str, Any]) -> Any:
+def _default_prompt(fields: Mapping[str, Any]) -> Any:
     for name in ("prompt", "messages"):
         if name in fields:
             return _field(fields, name)
@@ -141,8 +150,8 @@ def _plain_meaning(fields: Mapping[str, Any]) -> Any:
 
 @frozen
 class Keys:
-    """Digests that tie a row of an output to what was asked: 8 hex digits for model and parameters, 8 for
-    the prompt. Two halves, so that a mismatch can say which of the two is different.
+    """Digests that tie a line of an output to its request: 32 bits for model and parameters, 32 for the
+    prompt. Two halves, so that a mismatch can say which of the two is different.
 
     Attributes:
         settings: 32 bits over model, system and parameters.
@@ -167,3 +176,141 @@ def _canonical(value: Any) -> bytes:
 
 def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest())
+
+
+@frozen
+class KeyedRow:
+    """A row with its id and its key; travels as the context of its request.
+
+    Attributes:
+        index: zero-based position in the input.
+        id: the row's own id, or its index.
+        fields: the row's fields, repeated in the output.
+        key: see :class:`Keys`.
+    """
+
+    index: int
+    id: str | int
+    fields: dict[str, Any]
+    key: int
+
+
+class InputRequests:
+    """The requests of an input: checked first, then read one by one.
+
+    Args:
+        source: where the rows come from.
+        maker: makes a row's prompt and id.
+        model: ``provider:model``.
+        params: generation parameters of every row.
+        limit: rows that are read; ``None`` for all.
+
+    Attributes:
+        keys: the key of each row, in order, once :meth:`check` has returned.
+    """
+
+    def __init__(
+        self, source: Source, maker: PromptMaker, *, model: str, params: Generation, limit: int | None = None
+    ) -> None:
+        self._source = source
+        self._maker = maker
+        self._params = params
+        self._keys_of = Keys.of(model, params)
+        self._limit = limit
+        self.keys = array("Q")
+        self._changed = f"{source.name}: changed while it was being read; run the same line again"
+
+    def check(self) -> array[int]:
+        """Read the input once, refuse it if any row is bad, and return the rows' keys.
+
+        Raises:
+            InputError: the input is empty or has bad rows; up to ten are named, each with line and field.
+        """
+        bad: list[str] = []
+        count = 0
+        for row in self._rows():
+            try:
+                if isinstance(row, BadRow):
+                    raise BadField(row.message)
+                self.keys.append(self._prepare(row)[0].key)
+            except (BadField, InvalidRequest) as error:
+                count += 1
+                if len(bad) < _MAX_BAD_ROWS:
+                    bad.append(f"line {row.line}: {_message(error)}")
+        if bad:
+            rest = f"\n  and {count - len(bad)} more" if count > len(bad) else ""
+            rows = "1 row" if count == 1 else f"{count} rows"
+            raise InputError(
+                f"{self._source.name}: {rows} cannot be asked; nothing was sent\n  " + "\n  ".join(bad) + rest
+            )
+        if not self.keys:
+            raise InputError(f"{self._source.name}: has no rows; nothing was sent")
+        return self.keys
+
+    def read(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Request]:
+        """Read the input again and yield its requests, each with a :class:`KeyedRow` as context.
+
+        Args:
+            skip: whether the row at an index is left out.
+            stopped: called before each row.
+
+        Raises:
+            InputError: the input is no longer what was checked.
+            RunInterrupted: ``stopped`` returned true.
+        """
+        changed, count = self._changed, 0
+        for row in self._rows():
+            if stopped():
+                raise RunInterrupted
+            if isinstance(row, BadRow) or row.index >= len(self.keys):
+                raise InputError(changed)
+            count += 1
+            if skip(row.index):
+                continue
+            try:
+                keyed, request = self._prepare(row)
+            except (BadField, InvalidRequest) as error:
+                raise InputError(changed) from error
+            if keyed.key != self.keys[row.index]:
+                raise InputError(changed)
+            yield evolve(request, context=keyed)
+        if count != len(self.keys):
+            raise InputError(changed)
+
+    def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
+        """Return a function that returns the row at an index, once each; the input is read up to that row.
+
+        Args:
+            skip: whether the row at an index will not be looked up.
+            ordered: rows are looked up in their order; else those that were passed over are kept in memory.
+        """
+        rows = self.read(skip, stopped=lambda: False)
+        passed: dict[int, KeyedRow] = {}
+
+        def find(index: int) -> KeyedRow:
+            while index not in passed:
+                if ordered:
+                    passed.clear()
+                request = next(rows, None)
+                if request is None:
+                    raise InputError(self._changed)
+                row: KeyedRow = request.context
+                passed[row.index] = row
+            return passed.pop(index)
+
+        return find
+
+    def _rows(self) -> Iterator[Row | BadRow]:
+        return islice(self._source.rows(), self._limit)
+
+    def _prepare(self, row: Row) -> tuple[KeyedRow, Request]:
+        prompt = self._maker.prompt(row)
+        # The parameters are part of the settings digest, so what is checked here is the prompt alone.
+        request = validation.normalise(prompt, self._params)
+        keyed = KeyedRow(row.index, self._maker.id(row), row.fields, self._keys_of.key(prompt))
+        return keyed, request
+
+
+def _message(error: BadField | InvalidRequest) -> str:
+    field = getattr(error, "field", None)
+    return f"{field}: {error.message}" if field and field not in error.message else error.message

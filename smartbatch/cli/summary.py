@@ -1,25 +1,26 @@
-"""What a run came to: counted row by row in constant memory, told in a few lines at the end."""
+"""The summary of a run: counted row by row in constant memory, printed in a few lines at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from attrs import Factory, define
 
-from smartbatch.cli.lines import AskedRow, error_kind
-from smartbatch.cli.outputs import Recovered
+from smartbatch.cli.outputs import Recovered, error_kind
+from smartbatch.cli.prompts import KeyedRow
+from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.observe.text import escape
 from smartbatch.types import Result, Usage
 
-__all__ = ["Tally", "failure_line", "in_words"]
+__all__ = ["RunSummary", "decision_summary", "failure_line"]
 
 _FAILURES_SHOWN: Final = 5
-"""Failed rows told at the end when not every one was told as it happened."""
+"""Failed rows listed at the end, where they were not printed as they came."""
 
 
-def failure_line(row: AskedRow, result: Result) -> str:
+def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line about a failed row: index, id where it has one, kind and message."""
     own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     message = result.error.message if result.error is not None else ""
@@ -27,7 +28,7 @@ def failure_line(row: AskedRow, result: Result) -> str:
 
 
 @define
-class Tally:
+class RunSummary:
     """Counts over the results of a run.
 
     Attributes:
@@ -51,7 +52,7 @@ class Tally:
     sequential: float = 0.0
     failures: list[str] = Factory(list)
 
-    def add(self, row: AskedRow, result: Result) -> None:
+    def add(self, row: KeyedRow, result: Result) -> None:
         """Count one result."""
         if result.ok:
             self.answered += 1
@@ -78,8 +79,8 @@ class Tally:
 
         Args:
             wall: seconds the run took.
-            before: what an earlier run had left.
-            jobs: those the run waited for; each tells what it cost since it was submitted.
+            before: the output of earlier runs.
+            jobs: those the run waited for; each is listed with its cost since it was submitted.
             failures: list the first failed rows.
         """
         counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
@@ -121,3 +122,49 @@ def in_words(seconds: float) -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def decision_summary(
+    decision: Decision, seconds: float, cost: float | None, rescued: int
+) -> Iterator[tuple[str, str]]:
+    """Yield rows that compare a decision with what it took, each a name and a text.
+
+    What is unknown is left out.
+
+    Args:
+        decision: as it was made.
+        seconds: from the choice to the last answer.
+        cost: USD; ``None`` where the price is unknown.
+        rescued: batches that were cancelled for the deadline, whose rest went in real time.
+    """
+    chosen, deadline = decision.chosen, decision.constraints.deadline
+    first = f", {chosen.first:,} at once" if chosen.first else ""
+    yield "route", f"{chosen.route.value}{first}: {decision.reason}"
+    expected = None if chosen.cost is None else chosen.cost.expected
+    yield (
+        "forecast",
+        f"half in {in_words(chosen.p50)}, 95 of 100 in {in_words(chosen.p95)}{_money(expected)}; "
+        f"it took {in_words(seconds)}{_money(cost)}",
+    )
+    against = [("individually", decision.alone), ("by batch", decision.batch)]
+    for name, option in against:
+        if option is not None and option.route is not chosen.route:
+            yield "against", f"always {name}, by the forecast: {_difference(option, seconds, cost)}"
+    if deadline is not None:
+        over = seconds - deadline
+        yield "deadline", f"missed by {in_words(over)}" if over > 0 else f"met, {in_words(-over)} before it"
+    if rescued:
+        yield "rescued", f"{rescued:,} batches taken back for the deadline"
+
+
+def _difference(option: Option, seconds: float, cost: float | None) -> str:
+    later = seconds - option.p50
+    time = f"{in_words(abs(later))} {'later' if later > 0 else 'sooner'}"
+    if cost is None or option.cost is None:
+        return time
+    more = cost - option.cost.expected
+    return f"{abs(more):.6f} USD {'more' if more > 0 else 'less'}, {time}"
+
+
+def _money(cost: float | None) -> str:
+    return "" if cost is None else f" for {cost:.6f} USD"

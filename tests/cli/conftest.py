@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "own_calls.py").write_text(CALLS)
     monkeypatch.syspath_prepend(tmp_path / "code")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"), prepend=os.pathsep)
     monkeypatch.delitem(sys.modules, "own_calls", raising=False)
     import own_calls  # type: ignore[import-not-found]
 

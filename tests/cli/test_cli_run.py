@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 from cli.children import Child, stored_prompts, until
 
-from smartbatch.cli.lines import AskedRow
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.cli.prompts import KeyedRow
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
@@ -280,7 +280,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
     expected = prompts(3000)
     append = OutputFile.append
 
-    def until_full(self: OutputFile, row: AskedRow, line: bytes, *, answered: bool) -> None:
+    def until_full(self: OutputFile, row: KeyedRow, line: bytes, *, answered: bool) -> None:
         if Path("out.jsonl").stat().st_size > 1000:
             raise OutputLost("out.jsonl: cannot be written: No space left on device")
         append(self, row, line, answered=answered)

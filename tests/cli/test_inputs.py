@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.cli import readers
+from smartbatch.cli import inputs
 from smartbatch.cli.inputs import BadRow, Row, Source
 from smartbatch.errors import InputError
 
@@ -134,14 +134,14 @@ def test_any_csv_that_python_writes_reads_back(cells: list[list[str]]) -> None:
     """Whatever text is quoted by the book comes back as it was."""
     written = io.StringIO(newline="")
     csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
-    rows = list(readers.READERS["csv"](io.BytesIO(written.getvalue().encode())))
+    rows = list(inputs.READERS["csv"](io.BytesIO(written.getvalue().encode())))
     assert [row[1] for row in rows if isinstance(row, tuple)] == [{"a": a, "b": b} for a, b in cells]
 
 
-@given(st.binary(max_size=300), st.sampled_from(sorted(readers.READERS)))
+@given(st.binary(max_size=300), st.sampled_from(sorted(inputs.READERS)))
 def test_no_bytes_make_a_reader_raise(data: bytes, format: str) -> None:
     """Rubbish is bad rows, never an exception."""
-    for row in readers.READERS[format](io.BytesIO(data)):
+    for row in inputs.READERS[format](io.BytesIO(data)):
         assert isinstance(row, tuple | BadRow)
 
 
@@ -207,7 +207,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
 
 def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row beyond the limit is told, and the next one is read."""
-    monkeypatch.setattr(readers, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(inputs, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")
     assert [row.line for row in rows] == [1, 2, 3]

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smartbatch.cli.lines import AskedRow, encode
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered
-from smartbatch.cli.prompts import Keys
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
+from smartbatch.cli.prompts import KeyedRow, Keys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError, SmartbatchError
 from smartbatch.types import Generation, Result, Usage
 
@@ -28,8 +27,8 @@ def keys(count: int, of: Keys = KEYS) -> array[int]:
     return array("Q", [of.key(f"prompt {i}") for i in range(count)])
 
 
-def asked(index: int) -> AskedRow:
-    return AskedRow(index, index, {"prompt": f"prompt {index}"}, KEYS.key(f"prompt {index}"))
+def asked(index: int) -> KeyedRow:
+    return KeyedRow(index, index, {"prompt": f"prompt {index}"}, KEYS.key(f"prompt {index}"))
 
 
 def line(index: int, text: str | None = "answer", error: SmartbatchError | None = None) -> bytes:
@@ -269,7 +268,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
     """The fields of an answered row, in their order."""
-    row = AskedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF)
+    row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF)
     result = Result(
         "x",
         text="b\u2028",

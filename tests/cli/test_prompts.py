@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.cli.inputs import Row
-from smartbatch.cli.prompts import BadField, Keys, PromptMaker, parse_template
+from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.prompts import BadField, InputRequests, Keys, PromptMaker, parse_template
 from smartbatch.errors import InputError
 from smartbatch.types import Generation
 
@@ -109,3 +111,30 @@ def test_keys_tell_settings_from_prompts() -> None:
     assert one.key("p") & 0xFFFFFFFF == other.key("p") & 0xFFFFFFFF != one.key("q") & 0xFFFFFFFF
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Iterator[InputRequests]:
+    """Ten checked rows."""
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"prompt {i}\n" for i in range(10)))
+    with Source(str(path)) as source:
+        requests = InputRequests(source, PromptMaker(), model="sim:demo", params=Generation())
+        requests.check()
+        yield requests
+
+
+def test_rows_are_found_in_any_order(rows: InputRequests) -> None:
+    """A row that was passed over is kept until it is looked up."""
+    row_at = rows.row_lookup(lambda _: False, ordered=False)
+    for index in (3, 0, 9, 1, 2, 8, 4, 5, 7, 6):
+        row = row_at(index)
+        assert (row.index, row.fields) == (index, {"prompt": f"prompt {index}"})
+
+
+def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
+    """Some may be left out; one that was passed over is gone, and so is one that is skipped."""
+    row_at = rows.row_lookup(lambda index: index == 8, ordered=True)
+    assert [row_at(index).index for index in (0, 2, 3, 7)] == [0, 2, 3, 7]
+    with pytest.raises(InputError, match="changed while it was being read"):
+        row_at(8)

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from smartbatch.cli.choice_summary import verdict
-from smartbatch.cli.console import StandardOutput
-from smartbatch.cli.lines import AskedRow, encode
-from smartbatch.cli.outputs import Recovered
-from smartbatch.cli.summary import Tally, failure_line
+from smartbatch.cli.outputs import Recovered, StandardOutput, encode
+from smartbatch.cli.prompts import KeyedRow
+from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import Cost, Load
@@ -21,8 +19,8 @@ from smartbatch.types import Result, Route, Usage, evolve
 FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
 
 
-def asked(index: int, id: str | int | None = None, text: str = "a prompt") -> AskedRow:
-    return AskedRow(index, index if id is None else id, {"prompt": text}, 0)
+def row(index: int, id: str | int | None = None, text: str = "a prompt") -> KeyedRow:
+    return KeyedRow(index, index if id is None else id, {"prompt": text}, 0)
 
 
 def answered(**more: object) -> Result:
@@ -33,11 +31,11 @@ def answered(**more: object) -> Result:
 
 def test_the_summary_counts_what_was_done() -> None:
     """Done, failed, retried, tokens, cost, wall and the comparison with a sequential loop."""
-    tally = Tally()
-    tally.add(asked(0), answered())
-    tally.add(asked(1), answered(attempts=4))
-    tally.add(asked(2, id="r\x07-3"), Result("r", error=FAILURE, attempts=1, cost=0.0))
-    assert tally.render(wall=1.0, before=Recovered(answered=7)).split("\n") == [
+    summary = RunSummary()
+    summary.add(row(0), answered())
+    summary.add(row(1), answered(attempts=4))
+    summary.add(row(2, id="r\x07-3"), Result("r", error=FAILURE, attempts=1, cost=0.0))
+    assert summary.render(wall=1.0, before=Recovered(answered=7)).split("\n") == [
         "done     2 answered, 1 failed, 1 retried (3 extra calls), 7 already answered, not asked again",
         "tokens   200 in, 20 out",
         "cost     0.02 USD",
@@ -48,13 +46,13 @@ def test_the_summary_counts_what_was_done() -> None:
 
 def test_only_the_first_failures_are_listed() -> None:
     """Five of many, and how many more; the counts stay exact."""
-    tally = Tally()
+    summary = RunSummary()
     for index in range(1000):
-        tally.add(asked(index), Result("r", error=FAILURE))
-    lines = tally.render(wall=1.0, before=Recovered()).split("\n")
+        summary.add(row(index), Result("r", error=FAILURE))
+    lines = summary.render(wall=1.0, before=Recovered()).split("\n")
     assert sum(line.startswith("failed ") for line in lines) == 5
     assert lines[-1].endswith("and 995 more (-v shows every one)")
-    assert "failed" not in tally.render(wall=1.0, before=Recovered(), failures=False).split("\n")[-1]
+    assert "failed" not in summary.render(wall=1.0, before=Recovered(), failures=False).split("\n")[-1]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +68,10 @@ def test_only_the_first_failures_are_listed() -> None:
 )
 def test_the_cost_says_what_it_knows(costs: list[float | None], told: str) -> None:
     """An unknown price is never counted as nothing."""
-    tally = Tally()
+    summary = RunSummary()
     for cost in costs:
-        tally.add(asked(0), answered(cost=cost))
-    assert f"cost     {told}\n" in tally.render(wall=1.0, before=Recovered())
+        summary.add(row(0), answered(cost=cost))
+    assert f"cost     {told}\n" in summary.render(wall=1.0, before=Recovered())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_the_cost_says_what_it_knows(costs: list[float | None], told: str) -> No
 )
 def test_times_are_told_as_people_say_them(seconds: float, told: str) -> None:
     """Seconds, minutes, hours."""
-    assert f"wall     {told}" in Tally().render(wall=seconds, before=Recovered())
+    assert f"wall     {told}" in RunSummary().render(wall=seconds, before=Recovered())
 
 
 def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True) -> Decision:
@@ -96,7 +94,7 @@ def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True
 
 def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
     """Money and time, above or below; against itself nothing is compared."""
-    assert list(verdict(decided(Route.HYBRID), 200.0, 2.5, 0)) == [
+    assert list(decision_summary(decided(Route.HYBRID), 200.0, 2.5, 0)) == [
         ("route", "hybrid, 3 at once: so it is"),
         (
             "forecast",
@@ -106,23 +104,25 @@ def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
         ("against", "always individually, by the forecast: 1.500000 USD less, 3 min 00 s later"),
         ("against", "always by batch, by the forecast: 0.500000 USD more, 13 min 20 s sooner"),
     ]
-    assert [name for name, _ in verdict(decided(Route.BATCH), 1.0, 1.0, 0)].count("against") == 1
+    assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, 1.0, 0)].count("against") == 1
 
 
 def test_a_choice_says_whether_its_deadline_was_met_and_what_was_taken_back_for_it() -> None:
     """Not without one."""
-    met = dict(verdict(decided(Route.BATCH, 3600.0), 3000.0, 2.0, 2))
+    met = dict(decision_summary(decided(Route.BATCH, 3600.0), 3000.0, 2.0, 2))
     assert met["deadline"] == "met, 10 min 00 s before it"
     assert met["rescued"] == "2 batches taken back for the deadline"
-    missed = dict(verdict(decided(Route.INDIVIDUAL, 30.0), 31.5, 4.0, 0))
+    missed = dict(decision_summary(decided(Route.INDIVIDUAL, 30.0), 31.5, 4.0, 0))
     assert missed["deadline"] == "missed by 1.50 s"
     assert "rescued" not in missed
-    assert "deadline" not in dict(verdict(decided(Route.BATCH), 1.0, None, 0))
+    assert "deadline" not in dict(decision_summary(decided(Route.BATCH), 1.0, None, 0))
 
 
 def test_a_choice_says_nothing_of_money_that_is_unknown() -> None:
     """Only of time."""
-    told = " ".join(words for _, words in verdict(decided(Route.HYBRID, priced=False), 200.0, None, 0))
+    told = " ".join(
+        words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, None, 0)
+    )
     assert "USD" not in told
     assert "always individually, by the forecast: 3 min 00 s later" in told
 
@@ -139,9 +139,11 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", Terminal(shown, encoding="utf-8"))
     output = StandardOutput()
-    row = asked(0, text="say\x1b]0;title\x07 " + "x" * 50)
-    output.append(row, encode(row, answered(text="red \x1b[31m\nnew line"), "sim:x"), answered=True)
-    output.append(asked(1), encode(asked(1), Result("r", error=FAILURE), "sim:x"), answered=False)
+    first_row = row(0, text="say\x1b]0;title\x07 " + "x" * 50)
+    output.append(
+        first_row, encode(first_row, answered(text="red \x1b[31m\nnew line"), "sim:x"), answered=True
+    )
+    output.append(row(1), encode(row(1), Result("r", error=FAILURE), "sim:x"), answered=False)
     first, second = shown.getvalue().decode().splitlines()
     assert first == r"1  say\x1b]0;title\x07 " + "x" * 26 + r"… → red \x1b[31m\nnew line"
     assert second == r"2  a prompt → [timeout] no answer\x1b[31m"
@@ -150,4 +152,4 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
 def test_a_failed_row_is_one_line() -> None:
     """A line end in a message or an id cannot forge a second line."""
     failure = Result("r", error=ProviderError("a\nb", kind=ErrorKind.UNKNOWN))
-    assert failure_line(asked(4, id="x\ny"), failure) == r"row 5 (id x\ny): unknown: a\nb"
+    assert failure_line(row(4, id="x\ny"), failure) == r"row 5 (id x\ny): unknown: a\nb"

@@ -36,7 +36,7 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def parsed(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    emulator_command.add_parser(parser.add_subparsers(dest="command"))
+    emulator_command.add_parser(parser.add_subparsers(dest="command").add_parser)
     return parser.parse_args(["emulator", *options])
 
 

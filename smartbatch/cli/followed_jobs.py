@@ -1,4 +1,4 @@
-"""A job followed on the command line: its results or its end, with a bar, until it ends or is interrupted."""
+"""Jobs that a command waits for: their ends or their results, with progress, until they end or are held."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Final
 from attrs import evolve
 
 from smartbatch._clock import Clock
+from smartbatch.cli.messages import say
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.types import Result
 
-__all__ = ["Follower", "is_stuck", "together"]
+__all__ = ["FollowedJobs"]
 
 STEP: Final = 0.5
-"""Seconds after which a wait looks whether it was interrupted."""
-SHOWN_EVERY: Final = 0.25
-"""Seconds between two looks at the figures of the bar."""
+"""Seconds after which a wait checks whether it was interrupted."""
+REFRESH_EVERY: Final = 0.25
+"""Seconds between two reads of the statuses that are shown."""
 
 _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
-"""States of a batch from which something comes although its job is held."""
+"""States of a batch whose results come although its job is held."""
 
 
-class Follower:
-    """Follows jobs together, with one bar for all of them.
+class FollowedJobs:
+    """Follows jobs together, with one progress display for all of them.
 
     Args:
-        jobs: those the bar tells of.
-        show: shows how they stand together.
+        jobs: those that are shown.
+        show: called with the status of all of them together.
         clock: time.
-        stopped: asked now and then; once true, nothing more is waited for.
+        stopped: called now and then; once true, nothing more is waited for.
         ending: called once results are no longer waited for, before what is stored by then is read.
-        told: called with each new status of a job, after the bar.
+        on_status: called with each new status of a job, before ``show``.
 
     Attributes:
         statuses: the last status of each job, by its id.
@@ -47,37 +48,26 @@ class Follower:
         *,
         stopped: Callable[[], bool] = lambda: False,
         ending: Callable[[], object] = lambda: None,
-        told: Callable[[JobStatus], object] = lambda _: None,
+        on_status: Callable[[JobStatus], object] = lambda _: None,
     ) -> None:
         self._jobs = jobs
         self._show = show
         self._clock = clock
         self._stopped = stopped
         self._ending = ending
-        self._told = told
+        self._on_status = on_status
         self._next = clock.now()
         self.statuses: dict[str, JobStatus] = {}
 
-    def to_the_ends(self) -> None:
+    def wait(self) -> None:
         """Wait until every job has ended or is held, or the wait was interrupted."""
-        self.look()
+        self.refresh()
         for job in self._jobs:
-            self.wait(job)
-        self.look()
-
-    def wait(self, job: Job) -> None:
-        """Wait until ``job`` has ended, is held, or the wait was interrupted."""
-        while not self._stopped():
-            try:
-                job.wait(STEP)
-                return
-            except JobTimeout:
-                self.look()
-                if is_stuck(self.statuses[job.id]):
-                    return
+            self._wait(job)
+        self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
-        """Yield the results of ``job`` in order, as they come; each time it is asked it may wait.
+        """Yield the results of ``job`` in order, as they come; each step may wait.
 
         Args:
             rest: once interrupted, yield what is stored by then, though some before it are missing.
@@ -88,20 +78,19 @@ class Follower:
                 for result in job.results(after=last, timeout=STEP):
                     last += 1
                     yield result
-                    if self._clock.now() >= self._next:
-                        self.look()
+                    self._refresh_if_due()
                     if self._stopped():
                         break
             except JobTimeout:
-                self.look()
-                if is_stuck(self.statuses[job.id]):
+                self.refresh()
+                if _is_stuck(self.statuses[job.id]):
                     break
         if self._stopped():
             self._ending()
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
 
-    def as_stored(self, job: Job) -> Iterator[Result]:
+    def results_as_stored(self, job: Job) -> Iterator[Result]:
         """Yield the results of ``job`` in the order in which they are stored: none waits for another.
 
         Once interrupted, what is stored by then.
@@ -114,35 +103,62 @@ class Follower:
             for stored in page:
                 last, count = stored.sequence, count + 1
                 yield stored.result
-            if self._clock.now() >= self._next:
-                self.look()
+            self._refresh_if_due()
             if page:
                 continue
-            if ended or (not stopped and is_stuck(self.statuses[job.id])):
+            if ended or (not stopped and _is_stuck(self.statuses[job.id])):
                 return
             if stopped:
                 ended = True
                 self._ending()
 
-    def look(self) -> None:
-        """Look how the jobs stand, and show it."""
-        self._next = self._clock.now() + SHOWN_EVERY
+    def refresh(self) -> None:
+        """Read the statuses of the jobs that have not ended, and show them."""
+        self._next = self._clock.now() + REFRESH_EVERY
         for job in self._jobs:
             before = self.statuses.get(job.id)
             if before is None or not before.done:
-                now = self.statuses[job.id] = job.status()
-                self._told(now)
+                status = self.statuses[job.id] = job.status()
+                self._on_status(status)
         if self.statuses:
-            self._show(together(list(self.statuses.values())))
+            self._show(_combined(list(self.statuses.values())))
+
+    def report_held(self, advice: str = "") -> bool:
+        """Print which jobs are held, as their last status says; return whether there is one.
+
+        Args:
+            advice: what to do besides resuming them.
+        """
+        stuck = [status for status in self.statuses.values() if _is_stuck(status)]
+        for status in stuck:
+            say(
+                f"smartbatch: job {status.id} is held: {status.note or 'it waits for a person'}. "
+                f"smartbatch jobs resume {status.id} goes on with it{advice}"
+            )
+        return bool(stuck)
+
+    def _wait(self, job: Job) -> None:
+        while not self._stopped():
+            try:
+                job.wait(STEP)
+                return
+            except JobTimeout:
+                self.refresh()
+                if _is_stuck(self.statuses[job.id]):
+                    return
+
+    def _refresh_if_due(self) -> None:
+        if self._clock.now() >= self._next:
+            self.refresh()
 
 
-def is_stuck(status: JobStatus) -> bool:
-    """Whether a job waits for a person, and nothing of it is under way."""
+def _is_stuck(status: JobStatus) -> bool:
+    """Whether a job is held, and no batch of it is under way."""
     return status.state == "held" and all(shard.state not in _UNDER_WAY for shard in status.shards)
 
 
-def together(statuses: Sequence[JobStatus]) -> JobStatus:
-    """Return how several jobs stand as one; the slowest tells the time that remains."""
+def _combined(statuses: Sequence[JobStatus]) -> JobStatus:
+    """Return the status of several jobs as one; the time left is that of the slowest."""
     if len(statuses) == 1:
         return statuses[0]
     open_ones = [status for status in statuses if not status.done]

@@ -8,7 +8,7 @@ import pytest
 from attrs import define
 
 from smartbatch._clock import VirtualClock
-from smartbatch.cli.followed_job import Follower
+from smartbatch.cli.followed_jobs import FollowedJobs
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.status import JobStatus
 from smartbatch.types import Result
@@ -51,8 +51,8 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
         ended.append(len(got))
         job.stored = 7
 
-    follower = Follower([job], lambda _: None, clock, stopped=lambda: len(got) == 3, ending=ending)  # type: ignore[list-item]
-    for result in follower.results(job, rest=rest):  # type: ignore[arg-type]
+    followed = FollowedJobs([job], lambda _: None, clock, stopped=lambda: len(got) == 3, ending=ending)  # type: ignore[list-item]
+    for result in followed.results(job, rest=rest):  # type: ignore[arg-type]
         got.append(result)  # noqa: PERF402 - whether it was stopped depends on it
     assert ended == [3]
     assert [result.request_id for result in got] == [f"r-{ix}" for ix in range(found)]
@@ -61,7 +61,7 @@ def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
 def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: VirtualClock) -> None:
     """Without an interruption there is no grace to wait for."""
     job = Kept(5, 5)
-    follower = Follower([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
-    assert [result.text for result in follower.results(job, rest=True)] == [  # type: ignore[arg-type]
+    followed = FollowedJobs([job], lambda _: None, clock, ending=lambda: pytest.fail("nobody interrupted it"))  # type: ignore[list-item]
+    assert [result.text for result in followed.results(job, rest=True)] == [  # type: ignore[arg-type]
         f"answer {ix}" for ix in range(5)
     ]

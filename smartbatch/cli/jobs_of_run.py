@@ -1,4 +1,4 @@
-"""Which jobs of the store belong to a run: found by what the run asks and where its results go."""
+"""Which jobs of the store belong to a run: those with its prompts and its output."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
 from smartbatch.types import Result
 
-__all__ = ["RunJob", "RunName"]
+__all__ = ["RunIdentity", "RunJob"]
 
 _MANY: Final = 1_000_000
-"""Jobs of a store that are looked through: all of them."""
+"""Jobs of a store that are searched: all of them."""
 _RUN: Final = "run"
 """Label of a run's job: where its results go."""
 _ROWS: Final = "rows"
 """Label of a run's job: how many rows the input had."""
 _ROUTE: Final = "route"
-"""Label of a run's job: how it is asked."""
+"""Label of a run's job: present on those in real time."""
 _REALTIME: Final = "realtime"
 
 
 @frozen
 class RunJob:
-    """A job of a run as it was found at its start.
+    """A job of a run as it was found at the run's start.
 
     Attributes:
         rows: rows the input had when it was submitted; it has all of those that were not answered then.
-        realtime: it is asked in real time.
+        realtime: it goes in real time.
         ended: every request had its result already.
         stored: requests that had their results.
-        fresh: this run submitted it.
+        is_new: this run submitted it.
     """
 
     job: Job
@@ -47,13 +47,13 @@ class RunJob:
     realtime: bool
     ended: bool
     stored: int = 0
-    fresh: bool = False
+    is_new: bool = False
 
 
-class RunName:
-    """The name of a run, from which its jobs get their keys.
+class RunIdentity:
+    """What a run is recognised by: its output, its model and its rows. Its jobs get their keys from it.
 
-    A run may grow at its end, so a job of an earlier run belongs to this one when the rows of then are the
+    An input may grow at its end, so a job of an earlier run belongs to this one when the rows of then are the
     first rows of now.
 
     Args:
@@ -69,15 +69,15 @@ class RunName:
         self._output = output
         self._model = model
         self._keys = keys
-        self._named = keys
+        self._portable = keys
         if sys.byteorder != "little":  # the same name on every machine that shares a store
-            self._named = array("Q", keys)
-            self._named.byteswap()
+            self._portable = array("Q", keys)
+            self._portable.byteswap()
 
     def key(self, rows: int) -> str:
-        """Return what the key of a job begins with that asks rows of the first ``rows`` ones."""
+        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones."""
         digest = hashlib.blake2b(f"{self.label}\n{self._model}\n".encode(), digest_size=16)
-        digest.update(memoryview(self._named)[:rows])
+        digest.update(memoryview(self._portable)[:rows])
         return f"run:{digest.hexdigest()}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
@@ -88,8 +88,8 @@ class RunName:
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
 
-        For batches the first one, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
-        the same line at once, one submits. In real time each asks for itself, as often as somebody wants.
+        For batches the plain key, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
+        the same command at once, one submits. In real time each run submits its own job, with a random key.
         """
         base = key = self.key(self.rows)
         if realtime:
@@ -100,39 +100,41 @@ class RunName:
             key = f"{base}#{number}"
         return key
 
-    def find(self, client: BatchingClient, tell: Callable[[str], object], *, batched: bool) -> list[RunJob]:
+    def find(
+        self, client: BatchingClient, report: Callable[[str], object], *, batches_only: bool
+    ) -> list[RunJob]:
         """Return the jobs of this run, oldest first.
 
-        What was left of a run in real time, and cannot or shall not go on as it is, is withdrawn: it was
+        Unanswered rows of a run in real time that cannot or shall not go on as they are get withdrawn: it was
         interrupted before another input, the Batch API, or another account was chosen for the output.
 
         Args:
-            tell: says what is done with jobs.
-            batched: whatever is left in real time shall go by batch.
+            report: called with what is done to jobs.
+            batches_only: rows that are left in real time shall go by batch.
 
         Raises:
-            InputError: another input's job goes on that would write to the same output: what both ask
-                could be paid twice.
+            InputError: another input's job goes on that would write to the same output: rows of both could
+                be paid twice.
             StoreError: the store cannot be used.
         """
-        found = (self._taken_up(job, tell, batched) for job in self._labelled(client))
+        found = (self._resumed(job, report, batches_only) for job in self._labelled(client))
         return [one for one in found if one is not None]
 
-    def standing(self, client: BatchingClient) -> list[RunJob]:
+    def look_up(self, client: BatchingClient) -> list[RunJob]:
         """Return the jobs that a run would find, oldest first, and leave them as they are.
 
         Raises:
             StoreError: the store cannot be used.
         """
-        found = (self._as_it_stands(job) for job in self._labelled(client))
+        found = (_run_job(job) for job in self._labelled(client))
         return [one for one in found if self._is_mine(one)]
 
     def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
-        """Return a byte for each row: 1 when it must be asked, as nothing has its answer or will have it.
+        """Return a byte for each row: 1 when it must be sent, as nothing has its answer or will have it.
 
         Args:
             jobs: of this run.
-            answered: says of a row's index that the output has its answer.
+            answered: whether the output has the answer of the row at an index.
 
         Raises:
             InputError: a job has answers of something else.
@@ -165,13 +167,20 @@ class RunName:
         found = [job for job in client.jobs(_MANY) if job.metadata.get(_RUN) == self.label]
         return sorted(found, key=lambda job: job.created_at)
 
-    def _taken_up(self, job: Job, tell: Callable[[str], object], batched: bool) -> RunJob | None:
-        """Return a job as this run takes it up; ``None`` when it does not."""
-        one = self._as_it_stands(job)
+    def _resumed(self, job: Job, report: Callable[[str], object], batches_only: bool) -> RunJob | None:
+        """Return a job as this run goes on with it; ``None`` when it does not.
+
+        1. It has ended: its results are read.
+        2. It is of another input or model, and has the same output: it is withdrawn, or refused.
+        3. It goes by batch: it goes on.
+        4. It goes in real time, but shall go by batch or has another account: what is left is withdrawn.
+        5. It goes in real time to standard output, and another process carries it on: it is left alone.
+        """
+        one = _run_job(job)
         if one.ended:
             return one if self._is_mine(one) else None
         if not self._is_mine(one):
-            if self._output is not None and not self._withdrawn(one, "another input or model", tell):
+            if self._output is not None and not _withdraw(one, "another input or model", report):
                 raise InputError(
                     f"{self._output}: job {job.id} of a run with another input, model or parameters is "
                     "still going on for this output, and what both ask would be paid twice; wait for it "
@@ -181,36 +190,39 @@ class RunName:
             return None
         if not one.realtime:
             return one
-        if batched:
+        if batches_only:
             reason = "the rest goes by batch now"
         elif not job.has_account():
             reason = "it was submitted with another account"
         elif self._output is None and not job.is_unowned():
-            return None  # the same line runs elsewhere, for a reader of its own
+            return None
         else:
             return one
-        return self._as_it_stands(job) if self._withdrawn(one, reason, tell) else one
-
-    def _withdrawn(self, one: RunJob, reason: str, tell: Callable[[str], object]) -> bool:
-        if not one.realtime or not one.job.withdraw():
-            return False
-        left = one.job.total - one.stored
-        tell(f"job {one.job.id}: {left:,} rows that were not answered are dropped from it: {reason}")
-        return True
-
-    def _as_it_stands(self, job: Job) -> RunJob:
-        status = job.status()
-        rows = job.metadata.get(_ROWS, "")
-        return RunJob(
-            job,
-            int(rows) if rows.isdecimal() else 0,
-            realtime=job.metadata.get(_ROUTE) == _REALTIME,
-            ended=status.done,
-            stored=status.finished,
-        )
+        return _run_job(job) if _withdraw(one, reason, report) else one
 
     def _is_mine(self, one: RunJob) -> bool:
         """Whether the job's rows are the first ones of this run."""
         if not 0 < one.rows <= self.rows or one.job.key is None:
             return False
         return one.job.key.partition("#")[0] == self.key(one.rows)
+
+
+def _run_job(job: Job) -> RunJob:
+    status = job.status()
+    rows = job.metadata.get(_ROWS, "")
+    return RunJob(
+        job,
+        int(rows) if rows.isdecimal() else 0,
+        realtime=job.metadata.get(_ROUTE) == _REALTIME,
+        ended=status.done,
+        stored=status.finished,
+    )
+
+
+def _withdraw(one: RunJob, reason: str, report: Callable[[str], object]) -> bool:
+    """Drop the unanswered rows of a job in real time; return whether it was possible."""
+    if not one.realtime or not one.job.withdraw():
+        return False
+    left = one.job.total - one.stored
+    report(f"job {one.job.id}: {left:,} rows that were not answered are dropped from it: {reason}")
+    return True

@@ -1,0 +1,377 @@
+"""``smartbatch jobs``: look at jobs, wait for them, fetch their results, cancel, resume, forget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import IO, Any, Final
+
+from smartbatch._clock import RealClock
+from smartbatch.cli.clients import missing_store
+from smartbatch.cli.followed_jobs import FollowedJobs
+from smartbatch.cli.messages import note, say
+from smartbatch.cli.outputs import discard_standard_output, encode_result
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.status import JobStatus, ShardStatus, span
+from smartbatch.observe.progress import Progress
+from smartbatch.observe.text import escape
+from smartbatch.shortcuts import StoredJobs
+
+__all__ = ["run"]
+
+GRACE: Final = 10.0
+"""Seconds that remote calls under way get to end: a create that is cut off has to be searched for later."""
+_ALL: Final = 1_000_000
+"""Jobs of a store that are listed: all of them."""
+_MAX_INCIDENTS: Final = 20
+"""Incidents in the text of a job; JSON has all of them."""
+_MAX_KEY: Final = 40
+"""Letters of a key in the table."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments say and return the exit code.
+
+    Returns:
+        0 when all is well; 1 when a job is unknown, or requests failed, were not answered or wait for a
+        person; 2 for bad usage and a store that cannot be used; 130 after Ctrl-C.
+    """
+    try:
+        _check(args)
+        config = BatchingConfig.load(
+            file=args.config, store=args.store, batch_poll_interval=args.poll_interval
+        )
+        return _Jobs(args, config).go()
+    except (ConfigError, InputError, StoreError) as error:
+        flag = " (--poll-interval)" if "batch_poll_interval" in error.message else ""
+        say(f"smartbatch: {error.message}{flag}")
+        return 2
+    except JobNotFound as error:
+        say(f"smartbatch: {error.message}")
+        return 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse arguments that contradict each other, or are too few."""
+    named, action = len(args.ids), args.action
+    if action == "list" and named:
+        raise InputError("jobs list takes no names; say smartbatch jobs show ID_OR_KEY")
+    if action in ("show", "cancel", "forget") and not named:
+        raise InputError(f"jobs {action} needs the ids or keys of jobs; smartbatch jobs lists them")
+    if action == "results" and named != 1:
+        raise InputError("jobs results takes the id or key of one job; smartbatch jobs lists them")
+    for option in ("output", "wait"):
+        if getattr(args, option) and action != "results":
+            raise InputError(f"--{option} is for jobs results only")
+
+
+class _Jobs:
+    """The actions of the command; each returns the exit code."""
+
+    def __init__(self, args: argparse.Namespace, config: BatchingConfig) -> None:
+        self._args = args
+        self._config = config
+        self._clock = RealClock()
+
+    def go(self) -> int:
+        """Run the action; where there is no store, none is made."""
+        path = missing_store(self._config.store)
+        if path is not None:
+            return self._no_store(path)
+        action: Callable[[StoredJobs], int] = getattr(self, f"_{self._args.action}")
+        stored = StoredJobs(self._config, self._clock)
+        try:
+            return action(stored)
+        finally:
+            stored.close(GRACE)
+
+    def _no_store(self, path: str) -> int:
+        if self._args.ids:
+            raise JobNotFound(
+                f"there is no store at {path}, so no job {self._args.ids[0]!r:.80}; --store or "
+                "SMARTBATCH_STORE names another one"
+            )
+        if not self._args.json:
+            say(f"no jobs: there is no store at {path} yet; --store or SMARTBATCH_STORE names another one")
+        return 0
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def _list(self, stored: StoredJobs) -> int:
+        statuses = [job.status() for job in stored.jobs(limit=_ALL)]
+        if self._args.json:
+            for status in statuses:
+                _print(_as_json(status))
+        elif statuses:
+            _print(_table(statuses, wall=time.time()))
+        else:
+            say(f"no jobs in {stored.place}")
+        return 0
+
+    def _show(self, stored: StoredJobs) -> int:
+        return self._each(stored, lambda job: self._print_status(job.status()))
+
+    def _results(self, stored: StoredJobs) -> int:
+        job = stored.job(self._args.ids[0])
+        if self._args.wait and not self._wait_for([job]):
+            return 1
+        _write_results(job, self._args.output)
+        status = job.status()
+        if not status.done:
+            say(
+                f"job {job.id}: {status.finished:,} of {status.total:,} requests have their results so far; "
+                "--wait waits for all"
+            )
+        return self._code([status])
+
+    # -- following -------------------------------------------------------------------------------------------
+
+    def _watch(self, stored: StoredJobs) -> int:
+        jobs = self._named_or_open(stored)
+        done = self._wait_for(jobs)
+        return self._end(jobs, done)
+
+    def _resume(self, stored: StoredJobs) -> int:
+        jobs = self._named_or_open(stored)
+        for job in jobs:
+            job.resume()
+        return self._end(jobs, self._wait_for(jobs))
+
+    def _cancel(self, stored: StoredJobs) -> int:
+        found: list[Job] = []
+        code = self._each(stored, found.append)
+        for job in found:
+            job.cancel()
+        done = self._wait_for(found)
+        for job in found:
+            self._print_status(job.status())
+        return code if done else 1
+
+    def _forget(self, stored: StoredJobs) -> int:
+        def forget(job: Job) -> None:
+            job.forget()
+            if not self._args.quiet:
+                say(f"job {job.id}: forgotten, with its requests and results")
+
+        return self._each(stored, forget)
+
+    def _named_or_open(self, stored: StoredJobs) -> list[Job]:
+        if self._args.ids:
+            return [stored.job(name) for name in self._args.ids]
+        found = []
+        for job in reversed(stored.jobs(unfinished=True, limit=_ALL)):
+            if job.attended and job.is_unowned():
+                say(
+                    f"job {job.id}: its run in real time was interrupted, so it is left alone; smartbatch "
+                    f"jobs resume {job.id} goes on with it, and so does the same line again"
+                )
+            else:
+                found.append(job)
+        if not found:
+            say("no job goes on")
+        return found
+
+    def _wait_for(self, jobs: Sequence[Job]) -> bool:
+        """Wait until jobs have ended; False when one is held."""
+        going = [job for job in jobs if not job.status().done]
+        if not going:
+            return True
+        quiet = self._args.quiet or self._args.json
+        total = sum(job.total for job in going)
+        with Progress(total, "quiet" if quiet else "auto", sys.stderr, self._clock.now) as progress:
+            followed = FollowedJobs(going, progress.show, self._clock, on_status=self._status_printer())
+            try:
+                followed.wait()
+            except KeyboardInterrupt:
+                if not self._args.quiet:
+                    for job in going:
+                        note(f"job {job.id}: goes on at the provider; jobs watch {job.id} follows it")
+                raise
+        return not followed.report_held()
+
+    def _status_printer(self) -> Callable[[JobStatus], None]:
+        """Return a function that prints a status as JSON whenever figures of its job have changed."""
+        last: dict[str, tuple[object, ...]] = {}
+
+        def print_changed(status: JobStatus) -> None:
+            figures = (status.state, status.submitted, status.finished, status.running, status.note)
+            if self._args.json and self._args.action == "watch" and not status.done:
+                if last.get(status.id) != figures:
+                    _print(_as_json(status))
+                last[status.id] = figures
+
+        return print_changed
+
+    # -- endings ---------------------------------------------------------------------------------------------
+
+    def _each(self, stored: StoredJobs, act: Callable[[Job], object]) -> int:
+        """Call ``act`` with every job that is named, those after an unknown one included."""
+        code = 0
+        for name in self._args.ids:
+            try:
+                act(stored.job(name))
+            except JobNotFound as error:
+                say(f"smartbatch: {error.message}")
+                code = max(code, 1)
+            except StoreError as error:
+                say(f"smartbatch: {error.message}")
+                code = 2
+        return code
+
+    def _end(self, jobs: Sequence[Job], done: bool) -> int:
+        statuses = [job.status() for job in jobs]
+        for status in statuses:
+            self._print_status(status)
+        return self._code(statuses) if done else 1
+
+    def _print_status(self, status: JobStatus) -> None:
+        _print(_as_json(status) if self._args.json else _as_text(status, time.time()))
+
+    def _code(self, statuses: Iterable[JobStatus]) -> int:
+        return int(any(not status.done or status.completed < status.total for status in statuses))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader ended
+        discard_standard_output()
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def _write_results(job: Job, output: str | None) -> None:
+    """Write what is stored of a job's results, in order; any number of them in flat memory.
+
+    Args:
+        job: whose results they are.
+        output: a file that does not exist yet, and gets its name when it is whole; ``None`` or ``-`` is
+            standard output.
+
+    Raises:
+        InputError: the file exists already, or cannot be written.
+    """
+    if output is None or output == "-":
+        try:
+            _write_lines(job, sys.stdout.buffer)
+        except BrokenPipeError:  # the reader ended, as `| head` does
+            discard_standard_output()
+        return
+    if os.path.lexists(output):
+        raise InputError(f"{output}: is there already; choose another -o, or remove the file")
+    folder, name = os.path.split(output)
+    temporary = os.path.join(folder, f".{name}.writing")
+    try:
+        with open(temporary, "wb") as file:
+            _write_lines(job, file)
+            os.fsync(file.fileno())
+        os.replace(temporary, output)
+    except OSError as error:
+        raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+
+
+def _write_lines(job: Job, file: IO[Any]) -> None:
+    last = -1
+    while page := job.stored(after=last):
+        for stored in page:
+            last = stored.index
+            file.write(encode_result(stored.index, stored.result, job.model))
+    file.flush()
+
+
+# -- text and JSON -------------------------------------------------------------------------------------------
+
+
+def _table(statuses: Iterable[JobStatus], *, wall: float) -> str:
+    """Return a line for each job.
+
+    Args:
+        wall: Unix seconds.
+    """
+    head = ("JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY")
+    lines = [head, *(_cells(status, wall) for status in statuses)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
+    key = status.key or ""
+    if status.unpriced and not status.cost:
+        cost = "unknown"
+    else:
+        cost = f"{status.cost:.4f} USD" + (" and more" if status.unpriced else "")
+    return (
+        status.id,
+        f"{status.state}, cancelling" if status.cancelling else status.state,
+        f"{status.finished:,}/{status.total:,}",
+        f"{status.failed:,}",
+        cost,
+        span(max(0.0, wall - status.created_at)),
+        escape(status.model),
+        escape(key if len(key) <= _MAX_KEY else key[: _MAX_KEY - 1] + "…"),
+    )
+
+
+def _as_text(status: JobStatus, wall: float) -> str:
+    """Return everything about a job, its incidents one a line.
+
+    Args:
+        wall: Unix seconds.
+    """
+    lines = [escape(line) for line in str(status).split("\n")]
+    ended = [shard for shard in status.shards if shard.state in ("settled", "dead")]
+    lines += [_ended_batch(shard) for shard in ended]
+    lines += [_incident(incident, wall) for incident in status.incidents[-_MAX_INCIDENTS:]]
+    more = len(status.incidents) - _MAX_INCIDENTS
+    if more > 0:
+        lines.append(f"and {more:,} earlier incidents (--json shows all)")
+    return "\n".join(lines)
+
+
+def _ended_batch(shard: ShardStatus) -> str:
+    named = f" as {shard.batch_id}" if shard.batch_id else ""
+    cost = "" if shard.cost is None else f", {shard.cost:.6f} USD"
+    word = f" ({shard.word})" if shard.word else ""
+    why = f": {shard.note}" if shard.note else ""
+    return escape(f"batch {shard.no}: {shard.size:,} requests, {shard.state}{named}{word}{cost}{why}")
+
+
+def _incident(incident: IncidentRow, wall: float) -> str:
+    money = "" if incident.money is None else f", {incident.money:.6f} USD"
+    ago = span(max(0.0, wall - incident.at))
+    return escape(f"incident {incident.kind} {ago} ago{money}: {incident.detail}")
+
+
+def _as_json(status: JobStatus) -> str:
+    """Return a status as one line of JSON: its fields, with batches and incidents as lists."""
+    record: dict[str, Any] = {
+        name: getattr(status, name)
+        for name in (
+            *("id", "key", "model", "state", "total", "submitted", "completed", "failed", "cancelled"),
+            *("running", "remaining", "elapsed", "cost", "realtime_cost", "unpriced", "note"),
+        )
+    }
+    record["batches"] = _records(
+        status.shards, ("no", "state", "batch_id", "size", "done", "age", "word", "cost", "note")
+    )
+    record["incidents"] = _records(status.incidents, ("kind", "detail", "money", "at"))
+    return json.dumps(record)
+
+
+def _records(rows: Sequence[object], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{name: getattr(row, name) for name in names} for row in rows]

@@ -1,0 +1,81 @@
+"""Which route the rows of a run take that have no answer yet, as a run uses it and a plan prints it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from smartbatch._clock import Clock
+from smartbatch.cli.interrupts import RunInterrupted
+from smartbatch.cli.prompts import InputRequests
+from smartbatch.client import BatchingClient
+from smartbatch.plan import Plan
+from smartbatch.types import Request
+
+__all__ = ["RouteChooser"]
+
+_BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
+_PASSED: Final = 1e-9
+"""Seconds given for a deadline that has passed, as 0 is none."""
+
+
+class RouteChooser:
+    """Chooses for one run. A deadline counts from when this is made, before the input is read.
+
+    Args:
+        client: its settings, prices and history count.
+        input: the rows.
+        args: strategy and constraints.
+        clock: time.
+
+    Raises:
+        ConfigError: the constraints cannot be used, or the strategy needs a Batch API and there is none.
+    """
+
+    def __init__(
+        self, client: BatchingClient, input: InputRequests, args: argparse.Namespace, clock: Clock
+    ) -> None:
+        self._client = client
+        self._input = input
+        self._clock = clock
+        self._began = clock.now()
+        self._constraints: dict[str, Any] = {
+            "strategy": args.batching_strategy,
+            "deadline": args.deadline,
+            "prefer": args.prefer,
+            "time_value": args.time_value,
+            "budget": client.config.budget,
+            "fallback": args.fallback,
+        }
+        checked = client.forecast((), count=0, **self._constraints)
+        self._deadline = checked.decision.constraints.deadline
+
+    @property
+    def batches_only(self) -> bool:
+        """Whether the strategy is the Batch API, and there is one."""
+        return self._client.config.batching_strategy in _BATCH_STRATEGIES and self._client.has_batches()
+
+    def choose(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
+        """Return the plan for the rows with a 1; they are read once, one after the other.
+
+        Args:
+            needed: a byte for each row.
+            stopped: called before each row.
+
+        Raises:
+            ConfigError: no route meets the constraints.
+            InputError: the input changed.
+            RunInterrupted: ``stopped`` returned true.
+        """
+
+        def requests() -> Iterator[Request]:
+            yield from self._input.read(skip=lambda index: not needed[index], stopped=stopped)
+            if stopped():
+                raise RunInterrupted
+
+        constraints = dict(self._constraints)
+        if self._deadline is not None:
+            elapsed = self._clock.now() - self._began
+            constraints["deadline"] = max(_PASSED, self._deadline - elapsed)
+        return self._client.forecast(requests(), count=sum(needed), **constraints)
