@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.children import CALLS
+from cli.runs import CALLS
 
 
 @pytest.fixture(autouse=True)

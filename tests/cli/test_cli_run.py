@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli.children import Child, stored_prompts, until
+from cli.runs import Child, prompts, stored_prompts, until, written
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
@@ -32,18 +32,9 @@ SIM = "sim:demo?latency=0"
 OWN = "call:own_calls:ask"
 
 
-def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
-
-
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
     return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
-
-
-def prompts(count: int) -> list[str]:
-    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
-    return [f"prompt {i}" for i in range(count)]
 
 
 def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +45,9 @@ def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixtu
     assert [row["text"] for row in rows] == [f"answer to {prompt}" for prompt in expected]
     assert [row["index"] for row in rows] == [row["id"] for row in rows] == list(range(50))
     assert {row["model"] for row in rows} == {OWN}
-    told = capfd.readouterr()
-    assert "50 answered, 0 failed, 0 retried" in told.err
-    assert told.out == ""
+    printed = capfd.readouterr()
+    assert "50 answered, 0 failed, 0 retried" in printed.err
+    assert printed.out == ""
 
 
 def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
@@ -88,11 +79,11 @@ def test_standard_input_gives_prompts_and_standard_output_takes_results(
     stream = io.BytesIO("".join(f"prompt {i}\u2028\n" for i in range(40)).encode())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
     assert run(input="-", output=None) == 0
-    told = capfdbinary.readouterr()
-    rows = [json.loads(line) for line in told.out.split(b"\n")[:-1]]
+    printed = capfdbinary.readouterr()
+    rows = [json.loads(line) for line in printed.out.split(b"\n")[:-1]]
     assert [row["text"] for row in rows] == [f"answer to prompt {i}\u2028" for i in range(40)]
-    assert told.out.isascii()
-    assert b"40 answered" in told.err
+    assert printed.out.isascii()
+    assert b"40 answered" in printed.err
 
 
 def test_chats_are_prompts_too(calls: Any) -> None:
@@ -189,7 +180,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "options", "told"), REFUSED)
+@pytest.mark.parametrize(("name", "data", "options", "printed"), REFUSED)
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
     calls: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -197,14 +188,14 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
     name: str,
     data: bytes,
     options: list[str],
-    told: str,
+    printed: str,
 ) -> None:
     """Exit code 2, a message that names file, line and field, no call and no output file."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Path(name).write_bytes(data)
     assert run(*options, input=name) == 2
     message = capfd.readouterr().err
-    assert told in message
+    assert printed in message
     assert "Traceback" not in message
     assert calls.asked == []
     assert not Path("out.jsonl").exists()
@@ -221,7 +212,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "printed"),
     [
         (["--model", SIM], "another model, system text or parameters"),
         (["--system", "be brief"], "another model, system text or parameters"),
@@ -231,7 +222,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     ],
 )
 def test_an_output_of_another_run_is_refused(
-    calls: Any, capfd: pytest.CaptureFixture[str], change: list[str], told: str
+    calls: Any, capfd: pytest.CaptureFixture[str], change: list[str], printed: str
 ) -> None:
     """Model, parameters, template and input must be those of the rows that are there; nothing is touched."""
     prompts(5)
@@ -239,7 +230,7 @@ def test_an_output_of_another_run_is_refused(
     before = Path("out.jsonl").read_bytes()
     calls.asked.clear()
     assert run(*change) == 2
-    assert told in capfd.readouterr().err
+    assert printed in capfd.readouterr().err
     assert calls.asked == []
     assert Path("out.jsonl").read_bytes() == before
 
@@ -342,12 +333,12 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
     expected = prompts(500)
     with Child("-o", "out.jsonl", "--concurrency", "3") as child:
         first = child.begun(3)
-        child.let_go(1)
+        child.release(1)
         first += child.begun(1)
         child.process.send_signal(number)
-        child.told(b"interrupted: calls under way")
-        child.let_go(3)
-        assert b"496 rows not answered; run the same line again" in child.told(b"not answered")
+        child.printed(b"interrupted: calls under way")
+        child.release(3)
+        assert b"496 rows not answered; run the same line again" in child.printed(b"not answered")
         assert child.process.wait() == code
     assert sorted(first) == [row["input"]["prompt"] for row in written()] == expected[:4]
 
@@ -356,7 +347,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
     """kill -9: what was written is whole, what was stored gets written, and the next run asks the rest."""
     expected = prompts(60)
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
-        child.let_go(20)
+        child.release(20)
         child.begun(22)
         until(lambda: Path("out.jsonl").read_bytes().count(b"\n") >= 10)
         child.process.kill()
@@ -366,7 +357,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
     answered = stored_prompts()
     assert {json.loads(row)["input"]["prompt"] for row in rows} <= answered
     with Child("-o", "out.jsonl", "--concurrency", "2") as child:
-        child.let_go(60)
+        child.release(60)
         asked = child.begun(60 - len(answered))
         assert child.process.wait() == 0
     assert Counter(asked) == Counter(set(expected) - answered)
@@ -377,10 +368,10 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     """``smartbatch run … | head -1`` is no error worth a traceback."""
     prompts(300)
     with Child("--concurrency", "1") as child:
-        child.let_go(1)
+        child.release(1)
         assert json.loads(child.stdout.readline())["index"] == 0
         child.stdout.close()
-        child.let_go(300)
+        child.release(300)
         assert child.process.wait() == 1
         said = child.stderr.read()
     assert b"Traceback" not in said

@@ -1,4 +1,4 @@
-"""Rows come out of every format as they went in, and what is wrong is told with its line."""
+"""Rows come out of every format as they went in, and errors name their line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_a_newline_ends_a_row(tmp_path: Path, odd: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "printed"),
     [
         (b'{"a": 1', "not valid JSON"),
         (b'["a"]', "not a JSON object"),
@@ -68,13 +68,13 @@ def test_only_a_newline_ends_a_row(tmp_path: Path, odd: str) -> None:
         (b'{"a": "\xff"}', "not valid UTF-8 (byte 8"),
     ],
 )
-def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path: Path, line: bytes, told: str) -> None:
-    """Each kind of damage is told with its line, and the rows around it are read."""
+def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path: Path, line: bytes, printed: str) -> None:
+    """Each kind of damage is reported with its line, and the rows around it are read."""
     rows = read(tmp_path / "in.jsonl", b'{"a": 1}\n\n' + line + b'\n{"a": 2}\n')
     assert [type(row) for row in rows] == [Row, BadRow, Row]
     assert rows[1].line == 3
     assert isinstance(rows[1], BadRow)
-    assert told in rows[1].message
+    assert printed in rows[1].message
 
 
 def test_many_brackets_are_no_depth(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_csv_keeps_quoted_commas_and_newlines_and_forgets_the_byte_order_mark(tm
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "printed"),
     [
         (b"a,b\n1,2\n1,2,3\n", (3, "3 fields where the header names 2; quote fields that hold commas")),
         (b"a,b\n1,\xff\n", (2, "field 'b' is not valid UTF-8; save the file as UTF-8")),
@@ -109,9 +109,11 @@ def test_csv_keeps_quoted_commas_and_newlines_and_forgets_the_byte_order_mark(tm
         (b"a,\xff\n1,2\n", (1, "the header is not valid UTF-8; save the file as UTF-8")),
     ],
 )
-def test_a_csv_row_that_does_not_fit_is_told(tmp_path: Path, data: bytes, told: tuple[int, str]) -> None:
+def test_a_csv_row_that_does_not_fit_is_reported(
+    tmp_path: Path, data: bytes, printed: tuple[int, str]
+) -> None:
     """Too many fields, broken bytes and ambiguous headers are bad rows."""
-    assert bad(tmp_path / "in.csv", data) == told
+    assert bad(tmp_path / "in.csv", data) == printed
 
 
 def test_an_open_quote_is_told_with_the_line_it_begins_on(tmp_path: Path) -> None:
@@ -189,24 +191,24 @@ def test_a_pipe_with_a_name_is_spooled_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "printed"),
     [
         ("missing.txt", "No such file"),
         ("folder.txt", "Is a directory"),
         ("in.orc", "cannot tell the format"),
     ],
 )
-def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str, told: str) -> None:
+def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: str, printed: str) -> None:
     """Missing files, folders and unknown formats say what they are."""
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "in.orc").write_bytes(b"ORC")
-    with pytest.raises(InputError, match=told) as caught:
+    with pytest.raises(InputError, match=printed) as caught:
         Source(str(tmp_path / name))
     assert name in caught.value.message
 
 
 def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row beyond the limit is told, and the next one is read."""
+    """A row beyond the limit is reported, and the next one is read."""
     monkeypatch.setattr(inputs, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")

@@ -216,10 +216,10 @@ def test_an_output_made_for_nothing_is_removed_again(tmp_path: Path) -> None:
     assert path.exists()
 
 
-@pytest.mark.parametrize(("name", "told"), [("no/out.jsonl", "No such file"), (".", "Is a directory")])
-def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, told: str) -> None:
+@pytest.mark.parametrize(("name", "printed"), [("no/out.jsonl", "No such file"), (".", "Is a directory")])
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, printed: str) -> None:
     """The user learns it before anything is sent."""
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=printed):
         OutputFile(str(tmp_path / name))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.children import Child, stored_jobs, until
+from cli.runs import Child, prompts, stored_jobs, until
 
 from smartbatch.cli.main import main
 
@@ -27,11 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SMARTBATCH_FLEX", "false")
     return tmp_path
-
-
-def prompts(count: int) -> list[str]:
-    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
-    return [f"prompt {i}" for i in range(count)]
 
 
 def plan(*more: str, model: str = OPENAI) -> int:
@@ -55,10 +50,10 @@ def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.Capture
     prompts(50)
     before = files()
     assert plan(model=model) == 0
-    told = capfd.readouterr()
-    assert told.out.startswith("50 requests: about ")
-    assert "\nchosen: individual, 50 calls\nbecause: " in told.out
-    assert told.err == ""
+    printed = capfd.readouterr()
+    assert printed.out.startswith("50 requests: about ")
+    assert "\nchosen: individual, 50 calls\nbecause: " in printed.out
+    assert printed.err == ""
     assert files() == before
 
 
@@ -120,7 +115,7 @@ def test_constraints_may_stand_in_the_settings(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "printed"),
     [
         (["--deadline", "1s"], r"no route meets a deadline of 1 s .* a deadline of \d+ s \(individual, 0\."),
         (["--budget", "0.0001"], r"a budget of 0.0001 USD for 40 .* a budget of 0\.\d+ USD \(batch\)"),
@@ -141,13 +136,13 @@ def test_constraints_may_stand_in_the_settings(
     ],
 )
 def test_what_a_run_would_refuse_has_no_plan(
-    line: list[str], told: str, capfd: pytest.CaptureFixture[str]
+    line: list[str], printed: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, and why; for constraints that nothing meets, the nearest that would be met."""
     prompts(40)
     assert main(["plan", "in.txt", *(["--model", OPENAI] if "--model" not in line else []), *line]) == 2
     message = capfd.readouterr()
-    assert re.search(told, message.err), message.err
+    assert re.search(printed, message.err), message.err
     assert message.out == ""
     assert "Traceback" not in message.err
 
@@ -171,18 +166,18 @@ def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.Captu
     """While a run holds output and rows, its plan asks the new rows alone, and the run never hears of it."""
     prompts(10)
     with Child("--concurrency", "1", "-o", "out.jsonl") as child:
-        child.let_go(2)
+        child.release(2)
         child.begun(3)
         until(lambda: Path("out.jsonl").read_bytes().count(b"\n") == 2)
         (job,) = stored_jobs()
         prompts(13)
         assert planned(capfd, "-o", "out.jsonl", model="call:own_calls:gated")["requests"] == 3
         assert plan("-o", "out.jsonl", "--limit", "10", model="call:own_calls:gated") == 0
-        told = capfd.readouterr()
-        assert f"job {job.id} goes on; the 8 rows it still asks are not planned" in told.err
-        assert "the run would ask nothing" in told.err
-        assert told.out.startswith("0 requests")
-        child.let_go(8)
+        printed = capfd.readouterr()
+        assert f"job {job.id} goes on; the 8 rows it still asks are not planned" in printed.err
+        assert "the run would ask nothing" in printed.err
+        assert printed.out.startswith("0 requests")
+        child.release(8)
         assert child.process.wait() == 0
     assert calls.asked == []
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.runs import use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
@@ -50,10 +51,6 @@ def run(*more: str, model: str = SIM) -> int:
     return main(words(model, *more))
 
 
-def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
-
-
 def jobs() -> list[JobRow]:
     """The jobs of the store, oldest first."""
     store = open_store("jobs.db")
@@ -61,12 +58,6 @@ def jobs() -> list[JobRow]:
         return sorted(store.jobs(), key=lambda row: row.created_at)
     finally:
         store.close()
-
-
-def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-of-batches")
-    return emu
 
 
 def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[str]) -> None:
@@ -79,11 +70,11 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
     assert all(row["text"] and row["error"] is None for row in rows)
     (job,) = jobs()
     assert (job.total, job.succeeded) == (50, 50)
-    told = capfd.readouterr()
-    assert "50 answered, 0 failed" in told.err
-    assert f"batch    {job.id}: " in told.err
-    assert "100% 50/50" in told.err
-    assert told.out == ""
+    printed = capfd.readouterr()
+    assert "50 answered, 0 failed" in printed.err
+    assert f"batch    {job.id}: " in printed.err
+    assert "100% 50/50" in printed.err
+    assert printed.out == ""
 
 
 def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +139,7 @@ def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
         return [json.loads(line) for line in capfdbinary.readouterr().out.split(b"\n")[:-1]]
 
     with emulator(batch_line_fault_for=refused) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run(*output, model=OPENAI) == 1
         assert [row["index"] for row in rows() if row["error"] is not None] == [2, 4]
         assert run(*output, model=OPENAI) == 0
@@ -190,7 +181,7 @@ class Interrupted:
         )
         assert created.wait(PATIENCE)
         self.process.send_signal(signal.SIGINT)
-        self.told = self.process.communicate(timeout=PATIENCE)[1]
+        self.printed = self.process.communicate(timeout=PATIENCE)[1]
 
 
 def when_created(event: threading.Event) -> Callable[[int, Mapping[str, str]], None]:
@@ -204,13 +195,13 @@ def test_ctrl_c_leaves_the_job_to_the_next_run(
     lines_of(40)
     created = threading.Event()
     with emulator(batch_turnaround=3.0, batch_fault_for=when_created(created)) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         ended = Interrupted(emu, created)
         assert ended.process.returncode == 130
         (job,) = jobs()
-        assert "interrupted: nothing is lost" in ended.told
-        assert f"smartbatch jobs cancel {job.id} cancels it" in ended.told
-        assert "40 rows not answered; run the same line again to resume" in ended.told
+        assert "interrupted: nothing is lost" in ended.printed
+        assert f"smartbatch jobs cancel {job.id} cancels it" in ended.printed
+        assert "40 rows not answered; run the same line again to resume" in ended.printed
         assert not job.cancel_requested
 
         Path("in.txt").write_text("another prompt\n")
@@ -246,7 +237,7 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "printed"),
     [
         (
             ["--model", "sim:demo", "--batching-strategy", "individual", "--fallback", "batch"],
@@ -269,13 +260,13 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_stored(
-    line: list[str], told: str, capfd: pytest.CaptureFixture[str]
+    line: list[str], printed: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, a message with the option, and no output file."""
     lines_of(3)
     assert main(["run", "in.txt", "-o", "out.jsonl", "--store", "jobs.db", *line]) == 2
     message = capfd.readouterr().err
-    assert told in message
+    assert printed in message
     assert "Traceback" not in message
     assert not Path("out.jsonl").exists()
 
@@ -284,7 +275,7 @@ def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pyt
     """Rows beyond it fail and say so, what was paid stays within it, and with more only they are asked."""
     answers = dict.fromkeys(lines_of(40), "a long word " * 20)
     with emulator(answers=answers) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         options = ["-o", "out.jsonl", "--max-tokens", "100", "--budget"]
         assert run(*options, "0.002", model=OPENAI) == 1
         kinds = Counter(row["error"] and row["error"]["kind"] for row in written())

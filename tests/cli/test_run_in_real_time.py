@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.children import PATIENCE, Child, stored_jobs, stored_prompts, until
+from cli.runs import PATIENCE, Child, prompts, stored_jobs, stored_prompts, until, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.jobs.store.opening import default_place
-from smartbatch.testing import Emulator, emulator
+from smartbatch.testing import emulator
 
 OWN = "call:own_calls:ask"
 OPENAI = "openai:gpt-5-mini"
-
-
-def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:
-    Path(name).write_text("".join(f"{word} {i}\n" for i in range(count)))
-    return [f"{word} {i}" for i in range(count)]
 
 
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
@@ -34,24 +29,14 @@ def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None 
     return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
 
 
-def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
-
-
 def lines_of_output() -> int:
     return Path("out.jsonl").read_bytes().count(b"\n") if Path("out.jsonl").exists() else 0
-
-
-def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch, key: str = "sk-of-the-tests") -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
 
 
 def killed(expected: list[str], *args: str, count: int = 3) -> None:
     """Let a run be killed when ``count`` of its rows are stored and written, and one is being asked."""
     with Child("--concurrency", "1", "-o", "out.jsonl", *args) as child:
-        child.let_go(count)
+        child.release(count)
         child.begun(count + 1)
         until(lambda: lines_of_output() == count)
         child.process.kill()
@@ -68,7 +53,7 @@ def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
     with Child("--concurrency", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
         child.begun(1)
         until(lambda: lines_of_output() == 39)
-        child.let_go(1)
+        child.release(1)
         assert child.process.wait() == 0
     assert [row["input"]["prompt"] for row in written()] == expected
 
@@ -127,7 +112,7 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
         if path.is_file():
             path.unlink()
     with Child("--concurrency", "2", "-o", "out.jsonl") as child:
-        child.let_go(10)
+        child.release(10)
         asked = child.begun(7)
         assert child.process.wait() == 0
     assert sorted(asked) == expected[3:]
@@ -154,9 +139,9 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     assert f"smartbatch jobs resume {job.id}, goes on" in capfd.readouterr().out
     assert stored_jobs()[0].succeeded == 3
     with Child("--concurrency", "2", "-o", "out.jsonl") as child:
-        child.let_go(10)
+        child.release(10)
         asked = child.begun(7)
-        said = child.told(b"goes on").decode()
+        said = child.printed(b"goes on").decode()
         assert child.process.wait() == 0
     assert f"job {job.id}: goes on; 3 of 10 rows have their results" in said
     assert Counter(asked) == Counter(expected[3:])
@@ -194,12 +179,12 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
     with Child("--concurrency", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
-        child.told(b"interrupted: calls under way")
-        told = child.told(b"what was not asked stays in the store").decode()
-        child.let_go(2)
+        child.printed(b"interrupted: calls under way")
+        printed = child.printed(b"what was not asked stays in the store").decode()
+        child.release(2)
         assert child.process.wait() == 130
     (job,) = stored_jobs()
-    assert f"smartbatch jobs cancel {job.id} drops it" in told
+    assert f"smartbatch jobs cancel {job.id} drops it" in printed
     assert (job.succeeded, job.owner, len(written())) == (2, None, 2)
     assert main(["jobs", "cancel", job.id, "--quiet"]) == 0
     (ended,) = stored_jobs()
@@ -212,7 +197,7 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
     with Child("--concurrency", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
-        child.told(b"interrupted: calls under way")
+        child.printed(b"interrupted: calls under way")
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(8) == 130  # less than the grace of the first one
         assert b"Traceback" not in child.stderr.read()
@@ -250,7 +235,7 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
         return "hang" if index >= 6 and not killed.is_set() else None
 
     with emulator(hang_seconds=60, fault_for=fault, batch_turnaround=0.2) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 7 and lines_of_output() == 6)
             child.process.kill()
@@ -269,12 +254,12 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
     """A job belongs to the account it was submitted with; the rest of a run may change over."""
     expected = prompts(12)
     with emulator(hang_seconds=60, fault_for=lambda i, _: "hang" if i == 4 else None) as emu:
-        at_home(emu, monkeypatch, "sk-the-first-of-the-tests")
+        use_emulator(emu, monkeypatch, "sk-the-first-of-the-tests")
         with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 5 and lines_of_output() == 4)
             child.process.kill()
             child.process.wait()
-        at_home(emu, monkeypatch, "sk-the-second-of-the-tests")
+        use_emulator(emu, monkeypatch, "sk-the-second-of-the-tests")
         assert run(model=OPENAI) == 0
         assert emu.ledger.paid_twice(excluding_lost=True) == []
     assert [row["input"]["prompt"] for row in written()] == expected
@@ -289,10 +274,10 @@ def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: 
         first.begun(2)
         with Child("--concurrency", "2") as second:
             assert sorted(second.begun(2)) == expected[:2]
-            second.let_go(4)
+            second.release(4)
             second.begun(2)
             assert second.process.wait() == 0
-        first.let_go(4)
+        first.release(4)
         assert first.process.wait() == 0
     assert stored_jobs() == []
 
@@ -306,12 +291,12 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
     """What will hardly do is refused, with what would. What may, goes: the rows beyond it wait for nobody,
     say so in their lines, and the next run goes on."""
     with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         options = ["--max-tokens", "100", "--batching-strategy", "individual", "--budget"]
         assert run(*options, "0.0003", model=OPENAI) == 2
-        told = capfd.readouterr().err
-        assert "no route meets a budget of 0.0003 USD for 40 requests; nothing was sent" in told
-        assert "a budget of 0.008097 USD (individual)" in told
+        printed = capfd.readouterr().err
+        assert "no route meets a budget of 0.0003 USD for 40 requests; nothing was sent" in printed
+        assert "a budget of 0.008097 USD (individual)" in printed
         assert not Path("out.jsonl").exists()
         assert emu.ledger.received == 0
 
@@ -336,7 +321,7 @@ def test_an_empty_account_fails_the_rows_and_holds_nothing(
         return "no_money" if empty.is_set() else None
 
     with emulator(fault_for=fault) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run(model=OPENAI) == 1
         assert {row["error"]["kind"] for row in written()} == {"no_money"}
         empty.clear()
@@ -348,7 +333,7 @@ def test_equal_rows_share_their_calls(calls: Any, monkeypatch: pytest.MonkeyPatc
     """As in any list: of equal questions that wait at the same time one is asked."""
     Path("in.txt").write_text("the same question\n" * 200)
     with emulator(latency=0.3) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run(model=OPENAI) == 0
         assert len(emu.ledger.calls) < 10
     assert len(written()) == 200
@@ -361,7 +346,7 @@ def test_the_time_limit_of_requests_holds(calls: Any) -> None:
     with Child("--concurrency", "1", "-o", "out.jsonl", "--config", "settings.toml") as child:
         child.begun(1)
         until(lambda: lines_of_output() or child.process.poll() is not None)
-        child.let_go(3)
+        child.release(3)
         assert child.process.wait() == 1
     assert "timeout" in {row["error"] and row["error"]["kind"] for row in written()}
 
@@ -374,10 +359,10 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     Path("no-folder").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("no-folder").resolve()))
     assert run() == 2
-    told = capfd.readouterr().err
-    assert "no-folder/smartbatch/jobs.db cannot be used" in told
-    assert "--store names another place" in told
-    assert "Traceback" not in told
+    printed = capfd.readouterr().err
+    assert "no-folder/smartbatch/jobs.db cannot be used" in printed
+    assert "--store names another place" in printed
+    assert "Traceback" not in printed
     assert calls.asked == []
     assert not Path("out.jsonl").exists()
     assert run("--store", "here.db") == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.children import Child, stored_jobs, until
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile
@@ -32,26 +32,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def at_home(emu: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test-of-routes")
-
-
-def prompts(count: int) -> list[str]:
-    Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(count)))
-    return [f"prompt {i}" for i in range(count)]
-
-
 def run(*more: str, model: str = OPENAI, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
     return main(["run", "in.txt", "--model", model, *out, *more])
 
 
-def written() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("out.jsonl").read_bytes().split(b"\n")[:-1]]
-
-
-def asked_alone(emu: Emulator) -> int:
+def calls_in_real_time(emu: Emulator) -> int:
     """Calls in real time: those of batches have no prompt."""
     return sum(call.prompt is not None for call in emu.ledger.calls)
 
@@ -60,9 +46,9 @@ def lines_of_batches(emu: Emulator) -> int:
     return sum(len(batch.lines) for batch in emu.ledger.batches)
 
 
-def row_of(told: str, name: str) -> str:
+def row_of(printed: str, name: str) -> str:
     """A row of the summary."""
-    return next(line for line in told.splitlines() if line.startswith(f"{name:<9}"))
+    return next(line for line in printed.splitlines() if line.startswith(f"{name:<9}"))
 
 
 # -- which route ---------------------------------------------------------------------------------------------
@@ -91,17 +77,17 @@ def test_rows_go_by_the_route_that_was_chosen(
     """The plan says so before, the output is in order, nothing is paid twice, the same line asks nothing."""
     expected = prompts(24)
     with emulator(latency=0) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert main(["plan", "in.txt", "--model", OPENAI, "--json", *constraints]) == 0
         planned = json.loads(capfd.readouterr().out)
         assert run(*constraints) == 0
-        told = capfd.readouterr().err
-        assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
+        printed = capfd.readouterr().err
+        assert (calls_in_real_time(emu), lines_of_batches(emu)) == (alone, by_batch)
         assert run(*constraints) == 0
-        assert (asked_alone(emu), lines_of_batches(emu)) == (alone, by_batch)
+        assert (calls_in_real_time(emu), lines_of_batches(emu)) == (alone, by_batch)
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["input"]["prompt"] for row in written()] == expected
-    assert row_of(told, "route").split()[1].strip(",:") == planned["route"]
+    assert row_of(printed, "route").split()[1].strip(",:") == planned["route"]
     assert "route" not in capfd.readouterr().err  # there was nothing left to choose for
 
 
@@ -112,18 +98,18 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     prompts(30)
     monkeypatch.setenv("SMARTBATCH_BATCHING_STRATEGY", "hybrid")
     with emulator(latency=0) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run("--deadline", "2h", "--max-tokens", "50") == 0
-    told = capfd.readouterr().err
-    assert told.startswith("route: hybrid, strategy='hybrid' was asked for\njob job-")
-    assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in told
-    assert row_of(told, "route") == "route    hybrid, 3 at once: strategy='hybrid' was asked for"
-    assert "; it took " in row_of(told, "forecast")
-    individually, by_batch = [line for line in told.splitlines() if line.startswith("against ")]
+    printed = capfd.readouterr().err
+    assert printed.startswith("route: hybrid, strategy='hybrid' was asked for\njob job-")
+    assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in printed
+    assert row_of(printed, "route") == "route    hybrid, 3 at once: strategy='hybrid' was asked for"
+    assert "; it took " in row_of(printed, "forecast")
+    individually, by_batch = [line for line in printed.splitlines() if line.startswith("against ")]
     assert individually.startswith("against  always individually, by the forecast: 0.00")
     assert " USD less, " in individually
     assert by_batch.startswith("against  always by batch, by the forecast: 0.00")
-    assert row_of(told, "deadline").startswith("deadline met, ")
+    assert row_of(printed, "deadline").startswith("deadline met, ")
 
 
 def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,8 +118,8 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
     prompts(12)
     own = "call:own_calls:ask"
     assert run("--batching-strategy", "hybrid", "--fallback", "individual", model=own) == 0
-    told = capfd.readouterr().err
-    assert told.startswith(
+    printed = capfd.readouterr().err
+    assert printed.startswith(
         "route: individual, strategy='hybrid' was asked for, which is not to be had here\n"
     )
     assert len(calls.asked) == 12
@@ -147,14 +133,14 @@ def test_quiet_says_nothing_of_routes(
     """Not before and not after."""
     prompts(12)
     with emulator(latency=0) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run("--prefer", "cost", "--quiet") == 0
         assert len(emu.ledger.batches) == 1
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("constraints", "told"),
+    ("constraints", "printed"),
     [
         (["--deadline", "1s"], "no route meets a deadline of 1 s for 40 requests; nothing was sent."),
         (["--deadline", "yesterday"], "deadline = 'yesterday' is no time from now"),
@@ -163,16 +149,16 @@ def test_quiet_says_nothing_of_routes(
     ],
 )
 def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
-    constraints: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    constraints: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, the nearest that would be met, no output, no job, no call."""
     prompts(40)
     with emulator(latency=0) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         assert run(*constraints) == 2
         assert emu.ledger.received == 0
     message = capfd.readouterr().err
-    assert told in message
+    assert printed in message
     assert "Traceback" not in message
     assert not Path("out.jsonl").exists()
     assert stored_jobs() == []
@@ -208,7 +194,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
         created.set()
 
     with emulator(latency=0, batch_turnaround=2.0, batch_fault_for=note) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "hybrid"]
         process = subprocess.Popen(
             [sys.executable, "-m", "smartbatch", *line, "--deadline", "2h"],
@@ -223,16 +209,16 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
             process.wait()
         (killed,) = stored_jobs()
         assert killed.succeeded < 40
-        alone = asked_alone(emu)
+        alone = calls_in_real_time(emu)
         assert main([*line, "--deadline", "1s"]) == 0
         (job,) = stored_jobs()
         assert (job.id, job.succeeded, job.policy) == (killed.id, 40, killed.policy)
-        assert 4 <= asked_alone(emu) == alone
+        assert 4 <= calls_in_real_time(emu) == alone
         assert emu.ledger.paid_twice(excluding_lost=False) == []
     assert [row["input"]["prompt"] for row in written()] == expected
-    told = capfd.readouterr().err
-    assert f"job {job.id}: goes on; " in told
-    assert "\nroute" not in told  # it was chosen then
+    printed = capfd.readouterr().err
+    assert f"job {job.id}: goes on; " in printed
+    assert "\nroute" not in printed  # it was chosen then
 
 
 def test_new_rows_get_a_choice_of_their_own(
@@ -246,7 +232,7 @@ def test_new_rows_get_a_choice_of_their_own(
         return "hang" if index >= 3 and not killed.is_set() else None
 
     with emulator(latency=0, hang_seconds=60, fault_for=fault) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 4 and Path("out.jsonl").read_bytes().count(b"\n") == 3)
             child.process.kill()
@@ -257,11 +243,11 @@ def test_new_rows_get_a_choice_of_their_own(
         assert len(emu.ledger.batches) == 1
         assert emu.ledger.paid_twice(excluding_lost=True) == []
     assert [row["input"]["prompt"] for row in written()] == expected
-    told = capfd.readouterr().err
-    assert "goes on; 3 of 8 rows have their results" in told
-    assert "route: batch, " in told
+    printed = capfd.readouterr().err
+    assert "goes on; 3 of 8 rows have their results" in printed
+    assert "route: batch, " in printed
     assert [job.total for job in stored_jobs()] == [22]
-    assert "against" not in told  # time and cost of both jobs say nothing of the choice for one
+    assert "against" not in printed  # time and cost of both jobs say nothing of the choice for one
 
 
 def test_the_time_an_input_takes_to_read_counts(
@@ -315,7 +301,7 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
     line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "batch"]
     line += ["--max-tokens", "100", "--budget", budget]
     with emulator(latency=0, answers=answers, batch_turnaround=1.5, batch_fault_for=note) as emu:
-        at_home(emu, monkeypatch)
+        use_emulator(emu, monkeypatch)
         Path("in.txt").write_text("".join(f"prompt {i}\n" for i in range(20)))
         process = subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.DEVNULL)
         try:

@@ -56,7 +56,7 @@ def test_only_the_first_failures_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("costs", "told"),
+    ("costs", "printed"),
     [
         ([0.25, 0.5], "0.75 USD"),
         ([0.000004], "0.000004 USD"),
@@ -66,20 +66,20 @@ def test_only_the_first_failures_are_listed() -> None:
         ([0.5, None], "0.5 USD and 1 rows of unknown price"),
     ],
 )
-def test_the_cost_says_what_it_knows(costs: list[float | None], told: str) -> None:
+def test_the_cost_says_what_it_knows(costs: list[float | None], printed: str) -> None:
     """An unknown price is never counted as nothing."""
     summary = RunSummary()
     for cost in costs:
         summary.add(row(0), answered(cost=cost))
-    assert f"cost     {told}\n" in summary.render(wall=1.0, before=Recovered())
+    assert f"cost     {printed}\n" in summary.render(wall=1.0, before=Recovered())
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(9.126, "9.13 s"), (150.2, "2 min 30 s"), (7260.0, "2 h 01 min")]
+    ("seconds", "printed"), [(9.126, "9.13 s"), (150.2, "2 min 30 s"), (7260.0, "2 h 01 min")]
 )
-def test_times_are_told_as_people_say_them(seconds: float, told: str) -> None:
+def test_times_are_printed_as_people_say_them(seconds: float, printed: str) -> None:
     """Seconds, minutes, hours."""
-    assert f"wall     {told}" in RunSummary().render(wall=seconds, before=Recovered())
+    assert f"wall     {printed}" in RunSummary().render(wall=seconds, before=Recovered())
 
 
 def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True) -> Decision:
@@ -120,11 +120,11 @@ def test_a_choice_says_whether_its_deadline_was_met_and_what_was_taken_back_for_
 
 def test_a_choice_says_nothing_of_money_that_is_unknown() -> None:
     """Only of time."""
-    told = " ".join(
+    printed = " ".join(
         words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, None, 0)
     )
-    assert "USD" not in told
-    assert "always individually, by the forecast: 3 min 00 s later" in told
+    assert "USD" not in printed
+    assert "always individually, by the forecast: 3 min 00 s later" in printed
 
 
 class Terminal(io.TextIOWrapper):

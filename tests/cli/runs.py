@@ -1,7 +1,8 @@
-"""Runs in processes of their own, whose calls begin and end when a test says so, and what they leave."""
+"""Runs in tests: their inputs and outputs, runs in processes of their own, and the jobs they leave."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -9,19 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
 
 from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
+from smartbatch.testing import Emulator
 
-__all__ = ["CALLS", "Child", "stored_jobs", "stored_prompts", "until"]
+__all__ = ["CALLS", "Child", "prompts", "stored_jobs", "stored_prompts", "until", "use_emulator", "written"]
 
 PATIENCE = 20.0
 """Seconds for a thing to happen that takes a moment."""
 
 CALLS = '''
-"""Own calls for the tests: what was asked is written down; what is told to hang waits for a byte."""
+"""Own calls for the tests: what was called is written down; what is told to hang waits for a byte."""
 import os
 
 asked = []
@@ -43,6 +48,24 @@ def first_waits(request, attempt):
     """Only the first prompt waits for a byte of leave."""
     return gated(request, attempt) if request.prompt == "prompt 0" else "answer to " + request.prompt
 '''
+
+
+def prompts(count: int, name: str = "in.txt", word: str = "prompt") -> list[str]:
+    """Write an input of so many rows, and return its prompts."""
+    Path(name).write_text("".join(f"{word} {i}\n" for i in range(count)))
+    return [f"{word} {i}" for i in range(count)]
+
+
+def written(name: str = "out.jsonl") -> list[dict[str, Any]]:
+    """Return the lines of an output."""
+    return [json.loads(line) for line in Path(name).read_bytes().split(b"\n")[:-1]]
+
+
+def use_emulator(emu: Emulator, monkeypatch: pytest.MonkeyPatch, key: str = "sk-of-the-tests") -> None:
+    """Point the command line at an emulator."""
+    monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
 
 
 class Child:
@@ -88,10 +111,10 @@ class Child:
         *lines, self._seen = self._seen.split(b"\n", count)
         return [line.decode() for line in lines]
 
-    def let_go(self, count: int) -> None:
+    def release(self, count: int) -> None:
         os.write(self._leave, b"." * count)
 
-    def told(self, text: bytes) -> bytes:
+    def printed(self, text: bytes) -> bytes:
         """Read standard error up to the line with ``text``."""
         while line := self.stderr.readline():
             if text in line:
@@ -100,10 +123,10 @@ class Child:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait until something is true that another process sees to."""
+    """Wait until a condition holds that another process brings about."""
     ends = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < ends, "it did not come about"
+        assert time.monotonic() < ends, "it did not happen"
         threading.Event().wait(0.01)
 
 
