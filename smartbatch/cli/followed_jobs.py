@@ -59,11 +59,11 @@ class FollowedJobs:
         self._next = clock.now()
         self.statuses: dict[str, JobStatus] = {}
 
-    def wait(self) -> None:
+    def wait_for_ends(self) -> None:
         """Wait until every job has ended or is held, or the wait was interrupted."""
         self.refresh()
         for job in self._jobs:
-            self._wait(job)
+            self.wait(job)
         self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
@@ -137,7 +137,8 @@ class FollowedJobs:
             )
         return bool(stuck)
 
-    def _wait(self, job: Job) -> None:
+    def wait(self, job: Job) -> None:
+        """Wait until ``job`` has ended or is held, or the wait was interrupted."""
         while not self._stopped():
             try:
                 job.wait(STEP)

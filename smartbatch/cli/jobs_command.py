@@ -189,7 +189,7 @@ class _Jobs:
         with Progress(total, "quiet" if quiet else "auto", sys.stderr, self._clock.now) as progress:
             followed = FollowedJobs(going, progress.show, self._clock, on_status=self._status_printer())
             try:
-                followed.wait()
+                followed.wait_for_ends()
             except KeyboardInterrupt:
                 if not self._args.quiet:
                     for job in going:
