@@ -1,4 +1,4 @@
-"""One key for everything of a request that reaches the wire: equal keys may share an answer."""
+"""A key made of everything in a request that is sent: requests with equal keys may share an answer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from smartbatch.types import Generation, Request
 __all__ = ["fingerprint", "remember"]
 
 VERSION = 1
-"""Raised when the form of the key changes, so that keys kept from before match nothing."""
+"""Raised when the form of the key changes, so that stored keys of the old form match nothing."""
 
 _written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
-"""Canonical forms of parameters that many requests share, by identity."""
+"""Canonical JSON of parameters that many requests share, by identity."""
 
 
 def fingerprint(request: Request, model: str, scope: str) -> bytes:
-    """Return the key of ``request``: 32 bytes, equal only when provider and account would see the same.
+    """Return the key of ``request``: 32 bytes, equal only where the provider would receive the same request.
 
     Args:
         request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
         model: the model it goes to.
         scope: the provider's scope: account, server, organisation.
 
-    Keys of requests with different isolation keys differ. A request with an own callable is equal to no other
-    request alive. Dictionaries that differ in the order of their keys are the same.
+    Keys of requests with different isolation keys differ. The key of a request with its own callable equals
+    that of no other living request. The order of a dictionary's keys makes no difference.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))
@@ -51,7 +51,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 
 def remember(params: Generation) -> None:
-    """Write ``params`` once for all requests that carry this very object."""
+    """Keep the canonical JSON of ``params`` for all requests that carry this very object."""
     number = id(params)
     written = _write(params)
     forget = _written.pop  # bound here: at the end of the interpreter the name may be gone before the object
@@ -66,7 +66,8 @@ def _canonical(params: Generation) -> bytes:
 
 
 def _write(params: Generation) -> bytes:
-    """Return the canonical form; of two equal schemas made of different classes the answers differ."""
+    """Return the canonical JSON. Equal schemas of different classes differ, as their answers become other
+    objects."""
     written = _json(asdict(params))
     schema = params.schema
     return written + b"build:%d:" % id(schema.build) if isinstance(schema, BuiltSchema) else written
@@ -78,5 +79,5 @@ def _head(scope: str, model: str, isolation_key: str | None) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    # every part is a JSON text, which ends where it ends: two different rows of parts never look alike
+    # every part is a JSON text, whose end is unambiguous: two different sequences of parts never look alike
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

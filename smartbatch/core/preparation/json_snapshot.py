@@ -1,7 +1,7 @@
-"""A copy of a JSON value as it is now, or the reason why it is none.
+"""A deep copy of a JSON value, or the reason why the value has no JSON form.
 
-Callers change their dictionaries after they submitted them; what is sent is what was submitted. The copy is
-also the check: what it accepts, ``json.dumps(…, allow_nan=False)`` and UTF-8 accept.
+Callers may change their dictionaries after they submitted them; what is sent is what was submitted. Copying
+also checks: what it accepts, ``json.dumps(…, allow_nan=False)`` and UTF-8 accept.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 __all__ = ["NotJson", "snapshot", "surrogate_at"]
 
 MAX_DEPTH = 200
-"""Python's own JSON reader gives up near 1,000 levels; no API's schema comes near 200."""
+"""Levels. Python's own JSON reader fails near 1,000; the schema of no API comes near 200."""
 MAX_INTEGER_BITS = 14_000
-"""Below the 4,300 digits from which Python refuses to write an integer."""
+"""Below the 4,300 digits beyond which Python refuses to print an integer."""
 
 
 class NotJson(ValueError):

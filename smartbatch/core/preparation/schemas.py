@@ -1,7 +1,7 @@
-"""From a class to the JSON schema its objects follow, and back from JSON to an object.
+"""JSON schemas made of classes, and objects made of JSON.
 
-Takes attrs classes, dataclasses and pydantic models. The schemas are of the strict kind that providers follow
-to the letter: objects are closed and all their properties required; what may be missing is ``null``.
+Takes attrs classes, dataclasses and pydantic models. The schemas are of the strict kind that providers
+enforce: objects are closed and all their properties required; an optional property may be ``null``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MAPPINGS = (dict, Mapping)
 
 
 class BuiltSchema(dict[str, Any]):
-    """A JSON schema that remembers which class it was made of.
+    """A JSON schema with the function that builds objects of answers.
 
-    On its way to the provider it is a dictionary like any other; who reads the answer asks for ``build``.
+    It is sent to the provider like any other dictionary; the reader of the answer calls ``build``.
 
     Attributes:
         build: makes an object of an answer that follows the schema.
@@ -55,7 +55,7 @@ class BuiltSchema(dict[str, Any]):
 
 
 def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
-    """Return the JSON schema of ``kind`` and what makes an object of an answer.
+    """Return the JSON schema of ``kind`` and a function that makes an object of an answer.
 
     Args:
         kind: a JSON schema, an attrs class, a dataclass or a pydantic model. Fields may be ``str``, ``int``,
@@ -76,7 +76,7 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
 
 @lru_cache(maxsize=256)
 def _of_class(kind: type[Any]) -> tuple[dict[str, Any], Build]:
-    """As :func:`schema_of`; the same builder for the same class, so that equal requests are told by it."""
+    """As :func:`schema_of`; the same function for the same class, as fingerprints compare it."""
     if callable(getattr(kind, "model_json_schema", None)) and callable(getattr(kind, "model_validate", None)):
         model: Any = kind
         return _closed(model.model_json_schema()), model.model_validate
@@ -106,7 +106,8 @@ def _structurer(kind: type[Any]) -> Build:
 
 
 class _Writer:
-    """Writes the schema of one class; classes within it become definitions, so that they may recur."""
+    """Writes the schema of one class; classes in its fields become definitions, so that they may be
+    recursive."""
 
     def __init__(self, root: type[Any]) -> None:
         self._root = root
@@ -172,7 +173,9 @@ class _Writer:
             while name in self._definitions:
                 name += "_"
             self._names[kind] = name
-            self._definitions[name] = {}  # known before its fields are written: one may be of the same class
+            self._definitions[
+                name
+            ] = {}  # before its fields are written: one of them may be of the same class
             self._definitions[name] = self._object(kind, path)
         return f"#/$defs/{name}"
 

@@ -1,7 +1,8 @@
-"""Structured answers: JSON out of what a model wrote, whether it fits, and how to ask again.
+"""Structured answers: the JSON in what a model wrote, whether it fits its schema, and the request for a
+repair.
 
-Nothing is guessed that could change an answer's meaning: of several objects none is chosen, and an answer
-that was cut is never completed.
+Nothing is guessed that could change an answer's meaning: of several objects none is chosen, and a truncated
+answer is never completed.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ __all__ = [
 ]
 
 TEMPERATURES = (0.0, 0.25, 0.5)
-"""Of the repairs, one after the other: first the most likely answer, then some variety."""
+"""Temperatures of the repairs in order: first the likeliest answer, then some variety."""
 MAX_DEPTH = 200
-"""Levels of an answer; no API's schema comes near, and Python's own reader gives up near 1,000."""
+"""Levels of an answer; the schema of no API comes near, and Python's own JSON reader fails near 1,000."""
 MAX_QUOTED = 20_000
-"""Letters of a bad answer that are shown to the model again."""
+"""Characters of a bad answer up to which it is sent back to the model."""
 MAX_FLAWS = 3
-"""Errors that are told to the model at once."""
+"""Errors that are sent to the model at once."""
 REPAIRABLE = 10_000
-"""Letters of a broken answer that are repaired at most. The time of json-repair grows with the square of
-stray quotes and brackets: two seconds at this size, a quarter of an hour for 200,000 letters."""
+"""Characters of a broken answer up to which it is repaired. The time of json-repair grows with the square of
+stray quotes and brackets: two seconds at this size, a quarter of an hour for 200,000 characters."""
 
 
 class JsonNotFound(ValueError):
-    """The text holds no JSON value, or not a single one; the message repeats nothing of it."""
+    """The text holds no JSON value, or more than one; the message repeats nothing of the text."""
 
 
 @frozen
@@ -97,7 +98,14 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
 
 
 def recover_json(text: str) -> Any:
-    """Return the JSON value in ``text``, without fences and words around it; small slips are mended.
+    """Return the JSON value in ``text``.
+
+    The cases, in order:
+
+    1. The whole text is JSON.
+    2. There is exactly one fenced block, and its content is JSON.
+    3. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any).
+    4. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
 
     Raises:
         JsonNotFound: there is none, there are several, or it does not end.
@@ -124,7 +132,7 @@ def recover_json(text: str) -> Any:
 
 _FENCE = re.compile(r"```[a-zA-Z0-9]*[ \t]*\r?\n(.*?)\n?[ \t]*```", re.DOTALL)
 _TRIES = 20
-"""Brackets at which a value may begin; one that is hostile must not keep us busy."""
+"""Opening brackets at which a value is looked for; a hostile text must not cost much time."""
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -142,7 +150,7 @@ def _loads(text: str) -> Any:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """Yield the objects, and lists of something, that stand in ``text`` side by side."""
+    """Yield the objects, and the lists of objects or lists, that stand in ``text`` one after the other."""
     position = 0
     for _ in range(_TRIES):
         start = _OPENING.search(text, position)
@@ -174,7 +182,7 @@ def _mended(text: str) -> Any:
     from json_repair import loads
 
     try:
-        value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is made up
+        value = loads(body, skip_json_loads=True, strict=True)  # strict: no value is invented
     except Exception:  # a repair tool may fail in any way on garbage
         raise JsonNotFound("it is not JSON") from None
     if not isinstance(value, dict | list) or not value:
@@ -183,7 +191,7 @@ def _mended(text: str) -> Any:
 
 
 def _closes(text: str) -> bool:
-    """Whether the brackets outside of double quotes close in order, the first at the very end."""
+    """Whether the brackets outside of double quotes close in order, the first one at the very end."""
     opened: list[str] = []
     for mark in _MARKS.finditer(text):
         sign = mark.group()
@@ -218,9 +226,10 @@ def _shallow(value: Any) -> Any:
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` when ``schema`` is no JSON schema that can be checked here.
+    """Check that answers can be checked against ``schema``.
 
-    References must be local: none is ever fetched.
+    Raises:
+        ValueError: it is no JSON schema, or refers to another document: none is ever fetched.
     """
     _check_schema(json.dumps(schema))
 
@@ -305,7 +314,7 @@ _ENDS = {
     "refusal": "the model refused to answer",
     "content_filter": "the provider's content filter stopped the answer",
 }
-"""Ends after which asking again for a better form does not help."""
+"""Finish reasons after which a repair does not help, with the message."""
 
 
 def repair_request(
@@ -317,14 +326,14 @@ def repair_request(
     temperatures: Sequence[float] = TEMPERATURES,
     takes_temperature: bool = False,
 ) -> Request:
-    """Return the request that asks once more, with the bad answer and what is wrong with it.
+    """Return the request that asks again, with the bad answer and what is wrong with it.
 
     Args:
         request: the first one, not an earlier repair.
         answer_text: what the model wrote.
         problem: why it does not fit.
         attempt: 0 for the first repair.
-        temperatures: of the repairs in order; the last one holds on.
+        temperatures: of the repairs in order; the last one is used for all further ones.
         takes_temperature: whether the provider takes a temperature with this model.
     """
     prompt = request.prompt

@@ -1,7 +1,7 @@
-"""How many tokens a request will take: a guess from its characters, corrected by what was billed.
+"""How many tokens a request takes: estimated from its characters, corrected by what was billed.
 
 No provider's tokenizer works offline without a vocabulary file, and limits and budgets only need a figure
-that is right on average: :func:`estimate_request` guesses, :class:`Calibration` learns the model's ratio.
+that is right on average: :func:`estimate_request` estimates, :class:`Calibration` learns the model's ratio.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ OUTPUT_TOKENS = 450
 
 
 def estimate(text: str) -> int:
-    """Return the tokens ``text`` will take, about; 0 for an empty text, else at least 1."""
+    """Return the estimated tokens of ``text``; 0 for an empty text, else at least 1."""
     if text.isascii():
         return (len(text) + 3) // 4
     return math.ceil(_weigh(text))
 
 
 def _weigh(text: str) -> float:
-    """Count the characters of each class by three encodings, which is far faster than looking at each."""
+    """Count the characters of each class by the lengths of three encodings, far faster than one by one."""
     chars = len(text)
     ascii_chars = len(text.encode("ascii", "ignore"))
     four = len(text.encode("utf-16-le", "surrogatepass")) // 2 - chars
@@ -54,10 +54,10 @@ def _weigh(text: str) -> float:
 
 
 def estimate_request(request: Request) -> int:
-    """Return the input tokens of ``request``, about: prompt, system text, schema and what frames messages."""
+    """Return the estimated input tokens of ``request``: prompt, system text, schema and message frames."""
     params = request.params
     prompt = request.prompt
-    tokens = 3  # the answer's own frame, same source as MESSAGE_TOKENS
+    tokens = 3  # the frame of the answer, from the same source as MESSAGE_TOKENS
     if isinstance(prompt, str):
         tokens += MESSAGE_TOKENS + estimate(prompt)
     else:
@@ -82,10 +82,11 @@ def _part(part: Mapping[str, Any]) -> int:
 
 
 class Calibration:
-    """What one model's answers taught about its tokens.
+    """What was learned of one model's tokens from its answers.
 
-    Any thread may teach and ask, with no lock: what is known is replaced as a whole and never changed. Of
-    answers that teach at the very same moment some may be left out, which an average does not notice.
+    Any thread may call it, without a lock: what is known is one immutable value, which is replaced. Of
+        answers
+    observed at the same moment some may be lost, which hardly changes an average.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
     then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
@@ -96,9 +97,9 @@ class Calibration:
     REMEMBERED = 256
     """Enough for a 95 % quantile that rests on a dozen answers."""
     QUANTILE = 0.95
-    """A reservation that one answer in twenty exceeds; the surplus is settled afterwards."""
+    """The quantile to reserve: one answer in twenty exceeds it, which is settled afterwards."""
     RATIO = (0.2, 8.0)
-    """A billed ratio outside is a sign of a wrong count, not of another tokenizer."""
+    """Limits of the ratio: one outside comes from a wrong count, not from another tokenizer."""
 
     def __init__(self) -> None:
         self._known = _Known()
@@ -133,9 +134,9 @@ class Calibration:
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def most_output(self, max_tokens: int | None) -> int:
-        """Return the output tokens for which a budget needs room: ``max_tokens``, which no answer exceeds.
+        """Return the output tokens to reserve in a budget: ``max_tokens``, which no answer exceeds.
 
-        Where nobody set it, it is twice what 95 % of answers stay below; what still exceeds that is booked.
+        Where it is not set, twice the 95 % quantile; what an answer costs beyond that is charged afterwards.
         """
         return 2 * self.output(None) if max_tokens is None else max_tokens
 
@@ -146,7 +147,7 @@ class Calibration:
         return mean if max_tokens is None else min(mean, max_tokens)
 
     def observe(self, request_estimate: int, usage: Usage) -> None:
-        """Learn from one answered request; an answer without counts of the provider's own teaches nothing.
+        """Learn from one answered request; an answer without the provider's own counts is ignored.
 
         Args:
             request_estimate: what :func:`estimate_request` said of it.
@@ -176,13 +177,13 @@ class Calibration:
         }
 
     def restore(self, state: Any) -> bool:
-        """Go on from what another process learned, where that is more than what was learned here.
+        """Continue from what another process learned, where that is more than what was learned here.
 
         Args:
-            state: what :meth:`state` returned; what has not its form is left alone.
+            state: what :meth:`state` returned; anything of another form is ignored.
 
         Returns:
-            whether it was taken over.
+            whether it was used.
         """
         if not isinstance(state, dict):
             return False
@@ -202,7 +203,7 @@ class Calibration:
 
 @frozen
 class _Known:
-    """What was learned up to an answer.
+    """What is known after some answers.
 
     Attributes:
         seen: answers.
@@ -219,7 +220,7 @@ class _Known:
     ranked: tuple[int, ...] = ()
 
     def outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return ``latest`` and ``ranked`` with one more, and at ``most`` so many of them."""
+        """Return ``latest`` and ``ranked`` with ``tokens`` added, of which the last ``most`` are kept."""
         latest, ranked = (*self.latest, tokens), list(self.ranked)
         insort(ranked, tokens)
         if len(latest) > most:

@@ -1,7 +1,7 @@
-"""The gate of the client: what callers pass becomes a checked request, or an error that says what is wrong.
+"""What callers pass becomes a checked request, or an error that names field, row and range.
 
-A bad request raises at once, names field, row and range, and never reaches a provider. No text repeats the
-prompt. Everything that can change later is copied here.
+A bad request raises at once and never reaches a provider. No error repeats the prompt. Everything that the
+caller could change later is copied here.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ NEAR = {
     "json_schema": "schema",
     "deadline": "timeout",
 }
-"""Names other libraries use."""
+"""Names that other libraries use, and the name here."""
 
-Check: TypeAlias = Callable[[Any, str, "int | None"], Any]
+FieldCheck: TypeAlias = Callable[[Any, str, "int | None"], Any]
 """Takes value, field and row; returns the value in its one form or raises ``InvalidRequest``."""
 
 _NO_DEFAULTS = Generation()
 _admitted: dict[int, tuple[weakref.ref[Generation], Generation | None]] = {}
-"""Defaults that were checked, by identity, with the copy that requests carry (``None``: it is the copy)."""
+"""Defaults that were checked, by identity, with the copy that requests carry; ``None`` for the copy
+itself."""
 
 
 def normalise(
     prompt: Any, defaults: Generation = _NO_DEFAULTS, *, row: int | None = None, **overrides: Any
 ) -> Request:
-    """Return the request that ``prompt`` stands for, checked and with every parameter filled in.
+    """Return ``prompt`` as a request, checked and with every parameter filled in.
 
     Args:
         prompt: a text, a sequence of messages, or a request.
@@ -69,10 +70,10 @@ def normalise(
         if not prompt or prompt.isspace() or not prompt.isascii():
             _text(prompt, "prompt", row)
         return Request(prompt, params)
-    fields, generation = _sort_out(overrides, row)
+    fields, generation = _separate(overrides, row)
     levels = [generation]
     if isinstance(prompt, Request):
-        levels.insert(0, _given(prompt.params))
+        levels.insert(0, _set_fields(prompt.params))
         own = ((name, getattr(prompt, name)) for name in _FIELDS)
         fields = {name: value for name, value in own if value is not None} | fields
         prompt = prompt.prompt
@@ -85,12 +86,12 @@ def normalise(
     if "embedding" in checked:
         if not isinstance(prompt, str):
             _refuse("prompt", "must be a text where a vector is asked for", row)
-        params = _NO_DEFAULTS  # they are about generating
+        params = _NO_DEFAULTS  # they are parameters of generation
     return Request(prompt, params, **checked)
 
 
 def admit_defaults(defaults: Generation) -> Generation:
-    """Return the client's parameters checked and copied: once for each object, and a copy is its own copy.
+    """Return the client's parameters, checked and copied once for each object. May be called from any thread.
 
     Raises:
         InvalidRequest: as :func:`normalise`.
@@ -98,7 +99,7 @@ def admit_defaults(defaults: Generation) -> Generation:
     known = _admitted.get(id(defaults))
     if known is not None and known[0]() is defaults:
         return known[1] or defaults
-    params = _merge(Generation(), _given(defaults), None)
+    params = _merge(Generation(), _set_fields(defaults), None)
     remember(params)
     _note(params, None)
     _note(defaults, params)
@@ -111,13 +112,13 @@ def _note(seen: Generation, copy: Generation | None) -> None:
     _admitted[number] = (weakref.ref(seen, lambda _: forget(number, None)), copy)
 
 
-def _given(params: Generation) -> dict[str, Any]:
+def _set_fields(params: Generation) -> dict[str, Any]:
     every = ((name, getattr(params, name)) for name in _GENERATION)
     return {name: value for name, value in every if value is not None}
 
 
-def _sort_out(overrides: Mapping[str, Any], row: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part what was given by name into fields of the request and parameters of the generation."""
+def _separate(overrides: Mapping[str, Any], row: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate arguments by name into fields of the request and parameters of the generation."""
     fields: dict[str, Any] = {}
     generation: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -137,11 +138,11 @@ def _nearest(name: str) -> str:
 
 
 def _merge(below: Generation, level: Mapping[str, Any], row: int | None) -> Generation:
-    """Lay ``level`` over parameters that were checked before; only what is new is checked."""
+    """Return ``below`` with the parameters of ``level``; only those of ``level`` are checked."""
     if "schema" in level and "response_format" in level:
         _refuse("schema", "and response_format exclude each other: leave one out", row)
     checked = {name: _GENERATION[name](value, name, row) for name, value in level.items()}
-    if "schema" in checked:  # the nearer choice of an output form replaces the farther one
+    if "schema" in checked:  # the output form of the inner level replaces that of the outer one
         checked["response_format"] = None
     elif "response_format" in checked:
         checked["schema"] = None
@@ -180,12 +181,12 @@ def _message(message: Any, field: str, row: int | None) -> Message:
     else:
         _refuse(field, f"must be a message with role and content, not {type(message).__name__}", row)
     if role not in ROLES:
-        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_said(role)}", row)
+        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}", row)
     return Message(role, _content(content, f"{field}.content", row))
 
 
-def _said(role: Any) -> str:
-    """Repeat a wrong role when it can be one: anything longer may be a prompt in the wrong place."""
+def _role_shown(role: Any) -> str:
+    """Show a wrong role only where it looks like one: anything longer may be a prompt in the wrong place."""
     return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
 
 
@@ -202,7 +203,7 @@ def _content(content: Any, field: str, row: int | None) -> str | tuple[Mapping[s
 
 
 def _text(text: Any, field: str, row: int | None) -> str:
-    """Return a text that says something and that UTF-8 can carry."""
+    """Return a text that is not blank and that UTF-8 can encode."""
     if not isinstance(text, str):
         _refuse(field, f"must be a text, not {type(text).__name__}", row)
     if not text or text.isspace():
@@ -225,7 +226,8 @@ def _object(value: Any, field: str, row: int | None) -> dict[str, Any]:
 
 
 def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
-    """Return a checked copy of a JSON schema, or the schema of a class; it remembers what to build of it."""
+    """Return a checked copy of a JSON schema, or the schema of a class, with the function that builds
+    objects."""
     try:
         if isinstance(value, type):
             return BuiltSchema(*schema_of(value))
@@ -242,7 +244,7 @@ def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
     return BuiltSchema(schema, build)
 
 
-def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> Check:
+def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:
     """Make the check of a real number from ``low`` (or ``above`` it) to ``high``."""
 
     def check(value: Any, field: str, row: int | None) -> float:
@@ -255,7 +257,7 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
     return check
 
 
-def _integer(low: int, high: int) -> Check:
+def _integer(low: int, high: int) -> FieldCheck:
     """Make the check of a whole number from ``low`` to ``high``."""
 
     def check(value: Any, field: str, row: int | None) -> int:
@@ -267,7 +269,7 @@ def _integer(low: int, high: int) -> Check:
 
 
 def _shown(value: Any) -> str:
-    """Show numbers; of anything else, which may be a prompt in the wrong place, the type."""
+    """Show a number; of anything else, which may be a prompt in the wrong place, only the type."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < SEEDS * 2):
         return repr(value)
     return f"of type {type(value).__name__}" if not isinstance(value, int) else "one so large"
@@ -316,7 +318,7 @@ def _callable(value: Any, field: str, row: int | None) -> Any:
     return value
 
 
-_GENERATION: dict[str, Check] = {
+_GENERATION: dict[str, FieldCheck] = {
     "system": _text,
     "max_tokens": _integer(1, MAX_COUNT),
     "temperature": _number(0, 2),
@@ -329,7 +331,7 @@ _GENERATION: dict[str, Check] = {
 }
 """The checks of :class:`Generation`, field by field."""
 
-_FIELDS: dict[str, Check] = {
+_FIELDS: dict[str, FieldCheck] = {
     "priority": _priority,
     "max_wait": _number(0, MAX_WAIT, unit=" s"),
     "timeout": _number(0, MAX_TIMEOUT, above=True, unit=" s"),
