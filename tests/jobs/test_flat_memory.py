@@ -1,0 +1,202 @@
+"""A process that lives for months: what carries jobs on keeps nothing of a job that has ended."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+from jobs.stores import new_job
+
+from smartbatch._clock import VirtualClock
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.errors import StoreError
+from smartbatch.jobs.payload import Shared, encode_params, encode_request
+from smartbatch.jobs.realtime_runner import RealtimeRunner
+from smartbatch.jobs.records import JobRow, JobState, NewItem
+from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.supervisor import JobSupervisor
+from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.prices import PriceBook
+from smartbatch.types import Generation, Request, Result
+
+JOBS = 60
+PATIENCE = 60.0
+"""Real seconds until a test that waits is taken for hung."""
+
+
+def sizes(*parts: object) -> dict[str, int]:
+    """Return the length of every container that one of the parts holds."""
+    return {
+        f"{type(part).__name__}.{name}": len(value)
+        for part in parts
+        for name, value in vars(part).items()
+        if isinstance(value, dict | list | set) or type(value).__name__ == "deque"
+    }
+
+
+class Process:
+    """What carries jobs on, without a client: the first item of each job runs in real time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = VirtualClock()
+        self.store = SqliteStore(str(folder / "jobs.db"), wall=self.clock.wall, rng=random.Random(1))
+        remote = Remote(self.clock, turnaround=50.0)
+        self.errors: list[BaseException] = []
+        self.changed = threading.Condition()
+        steps = StepRunner(
+            self.store,
+            api_of=lambda _: remote.api,
+            clock=self.clock,
+            rng=random.Random(2),
+            tell=lambda _: None,
+            prices=PriceBook({}),
+            limits=StepLimits(),
+        )
+        self.realtime = RealtimeRunner(
+            self.store,
+            ask=self._ask,
+            drop=lambda _: None,
+            limit=5,
+            attended_limit=5,
+            done=lambda job_id: self.supervisor.notify(job_id),
+            tell=lambda _: None,
+            report=lambda _, error: self.errors.append(error),
+            clock=self.clock,
+            rng=random.Random(3),
+        )
+        self.supervisor = JobSupervisor(
+            self.store,
+            run_step=steps.run_step,
+            serves=lambda _: True,
+            unknown=lambda _: None,
+            realtime=self.realtime,
+            changed=self._notify,
+            report=lambda _, error: self.errors.append(error),
+            clock=self.clock,
+            rng=random.Random(4),
+        )
+        self._submitted = 0
+
+    def run_jobs(self, count: int) -> None:
+        """Submit jobs, and wait until all have ended and nobody owns them."""
+        shared = Shared(Generation())
+        for _ in range(count):
+            self._submitted += 1
+            items = []
+            for number in range(2):
+                request = Request(f"p{self._submitted}.{number}")
+                payload = encode_request(request, shared)
+                items.append(NewItem(None, payload, 99, estimate_request(request), number == 0))
+            job = new_job(f"job-{self._submitted:0>16}", params=encode_params(shared.params))
+            self.store.accept(job, items)
+        self.supervisor.notify()
+        with self.changed:
+            assert self.changed.wait_for(self._all_ended, PATIENCE), self.errors
+
+    def _all_ended(self) -> bool:
+        rows = self.store.jobs()
+        return len(rows) == self._submitted and all(
+            row.state is JobState.DONE and not self.supervisor.owns(row.id) for row in rows
+        )
+
+    def _ask(
+        self, row: JobRow, request: Request, sink: Callable[[Result], None], budget: Budget | None
+    ) -> Future[Result]:
+        sink(Result(request.id or "", text="answer"))
+        return Future()
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        self.supervisor.stop(10.0)
+        self.realtime.halt()
+        self.realtime.finish(10.0)
+        self.store.close()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    made = Process(tmp_path)
+    yield made
+    made.close()
+
+
+def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
+    """After any number of jobs every container is as long as after the first."""
+    process.supervisor.start()
+    process.run_jobs(1)
+    after_one = sizes(process.supervisor, process.realtime)
+    process.run_jobs(JOBS)
+    assert sizes(process.supervisor, process.realtime) == after_one
+    assert set(after_one.values()) <= {0, 2}  # the names of the two threads of the runner
+    assert process.errors == []
+
+
+def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> None:
+    """Also where the thread that claims items has no time to notice in between."""
+    job = new_job("job-1", params=encode_params(Generation()))
+    process.store.accept(job, [NewItem(None, b"", 1, 1, False)])
+    lease = process.store.claim("job-1", 60.0)
+    assert lease is not None
+    with process.clock.held():
+        for _ in range(20):
+            process.realtime.offer(lease)
+            process.realtime.forget(lease.job_id)
+    assert sizes(process.realtime)["RealtimeRunner._turns"] == 0
+
+
+class WatchedJobs:
+    """What a watcher needs of the service."""
+
+    def __init__(self, store: SqliteStore, clock: VirtualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.notifier = ChangeNotifier(clock)
+
+    def refresh_interval(self, job_id: str) -> float:
+        return 1.0
+
+    def new_future(self) -> Future[Result]:
+        class Settled(Future[Result]):
+            def settle(self, result: Result) -> None:
+                if result.error is None:
+                    self.set_result(result)
+                else:
+                    self.set_exception(result.error)
+
+        return Settled()
+
+    def tell_held(self, row: JobRow) -> None:
+        assert row.state is not JobState.HELD
+
+    def status_of(self, row: JobRow) -> JobStatus:
+        raise StoreError("nobody listens here")
+
+    def result_of(self, row: object, job_id: str) -> Result:
+        return Result(job_id)
+
+    def report(self, job_id: str | None, error: BaseException) -> None:
+        raise error
+
+
+def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
+    """Nor its thread, once nobody waits."""
+    service = WatchedJobs(process.store, process.clock)
+    process.supervisor.start()
+    process.run_jobs(1)
+    job = process.store.jobs()[0]
+    watcher = Watcher(job.id, service)
+    for _ in range(50):
+        assert [future.result(PATIENCE).request_id for future in watcher.futures(2)] == [job.id] * 2
+    watcher.finish(PATIENCE)
+    assert set(sizes(watcher).values()) == {0}
