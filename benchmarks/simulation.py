@@ -2,9 +2,9 @@
 
     python -m benchmarks.simulation --seeds 10000
 
-Each run is one job with a provider of one kind, the faults its seed throws, and processes that die. The
-ledger of the emulated provider judges. A run that fails prints the line that finds it again. ``--planted``
-plants 16 mistakes into the code instead, and says which check sees each.
+Each run is one job with a provider of one kind, the random faults of its seed, and processes that die. The
+invariants are checked with the ledger of the emulated provider. A run that fails prints the line to find it
+again. ``--mutants`` makes 16 mistakes in the code instead, and says which check sees each.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import evolve
 
-from tests.faults.simulation.planting import BUGS, caught, planted, start
-from tests.faults.simulation.points import step_of
-from tests.faults.simulation.programme import (
+from tests.faults.simulation.crash_points import step_of
+from tests.faults.simulation.mutants import MUTANTS, first_caught, mutated, start
+from tests.faults.simulation.plans import (
     RATES,
     STORIES,
-    Sum,
+    Totals,
     base_plans,
     crashed_once,
     crashed_twice,
@@ -38,29 +38,29 @@ REPLAYED = 100
 CONTROLS = 1000
 """Runs in which something repeats creates, at most."""
 WITHIN = 400
-"""Runs in which a planted bug must be seen."""
+"""Runs in which a mutant must be seen."""
 
 
 def everything(run: Run, seeds: range) -> list[str]:
     """Print the table of runs with all faults; return the lines of those that failed."""
-    sums: dict[tuple[str, float], Sum] = {}
+    sums: dict[tuple[str, float], Totals] = {}
     traces: dict[Plan, str] = {}
-    total = Sum()
+    total = Totals()
     for outcome in run(seeded(seeds)):
         plan = outcome.plan
-        sums.setdefault((plan.flavour, plan.crash_rate), Sum()).add(outcome)
+        sums.setdefault((plan.flavour, plan.crash_rate), Totals()).add(outcome)
         total.add(outcome)
         if len(traces) < REPLAYED:
             traces[plan] = outcome.trace
     print(f"\nSeeds {seeds.start:,} to {seeds.stop - 1:,}\n")
     print(
         "| provider | crashes at a point | runs | crashes | frozen | creates lost, dropped, late, fenced"
-        " | violations | strangers adopted | paid twice: named, not named |"
+        " | violations | foreign batches adopted | paid twice: named, not named |"
     )
     print("|" + "---|" * 9)
     for flavour in FLAVOURS:
         for rate in RATES:
-            print(_row(flavour, f"{rate:.0%}", sums.get((flavour, rate), Sum())), flush=True)
+            print(_row(flavour, f"{rate:.0%}", sums.get((flavour, rate), Totals())), flush=True)
     print(_row("all", "", total))
     print(f"\nincidents: {_listed(total)}")
     same = sum(outcome.trace == traces[outcome.plan] for outcome in run(traces))
@@ -68,15 +68,15 @@ def everything(run: Run, seeds: range) -> list[str]:
     return total.problems + ([] if same == len(traces) else ["a replay differs"])
 
 
-def _row(provider: str, rate: str, total: Sum) -> str:
-    fates = ", ".join(f"{total.fates[fate]:,}" for fate in ("lost", "dropped", "late", "fenced"))
+def _row(provider: str, rate: str, total: Totals) -> str:
+    creates = ", ".join(f"{total.creates[outcome]:,}" for outcome in ("lost", "dropped", "late", "fenced"))
     paid = f"{total.double - total.unnamed:,}, {total.unnamed:,}"
     bad = len(total.problems)
-    cells = (provider, rate, total.runs, total.crashes, total.freezes, fates, bad, total.strangers, paid)
+    cells = (provider, rate, total.runs, total.crashes, total.freezes, creates, bad, total.foreign, paid)
     return "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |"
 
 
-def _listed(total: Sum) -> str:
+def _listed(total: Totals) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in total.incidents.most_common()) or "none"
 
 
@@ -90,7 +90,7 @@ def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
             bases = list(run(base_plans(chosen, [flavour])))
             if not bases:
                 continue
-            total = Sum.of(run(plan for base in bases for plan in crashed(base)))
+            total = Totals.of(run(plan for base in bases for plan in crashed(base)))
             met = [len(base.points) for base in bases]
             steps = len({step for point in total.names if (step := step_of(point))})
             cells = (name, flavour, len(STORIES), f"{min(met)}–{max(met)}", f"{total.runs:,}", steps)
@@ -101,7 +101,7 @@ def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
 
 def repeated(run: Run, seeds: range) -> list[str]:
     """Print what became of creates that something repeats; return the lines of runs that failed."""
-    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(seeds)))
+    total = Totals.of(run(evolve(plan, repeats=2) for plan in seeded(seeds)))
     print("\nNegative control: lost creates are sent again up to twice by something below the library")
     print(
         f"{total.runs:,} runs: {total.repeated:,} told of a double submission; {total.double:,} requests were"
@@ -112,28 +112,28 @@ def repeated(run: Run, seeds: range) -> list[str]:
     return total.problems
 
 
-def bugs() -> list[str]:
-    """Print which check sees which planted bug; return those that none sees."""
-    print("| | planted | seen by | how |\n|---|---|---|---|")
+def mutants() -> list[str]:
+    """Print which check sees which mutant; return those that none sees."""
+    print("| | mutated | seen by | how |\n|---|---|---|---|")
     missed = []
-    for bug in BUGS:
-        if bug.test is None:
-            with planted(bug):
-                outcome = caught(bug, within=WITHIN)
+    for mutant in MUTANTS:
+        if mutant.test is None:
+            with mutated(mutant):
+                outcome = first_caught(mutant, within=WITHIN)
             seen = outcome is not None
             where = f"simulation, run {outcome.plan.seed + 1:,}" if outcome is not None else "nobody"
             how = str(outcome.problem) if outcome is not None else ""
         else:
-            process = start(bug)
+            process = start(mutant)
             said, _ = process.communicate()
-            seen = f"FAILED {bug.test}" in said
+            seen = f"FAILED {mutant.test}" in said
             where, how = (
-                (f"`{bug.test.partition('::')[0]}`" if seen else "nobody"),
-                bug.test.partition("::")[2],
+                (f"`{mutant.test.partition('::')[0]}`" if seen else "nobody"),
+                mutant.test.partition("::")[2],
             )
-        print(f"| {bug.number} | {bug.name} | {where} | {how} |", flush=True)
+        print(f"| {mutant.number} | {mutant.name} | {where} | {how} |", flush=True)
         if not seen:
-            missed.append(f"nobody sees: {bug}")
+            missed.append(f"nobody sees: {mutant}")
     return missed
 
 
@@ -146,11 +146,11 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=3, help="jobs a story whose every point crashes alone")
     parser.add_argument("--pairs", type=int, default=1, help="jobs a story whose points crash in pairs")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--planted", action="store_true", help="which check sees which planted bug")
+    parser.add_argument("--mutants", action="store_true", help="which check sees which mutant")
     options = parser.parse_args()
     began = time.monotonic()
-    if options.planted:
-        problems = bugs()
+    if options.mutants:
+        problems = mutants()
     else:
         with runner(options.cores) as run:
             first = options.first

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from tests.faults.simulation.programme import runner
+from tests.faults.simulation.plans import runner
 from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.world import Outcome
 

@@ -12,14 +12,14 @@ from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import Settings
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
 
-__all__ = ["Fates"]
+__all__ = ["FaultPlan"]
 
 _ODDITIES = ("shuffled", "results_unavailable", "cut_download", "odd_status", "cancel_completes")
 _SECONDS, _MINUTES = 60.0, 20 * MINUTE
 """How late a create lands at most: seven in ten within seconds, the others within minutes."""
 
 
-class Fates:
+class FaultPlan:
     """The faults of one run. After the scenario's ``calm_at`` there are none.
 
     Args:
@@ -61,7 +61,7 @@ class Fates:
         return self._now() >= self._what.calm_at
 
     def of_batch(self, index: int, label: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the faults of a create; strangers meet none."""
+        """Return the faults of a create; foreign creates meet none."""
         if index not in self._met:
             if "stranger" in label:
                 self._met[index] = ()

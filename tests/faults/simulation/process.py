@@ -18,10 +18,10 @@ from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result, Route, Usage
 from tests.faults.simulation.clock import SimClock
+from tests.faults.simulation.crash_points import CrashingStore, CrashPoints
 from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.futures import Reader
-from tests.faults.simulation.points import Points, Watched
-from tests.faults.simulation.remote import SimApi, Wire, tokens_of
+from tests.faults.simulation.remote import Network, SimApi, tokens_of
 from tests.faults.simulation.scenario import HOUR, MINUTE
 
 __all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
@@ -52,9 +52,9 @@ class Process:
     def __init__(
         self,
         disk: Disk,
-        wire: Wire,
+        network: Network,
         clock: SimClock,
-        points: Points,
+        points: CrashPoints,
         rng: Random,
         ask: Callable[[str], str | None],
         tell: Callable[[Event], None],
@@ -74,8 +74,8 @@ class Process:
         self._points = points
         self._ask = ask
         self.plain = SimStore(disk, wall=clock.wall, rng=rng)
-        self.store = cast(Store, Watched(self.plain, points))
-        self.api = SimApi(wire, key)
+        self.store = cast(Store, CrashingStore(self.plain, points))
+        self.api = SimApi(network, key)
         self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
         self.engine = StepRunner(
             self.store,
@@ -120,7 +120,7 @@ class Process:
             self.leases = []
             self.due = self._clock.now()
         except StoreError as error:
-            self._points.told(f"{self.name} {error.message}")
+            self._points.record(f"{self.name} {error.message}")
             raise
 
     def _claim(self) -> bool:
@@ -133,7 +133,7 @@ class Process:
                 unknown = encode_error(error)
             lease = self.store.claim(job.id, LEASE, unknown=unknown)
             if lease is not None:
-                self._points.told(f"{self.name} claims {lease.epoch}")
+                self._points.record(f"{self.name} claims {lease.epoch}")
                 self.leases = [lease]
                 return True
         return False

@@ -1,4 +1,4 @@
-"""The provider of a simulation: a Batch API of any flavour directly on the emulator's batch backend."""
+"""The provider of a simulation: a Batch API of any flavour on the emulator's backend, without HTTP."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.types import Answer, Kind, Request, Usage
 from tests.faults.simulation.clock import SimClock
-from tests.faults.simulation.faults import Fates
-from tests.faults.simulation.points import Crash, Points
+from tests.faults.simulation.crash_points import Crash, CrashPoints
+from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.scenario import Flavour, Scenario
 
-__all__ = ["SimApi", "Wire", "digest_of", "tokens_of"]
+__all__ = ["Network", "SimApi", "digest_of", "tokens_of"]
 
-_STRANGERS = 12
-"""Batches of strangers in a run at most."""
+_FOREIGN = 12
+"""Foreign batches in a run at most."""
 _STATES = {
     "finalizing": RemoteState.ENDING,
     "cancelling": RemoteState.ENDING,
@@ -62,8 +62,8 @@ def tokens_of(prompt: str) -> int:
     return max(1, len(prompt) // 4)
 
 
-class Wire:
-    """What all processes of a run share of the provider: the backend, random numbers, and the remote calls.
+class Network:
+    """What all processes of a run share of the provider: the backend, random numbers, and what was sent.
 
     Attributes:
         creates: how often a create with each mark arrived.
@@ -76,16 +76,16 @@ class Wire:
         flavour: Flavour,
         what: Scenario,
         backend: BatchBackend,
-        fates: Fates,
+        faults: FaultPlan,
         clock: SimClock,
-        points: Points,
+        points: CrashPoints,
         rng: Random,
         repeats: int,
     ) -> None:
         self.flavour = flavour
         self.what = what
         self.backend = backend
-        self.fates = fates
+        self.faults = faults
         self.clock = clock
         self.points = points
         self.rng = rng
@@ -93,23 +93,23 @@ class Wire:
         self.creates: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self._arrivals = 0
-        self._strangers = 0
+        self._foreign = 0
 
     def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.RemoteBatch:
         """Let a create arrive at the backend."""
-        self.fates.late_by(self.backend, self._arrivals)
+        self.faults.late_by(self.backend, self._arrivals)
         self._arrivals += 1
         entries = [_entry(line["id"], line["prompt"]) for line in lines]
         return self.backend.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
 
-    def stranger(self, key: str) -> None:
+    def create_foreign(self, key: str) -> None:
         """Somebody else creates a batch of about our sizes in the same account."""
-        if self.fates.calm or self._strangers == _STRANGERS or self.rng.random() >= self.what.strangers:
+        if self.faults.calm or self._foreign == _FOREIGN or self.rng.random() >= self.what.foreign:
             return
-        self._strangers += 1
+        self._foreign += 1
         size = self.rng.randint(1, self.what.max_requests)
         lines = [
-            {"id": f"stranger-{self._strangers}-{at}", "prompt": f"stranger {self._strangers} {at}"}
+            {"id": f"stranger-{self._foreign}-{at}", "prompt": f"stranger {self._foreign} {at}"}
             for at in range(size)
         ]
         self.arrive(lines, key, label={"stranger": "1"})
@@ -130,10 +130,10 @@ class SimApi(BatchApi):
 
     name = "sim"
 
-    def __init__(self, wire: Wire, key: str) -> None:
-        self._wire = wire
+    def __init__(self, network: Network, key: str) -> None:
+        self._network = network
         self._key = key
-        self._flavour = wire.flavour
+        self._flavour = network.flavour
         self.scope = f"sim {key}"
         self.abilities = BatchAbilities(
             max_requests=1000,
@@ -153,64 +153,64 @@ class SimApi(BatchApi):
         data = source.read_bytes()
         self._change("upload")
         die = self._die()
-        cut = die < self._wire.what.calls
+        cut = die < self._network.what.calls
         try:
-            self._wire.points.reach("upload.part")
+            self._network.points.reach("upload.part")
         except Crash:
-            if self._wire.rng.random() < 0.5:
+            if self._network.rng.random() < 0.5:
                 self._put(name, data[: len(data) // 2])
             raise
         if cut:  # and kept as if it were whole
             self._put(name, data[: len(data) // 2])
             raise _failed("the upload was cut")
         file = self._put(name, data)
-        self._wire.points.reach("upload.after")
-        if die < 2 * self._wire.what.calls:
+        self._network.points.reach("upload.after")
+        if die < 2 * self._network.what.calls:
             raise _failed("the answer to the upload is lost")
         return _file(file)
 
     def _put(self, name: str, data: bytes) -> records.RemoteFile:
         named = name if self._flavour.named_files else None
-        backend, api, now = self._wire.backend, self._flavour.api, self._now()
+        backend, api, now = self._network.backend, self._flavour.api, self._now()
         if named is not None and (known := backend.file(api, self._key, named, now)) is not None:
             return known
         return backend.put_file(api, self._key, name, data, now, identity=named)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         self._look("find_file")
-        files = self._wire.backend.files(self._flavour.api, self._key, self._now())
+        files = self._network.backend.files(self._flavour.api, self._key, self._now())
         return next((_file(file) for file in files if file.name == name and file.batch is None), None)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         self._change("delete_file")
-        self._wire.backend.delete_file(self._flavour.api, self._key, file_id, self._now())
+        self._network.backend.delete_file(self._flavour.api, self._key, file_id, self._now())
         self._answer("delete_file")
 
     # -- batches ---------------------------------------------------------------------------------------------
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
         self._change("create", unsent=True)
-        self._wire.points.reach("create.part")
-        self._wire.creates[creation.mark] += 1
+        self._network.points.reach("create.part")
+        self._network.creates[creation.mark] += 1
         sent = 0
         while True:
             try:
                 batch = self._create(creation)
                 break
             except records.AnswerLost:
-                if sent == self._wire.repeats:
-                    self._wire.points.reach("create.waiting")
+                if sent == self._network.repeats:
+                    self._network.points.reach("create.waiting")
                     raise _failed("the answer to the create is lost") from None
                 sent += 1
-                self._wire.clock.advance(1.0)
+                self._network.clock.advance(1.0)
             except records.BatchBackendError as error:
                 raise _refused(error) from None
-        self._wire.points.reach("create.after")
+        self._network.points.reach("create.after")
         return self._seen(batch)
 
     def _create(self, creation: Creation) -> records.RemoteBatch:
         if creation.file_id is not None:
-            backend = self._wire.backend
+            backend = self._network.backend
             file = backend.file(self._flavour.api, self._key, creation.file_id, self._now())
             if file is None:
                 raise records.BatchBackendError("no_such_file", "there is no such file")
@@ -219,21 +219,21 @@ class SimApi(BatchApi):
             assert creation.lines is not None
             data = creation.lines.read_bytes()
         lines = [json.loads(line) for line in data.split(b"\n") if line]
-        return self._wire.arrive(lines, self._key, label={"sb": creation.mark}, file_id=creation.file_id)
+        return self._network.arrive(lines, self._key, label={"sb": creation.mark}, file_id=creation.file_id)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         self._look("get")
-        found = self._wire.backend.batch(self._flavour.api, self._key, batch_id, self._now())
+        found = self._network.backend.batch(self._flavour.api, self._key, batch_id, self._now())
         return None if found is None else self._seen(found)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         self._look("page")
         if after is None:
-            self._wire.stranger(self._key)
-        found = self._wire.backend.batches(self._flavour.api, self._key, self._now())
+            self._network.create_foreign(self._key)
+        found = self._network.backend.batches(self._flavour.api, self._key, self._now())
         ids = [batch.id for batch in found]
         begin = 0 if after is None else ids.index(after) + 1
-        shown = found[begin : begin + self._wire.what.page]
+        shown = found[begin : begin + self._network.what.page]
         more = begin + len(shown) < len(found)
         return BatchPage(
             tuple(map(self._seen, shown)), shown[-1].id if more else None, self._unix(self._now())
@@ -241,13 +241,13 @@ class SimApi(BatchApi):
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         self._change("cancel")
-        if self._wire.backend.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
+        if self._network.backend.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
             raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
         self._answer("cancel")
 
     def delete_batch(self, batch_id: str, timeout: float) -> None:
         self._change("delete_batch")
-        self._wire.backend.delete(self._flavour.api, self._key, batch_id, self._now())
+        self._network.backend.delete(self._flavour.api, self._key, batch_id, self._now())
         self._answer("delete_batch")
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:
@@ -257,7 +257,7 @@ class SimApi(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
         self._look("download")
-        backend, api = self._wire.backend, self._flavour.api
+        backend, api = self._network.backend, self._flavour.api
         try:
             came = backend.fetch(
                 api, self._key, batch.id, self._now(), write=_written, part=output.split()[0]
@@ -267,8 +267,8 @@ class SimApi(BatchApi):
         body = came.body if isinstance(came.body, bytes) else b"".join(came.body)
         middle = len(body) // 2
         yield body[:middle]
-        self._wire.points.reach("download.part")
-        if self._die() < self._wire.what.calls:
+        self._network.points.reach("download.part")
+        if self._die() < self._network.what.calls:
             raise _failed("the download was cut")
         yield body[middle:]
         came.delivered()
@@ -284,41 +284,41 @@ class SimApi(BatchApi):
 
     def _look(self, name: str) -> None:
         """Begin a call that changes nothing; it may fail."""
-        self._wire.points.reach(name)
+        self._network.points.reach(name)
         self._pass(name)
-        if self._die() < self._wire.what.calls:
+        if self._die() < self._network.what.calls:
             raise _failed(f"{name} failed", billed=False)
 
     def _change(self, name: str, *, unsent: bool = False) -> None:
         """Begin a call that changes something; it may fail before it was sent."""
-        self._wire.points.reach(f"{name}.before")
+        self._network.points.reach(f"{name}.before")
         self._pass(name)
-        if self._die() < self._wire.what.calls:
-            kind = self._wire.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
+        if self._die() < self._network.what.calls:
+            kind = self._network.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
             raise ProviderError(f"{name} was not taken", kind=kind, maybe_billed=False)
 
     def _answer(self, name: str) -> None:
         """End a call that changed something; its answer may be lost."""
-        self._wire.points.reach(f"{name}.after")
-        if self._die() < self._wire.what.calls:
+        self._network.points.reach(f"{name}.after")
+        if self._die() < self._network.what.calls:
             raise _failed(f"the answer to {name} is lost")
 
     def _pass(self, name: str) -> None:
-        self._wire.calls[name] += 1
-        self._wire.clock.advance(self._wire.rng.uniform(0.05, 1.0))
+        self._network.calls[name] += 1
+        self._network.clock.advance(self._network.rng.uniform(0.05, 1.0))
 
     def _die(self) -> float:
-        """Throw the dice; once everything is calm, nothing bad comes of it."""
-        die = self._wire.rng.random()
-        return 1.0 if self._wire.fates.calm else die
+        """Draw a random number; 1 once everything is calm, so that nothing fails."""
+        die = self._network.rng.random()
+        return 1.0 if self._network.faults.calm else die
 
     def _now(self) -> float:
-        return self._wire.clock.now()
+        return self._network.clock.now()
 
     # -- how it looks ----------------------------------------------------------------------------------------
 
     def _unix(self, moment: float) -> float:
-        return self._wire.backend.unix(moment) + self._wire.what.skew
+        return self._network.backend.unix(moment) + self._network.what.skew
 
     def _seen(self, batch: records.RemoteBatch) -> RemoteBatch:
         problem = batch.problems[0] if batch.problems else None

@@ -21,12 +21,12 @@ class Flavour:
 
     Attributes:
         name: for people.
-        api: the API whose batches the backend has.
+        api: whose batches the backend keeps.
         files: the input is a file, and a deleted one keeps a late create from landing.
         named_files: the client chooses a file's id.
         labels: batches can be told apart before their end.
         shows_mark: they are by the mark itself; else by the file they were made of.
-        shared: strangers create batches in the same account.
+        shared: others create batches in the same account.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Plan:
     """One run, completely: two runs of equal plans are equal in every event.
 
     Attributes:
-        seed: all dice are thrown from it.
+        seed: of all random numbers.
         flavour: a name of :data:`FLAVOURS`.
         crash_rate: the chance of a crash at each point.
         crashes: numbers of points to crash at besides.
         repeats: how often something below the library sends a create again whose answer was lost (the
             negative control: SDK retries left on).
-        quiet: no faults by the dice: a small job, one process at a time, and what ``faults`` says.
+        quiet: no random faults: a small job, one process at a time, and what ``faults`` says.
         faults: of the job's first batches, by name, where they are to be had for certain; names of faults of
             lines meet the first line.
-        policy: choices of the job in place of those of the dice.
-        turnaround: median seconds of a batch, in place of the dice's.
+        policy: choices of the job in place of random ones.
+        turnaround: median seconds of a batch, in place of a random one.
     """
 
     seed: int
@@ -98,7 +98,7 @@ class Plan:
 
 @frozen(kw_only=True)
 class Scenario:
-    """What the dice of a plan made. Times are seconds; chances are of each batch, line or call.
+    """What a plan draws at random. Times are seconds; chances are of each batch, line or call.
 
     Attributes:
         items: requests of the job.
@@ -116,7 +116,7 @@ class Scenario:
         lags, ends, lines: chances of further faults.
         calls: chance that a call fails.
         freezes: chance at each point that the process stands still.
-        strangers: chance at each look at the list that a stranger has created a batch.
+        foreign: chance at each page of the list that somebody else has created a batch.
     """
 
     items: int
@@ -138,11 +138,11 @@ class Scenario:
     lines: float
     calls: float
     freezes: float
-    strangers: float
+    foreign: float
 
 
 def scenario(plan: Plan) -> Scenario:
-    """Throw the dice of a plan; how it crashes has no influence."""
+    """Draw the scenario of a plan; how it crashes has no influence."""
     rng = Random(f"scenario {plan.flavour} {plan.seed}")
     flavour = FLAVOURS[plan.flavour]
     wild = 0.0 if plan.quiet else rng.choice((0.5, 1.0, 2.0))
@@ -181,5 +181,5 @@ def scenario(plan: Plan) -> Scenario:
         lines=0.02 * wild,
         calls=0.02 * wild,
         freezes=0.0 if alone else 0.02,
-        strangers=0.3 if flavour.shared else 0.0,
+        foreign=0.3 if flavour.shared else 0.0,
     )

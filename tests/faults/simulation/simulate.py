@@ -20,7 +20,7 @@ __all__ = ["simulate"]
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Run a plan and judge it. Whatever it raises is a problem of the outcome, not of the caller."""
+    """Run a plan and check it. Whatever it raises is a problem of the outcome, not of the caller."""
     with _folder() as folder, _small_pages():
         world = World(plan, folder)
         try:

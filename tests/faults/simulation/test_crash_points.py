@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from tests.faults.simulation.points import step_of
-from tests.faults.simulation.programme import Sum, base_plans, crashed_once, crashed_twice
+from tests.faults.simulation.crash_points import step_of
+from tests.faults.simulation.plans import Totals, base_plans, crashed_once, crashed_twice
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.world import Outcome
 from tests.levels import sampled
@@ -18,7 +18,7 @@ OF_FILES = {"K4", "K5", "K6", "K16", "K17"}
 """Steps of the protocol that a provider without input files does not have."""
 
 OF_LABELS = {"K15"}
-"""A second batch of a shard that cannot be told from a stranger's is not cancelled."""
+"""A second batch of a shard that may be foreign is not cancelled."""
 
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
@@ -26,7 +26,7 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
     """Every point of each story that no earlier one had, the first and the last time it is met."""
     bases = list(run(base_plans([0], [flavour])))
     known: set[str] = set()
-    total = Sum.of(
+    total = Totals.of(
         [*bases, *run(plan for base in bases for plan in crashed_once(base, sparse=True, known=known))]
     )
     assert total.problems == []
@@ -40,7 +40,7 @@ def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
     """Of the pairs among the first 26 points a sample; the soak run has all."""
     bases = list(run(base_plans([1])))
     pairs = [plan for base in bases for plan in crashed_twice(base)]
-    total = Sum.of(run(pairs[:: len(pairs) // 100]))
+    total = Totals.of(run(pairs[:: len(pairs) // 100]))
     assert total.problems == []
     assert total.crashes > 1.9 * total.runs
 
@@ -50,6 +50,6 @@ def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
 def test_every_point_and_every_pair(run: Run, flavour: str) -> None:
     """Each single point of 20 jobs a story, and each pair among the first 26 points of 2."""
     bases = list(run(base_plans(range(20), [flavour])))
-    alone = Sum.of(run(plan for base in bases for plan in crashed_once(base)))
-    pairs = Sum.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))
+    alone = Totals.of(run(plan for base in bases for plan in crashed_once(base)))
+    pairs = Totals.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))
     assert alone.problems + pairs.problems == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from attrs import evolve
 
-from tests.faults.simulation.programme import Sum, seeded, told
+from tests.faults.simulation.plans import Totals, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.world import Outcome
 from tests.levels import sampled
@@ -18,7 +18,7 @@ Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS, keep=2))
 def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
     """The first create lands and its answer is lost; the second is answered, and hides the first."""
-    outcomes = list(run(told("repeated", flavour, seed) for seed in range(12)))
+    outcomes = list(run(plan_of("repeated", flavour, seed) for seed in range(12)))
     assert [outcome.problem for outcome in outcomes if outcome.problem] == []
     assert min(outcome.incidents["double_submission"] for outcome in outcomes) >= 1
     assert sum(outcome.unnamed for outcome in outcomes) == 0
@@ -29,7 +29,7 @@ def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> 
 @pytest.mark.full
 def test_whatever_else_goes_wrong_second_payments_are_named(run: Run) -> None:
     """All but those by batches that landed after ours had ended, which nobody looked for any more."""
-    total = Sum.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
+    total = Totals.of(run(evolve(plan, repeats=2) for plan in seeded(range(10_000, 10_120))))
     assert total.problems == []
     assert total.double > 30
     assert total.unnamed < total.double / 10

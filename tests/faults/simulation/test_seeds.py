@@ -1,4 +1,4 @@
-"""Whole jobs in virtual time, with everything that may happen: 2,000 of them, judged by the provider's books.
+"""Whole jobs in virtual time, with everything that may happen, checked with the provider's ledger.
 
 A run that fails prints the line that finds it again: ``seed=… flavour=… crash=…``.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from tests.faults.simulation.programme import Sum, seeded
+from tests.faults.simulation.plans import Totals, seeded
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.world import Outcome
@@ -21,8 +21,8 @@ REPLAYED = 20
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str) -> None:
-    """40 seeds in all, in this process; what the 2,000 do, without their sums."""
-    total = Sum.of(simulate(plan) for plan in seeded(range(8), flavour))
+    """40 seeds in all, in this process; what the 2,000 do, without their totals."""
+    total = Totals.of(simulate(plan) for plan in seeded(range(8), flavour))
     assert total.problems == []
     assert total.runs == 8
 
@@ -30,17 +30,16 @@ def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, flavour: str) -> None:
-    """Crashes, freezes, lost, dropped and late creates, lags, broken results; see the judge's invariants."""
+    """Crashes, freezes, lost, dropped and late creates, lags, broken results; see the invariants."""
     outcomes = list(run(seeded(range(SEEDS), flavour)))
-    total = Sum.of(outcomes)
+    total = Totals.of(outcomes)
     assert total.problems == []
     assert total.runs == SEEDS
-    assert total.strangers == 0  # in a workspace shared with others only a line of results proves whose it is
-    # it was no walk in the park
+    assert total.foreign == 0  # in a workspace shared with others only a line of results proves whose it is
     assert total.crashes > 5 * SEEDS
     assert total.freezes > SEEDS / 10
-    assert min(total.fates[fate] for fate in ("lost", "dropped", "late")) > SEEDS / 50
-    assert (total.fates["fenced"] > 0) == FLAVOURS[flavour].files
+    assert min(total.creates[outcome] for outcome in ("lost", "dropped", "late")) > SEEDS / 50
+    assert (total.creates["fenced"] > 0) == FLAVOURS[flavour].files
     # 100 of the 2,000 are run again, here: each equals the run of another process in every event and its time
     assert [simulate(outcome.plan).trace for outcome in outcomes[:REPLAYED]] == [
         outcome.trace for outcome in outcomes[:REPLAYED]
@@ -53,8 +52,8 @@ def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, 
     [
         (2_006_001, "gemini", 0.0),  # an upload stood still, and went on after the fence had deleted its file
         (1_003_264, "anthropic-shared", 0.02),  # nobody could read the only line of a candidate
-        (3_009_562, "anthropic", 0.0),  # of a first, cut reading only a stranger's stray line was left
-        (4_004_889, "anthropic-shared", 0.0),  # a stranger deleted its batch while it was taken for a orphan
+        (3_009_562, "anthropic", 0.0),  # of a first, cut reading only a foreign line was left
+        (4_004_889, "anthropic-shared", 0.0),  # a foreign batch was deleted while it was taken for an orphan
         (1143, "compatible", 0.0),  # a woken owner read results that its successor had deleted
     ],
 )

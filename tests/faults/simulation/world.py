@@ -1,4 +1,4 @@
-"""One run: a job, its provider, the processes that carry it on, their deaths, and the judge. One thread.
+"""One run: a job, its provider, the processes that carry it on, their deaths, and the checks. One thread.
 
 Everything is decided by the plan's seed, and time is virtual, so a run can be had again exactly.
 """
@@ -19,21 +19,21 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem, NewJob
 from smartbatch.types import Generation, Request
 from tests.faults.simulation.clock import SimClock
+from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.disk import Disk
-from tests.faults.simulation.faults import Fates
+from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.futures import Reader
-from tests.faults.simulation.judge import Judge
-from tests.faults.simulation.points import Crash, Points
+from tests.faults.simulation.invariants import InvariantChecker
 from tests.faults.simulation.process import LEASE, PROVIDER, Process
-from tests.faults.simulation.remote import Wire, digest_of, tokens_of
+from tests.faults.simulation.remote import Network, digest_of, tokens_of
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
 from tests.faults.simulation.violation import Violation
 
 __all__ = ["Outcome", "World"]
 
 BOUND = 40 * HOUR
-"""Virtual seconds after the last fault within which a job must be over: settle times in a row, a batch of a
-stranger that must end first, 26 hours of a job that holds, and the watch for orphans."""
+"""Virtual seconds after the last fault within which a job must be over: settle times in a row, a foreign
+batch that must end first, 26 hours of a job that holds, and the watch for orphans."""
 STEPS = 4000
 """Steps of a run at most; the longest of 10,000 seeds took a quarter."""
 KEY = "key"
@@ -52,11 +52,11 @@ class Outcome:
         points: names of the crash points that were met.
         crashed: names of those that crashed; ``frozen`` how many stood still.
         incidents: what the store told, by kind.
-        fates: what became of the creates, by the ledger.
+        creates: what became of the creates, by the ledger.
         cancelled: batches that ended so.
         double: items that were paid for more than once.
         unnamed: answers that were paid for in vain, and no incident says so.
-        adopted_strangers: batches of strangers that became a shard's.
+        adopted_foreign: foreign batches that became a shard's.
         seconds: virtual.
     """
 
@@ -67,11 +67,11 @@ class Outcome:
     crashed: tuple[str, ...]
     frozen: int
     incidents: Counter[str]
-    fates: Counter[str]
+    creates: Counter[str]
     cancelled: int
     double: int
     unnamed: int
-    adopted_strangers: int
+    adopted_foreign: int
     seconds: float
 
 
@@ -90,28 +90,28 @@ class World:
         flavour = FLAVOURS[plan.flavour]
         self.clock = SimClock()
         self._rng = Random(f"world {plan.flavour} {plan.seed}")
-        self.points = Points(
+        self.points = CrashPoints(
             Random(f"crash {plan.flavour} {plan.seed}"),
             rate=plan.crash_rate,
             crashes=frozenset(plan.crashes),
             freezes=self.what.freezes,
             now=self.clock.now,
         )
-        self.fates = Fates(plan, self.what, flavour, self.clock.now)
+        self.faults = FaultPlan(plan, self.what, flavour, self.clock.now)
         self.ledger = Ledger()
-        self.backend = BatchBackend(self.fates.settings, self.ledger, epoch=SimClock.START)
-        self.wire = Wire(
-            flavour, self.what, self.backend, self.fates, self.clock, self.points, self._rng, plan.repeats
+        self.backend = BatchBackend(self.faults.settings, self.ledger, epoch=SimClock.START)
+        self.network = Network(
+            flavour, self.what, self.backend, self.faults, self.clock, self.points, self._rng, plan.repeats
         )
         self.prompts = [f"question {number} {'x' * (number % 7) * 9}" for number in range(self.what.items)]
-        rng = BatchRandomness(self.fates.settings)
-        self.judge = Judge(self.disk.connection, self.ledger, self.prompts, rng.identity)
-        self._births = 0
+        rng = BatchRandomness(self.faults.settings)
+        self.checker = InvariantChecker(self.disk.connection, self.ledger, self.prompts, rng.identity)
+        self._started = 0
         self._resumes_at: float | None = None
         self._cancelled = False
         self.processes: list[Process] = []
         self.job: JobRow | None = None
-        self._at_work: Process | None = None
+        self._running: Process | None = None
         self.points.freeze = self._freeze
 
     # -- the course of a run ---------------------------------------------------------------------------------
@@ -122,17 +122,17 @@ class World:
         Raises:
             Violation: an invariant is broken.
         """
-        self.processes = [self._born(KEY) for _ in range(self.what.workers)]
+        self.processes = [self._start_process(KEY) for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):
-            if self.judge.look():
+            if self.checker.check_step():
                 self._deliver()
             if self._over():
                 return self._end()
-            self._persons()
-            self.points.calm = self.fates.calm
+            self._act_as_user()
+            self.points.calm = self.faults.calm
             self._next()
-        raise Violation(f"I12 the job is not over after {STEPS} steps: {self._standing()}")
+        raise Violation(f"I12 the job is not over after {STEPS} steps: {self._describe()}")
 
     def _accept(self) -> None:
         """Submit the job; a user whose process dies submits it again under the same key."""
@@ -150,7 +150,7 @@ class World:
             try:
                 self.job, _ = self.processes[0].store.accept(new, items)
             except Crash:
-                self._died(self.processes[0])
+                self._replace(self.processes[0])
         if len(self.processes[0].plain.jobs()) != 1:
             raise Violation("I7 a job was accepted twice")
 
@@ -162,39 +162,39 @@ class World:
         moments += [process.leaves_at for process in able]
         moment = min(moment for moment in moments if moment is not None)
         if moment > BOUND + self.what.calm_at:
-            raise Violation(f"I12 the job stands still: {self._standing()}")
+            raise Violation(f"I12 the job stands still: {self._describe()}")
         self.clock.reach(moment)
         for process in able:
             process.keep()
             if process.leaves_at is not None and process.leaves_at <= self.clock.now():
-                self._died(process, KEY)
+                self._replace(process, KEY)
                 return
         if turn.due <= self.clock.now():
             self._step(turn)
 
     def _step(self, process: Process) -> None:
-        self._at_work = process
+        self._running = process
         try:
             process.step()
         except Crash:
-            self._died(process)
-        self._at_work = None
+            self._replace(process)
+        self._running = None
         if process.woken:  # its supervisor finds out what it lost meanwhile
             process.woken = False
             process.renew()
             process.due = self.clock.now()
         if not process.leases:
-            self._wake(process)
+            self._notify_idle(process)
 
-    def _died(self, process: Process, key: str | None = None) -> None:
+    def _replace(self, process: Process, key: str | None = None) -> None:
         """A process is dead: its memory is gone, and so is what it had not committed; another one begins."""
         process.die()
-        new = self._born(key)
+        new = self._start_process(key)
         new.due = self.clock.now() + self._rng.choice((0.0, 0.0, 5.0, 60.0, 1200.0))
         self.processes[self.processes.index(process)] = new
-        self._wake(new)
+        self._notify_idle(new)
 
-    def _wake(self, but: Process) -> None:
+    def _notify_idle(self, but: Process) -> None:
         """A job is free: whoever is idle looks for one."""
         for process in self.processes:
             if process is not but and not process.leases and not process.frozen:
@@ -202,43 +202,43 @@ class World:
 
     def _freeze(self) -> None:
         """The process at work stands still; the others go on meanwhile, and may take its job over."""
-        sleeper = self._at_work
-        if sleeper is None or len(self.processes) < 2 or any(process.frozen for process in self.processes):
+        frozen = self._running
+        if frozen is None or len(self.processes) < 2 or any(process.frozen for process in self.processes):
             return
-        sleeper.frozen = True
-        other = next(process for process in self.processes if process is not sleeper)
+        frozen.frozen = True
+        other = next(process for process in self.processes if process is not frozen)
         until = self.clock.now() + self._rng.choice((5.0, 20.0, 60.0, 600.0))
         other.due = min(other.due, self.clock.now() + LEASE + 1)
-        self.points.told(f"{sleeper.name} freezes")
+        self.points.record(f"{frozen.name} freezes")
         while other.due <= until:
             self.clock.reach(other.due)
             other.keep()
             self._step(other)
-            other = next(process for process in self.processes if process is not sleeper)
+            other = next(process for process in self.processes if process is not frozen)
         self.clock.reach(until)
-        sleeper.frozen = False
-        sleeper.woken = True
-        self._at_work = sleeper
-        self.points.told(f"{sleeper.name} wakes")
+        frozen.frozen = False
+        frozen.woken = True
+        self._running = frozen
+        self.points.record(f"{frozen.name} wakes")
 
-    def _persons(self) -> None:
+    def _act_as_user(self) -> None:
         """What people do: cancel the job, and resume it when it is held."""
         assert self.job is not None
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
             self._cancelled = True
             store.request_cancel(self.job.id)
-            self._poke()
-        if self.judge.state is not JobState.HELD:
+            self._make_due()
+        if self.checker.state is not JobState.HELD:
             self._resumes_at = None
         elif self._resumes_at is None:
             self._resumes_at = now + self.what.resume_after
         elif now >= self._resumes_at:
             self._resumes_at = None
             store.unhold(self.job.id)
-            self._poke()
+            self._make_due()
 
-    def _poke(self) -> None:
+    def _make_due(self) -> None:
         for process in self.processes:
             process.due = min(process.due, self.clock.now())
 
@@ -248,8 +248,8 @@ class World:
         try:
             self.points.reach("deliver")
         except Crash:
-            self._died(self.processes[0])
-        self.judge.delivered.read(self.processes[0].plain, self.job.id)
+            self._replace(self.processes[0])
+        self.checker.delivered.read(self.processes[0].plain, self.job.id)
         for process in self.processes:
             if not process.frozen:
                 self._reader_of(process, self.job).look()
@@ -262,19 +262,19 @@ class World:
 
     def _over(self) -> bool:
         """Whether everybody let go of a job that is done."""
-        if self.judge.state is not JobState.DONE or any(process.leases for process in self.processes):
+        if self.checker.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
         return not self.processes[0].plain.claimable()
 
     def _end(self) -> Counter[str]:
-        """Let everything that still runs at the provider come in, recover once more, and judge."""
+        """Let everything that still runs at the provider come in, recover once more, and check."""
         assert self.job is not None
         end = self.clock.now()
         self.clock.advance(48 * HOUR)
         self.backend.advance(self.clock.now())
         self._recover_again()
-        incidents = self.judge.sentence(
-            self.processes[0].plain, self.job, self.wire.creates, repeats=bool(self.plan.repeats)
+        incidents = self.checker.check_end(
+            self.processes[0].plain, self.job, self.network.creates, repeats=bool(self.plan.repeats)
         )
         if end > self.what.calm_at + BOUND:
             raise Violation(f"I12 the job took {end:.0f} s")
@@ -283,15 +283,15 @@ class World:
     def _recover_again(self) -> None:
         """I10: a process that begins now finds nothing to do."""
         assert self.job is not None
-        before = self.processes[0].plain.job(self.job.id), sum(self.wire.calls.values())
+        before = self.processes[0].plain.job(self.job.id), sum(self.network.calls.values())
         for process in self.processes:
             process.die()
-        self.processes = [self._born(KEY)]
+        self.processes = [self._start_process(KEY)]
         self.points.calm = True
         self.processes[0].step()
         if self.processes[0].leases or before != (
             self.processes[0].plain.job(self.job.id),
-            sum(self.wire.calls.values()),
+            sum(self.network.calls.values()),
         ):
             raise Violation("I10 a second recovery changed something")
         reader = self._reader_of(self.processes[0], self.job)
@@ -301,16 +301,16 @@ class World:
 
     # -- its parts -------------------------------------------------------------------------------------------
 
-    def _born(self, key: str | None = None) -> Process:
+    def _start_process(self, key: str | None = None) -> Process:
         """Start a process, now and then one with another key, which cannot reach the job."""
-        self._births += 1
-        rng = Random(f"process {self.plan.flavour} {self.plan.seed} {self._births}")
+        self._started += 1
+        rng = Random(f"process {self.plan.flavour} {self.plan.seed} {self._started}")
         if key is None:
-            wrong = not self.plan.quiet and not self.fates.calm and rng.random() < WRONG_KEY
+            wrong = not self.plan.quiet and not self.faults.calm and rng.random() < WRONG_KEY
             key = "another key" if wrong else KEY
         process = Process(
-            self.disk, self.wire, self.clock, self.points, rng,
-            self._ask, self._tell, f"process {self._births}", key,
+            self.disk, self.network, self.clock, self.points, rng,
+            self._ask, self._tell, f"process {self._started}", key,
         )  # fmt: skip
         if key != KEY:
             process.leaves_at = self.clock.now() + rng.uniform(1, 60) * MINUTE
@@ -322,7 +322,7 @@ class World:
         digest = digest_of(prompt)
         call = Call(index, self.clock.now(), "POST /", prompt=digest)
         self.ledger.open(call)
-        if not self.fates.calm and self._rng.random() < 0.1:
+        if not self.faults.calm and self._rng.random() < 0.1:
             self.ledger.close(call, status=503)
             return None
         self.ledger.close(call, status=200, billed=tokens_of(prompt) + 5, delivered=True)
@@ -330,11 +330,11 @@ class World:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, ShardChanged):
-            self.points.told(f"{event.shard_id} {event.before} {event.after} {event.reason}")
+            self.points.record(f"{event.shard_id} {event.before} {event.after} {event.reason}")
         else:
-            self.points.told(type(event).__name__)
+            self.points.record(type(event).__name__)
 
-    def _standing(self) -> str:
+    def _describe(self) -> str:
         assert self.job is not None
         store = self.processes[0].plain
         job = store.job(self.job.id)
@@ -344,13 +344,13 @@ class World:
         return f"{job.state if job else None} {job.note if job else None} {shards}"
 
     def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
-        """Sum the run up."""
+        """Totals the run up."""
         records = self.ledger.batches
-        strangers = {batch.id for batch in records if "stranger" in batch.label}
+        foreign = {batch.id for batch in records if "stranger" in batch.label}
         adopted = 0
         if self.job is not None and self.processes:
             shards = self.processes[0].plain.shards(self.job.id)
-            adopted = sum(shard.batch_id in strangers for shard in shards)
+            adopted = sum(shard.batch_id in foreign for shard in shards)
         return Outcome(
             plan=self.plan,
             problem=problem,
@@ -359,11 +359,11 @@ class World:
             crashed=tuple(self.points.crashed),
             frozen=self.points.frozen,
             incidents=incidents,
-            fates=Counter(batch.outcome for batch in records if "stranger" not in batch.label),
+            creates=Counter(batch.outcome for batch in records if "stranger" not in batch.label),
             cancelled=sum(batch.state == "cancelled" for batch in records),
             double=sum(len(paid) > 1 for paid in self.ledger.billed_by_prompt.values()),
-            unnamed=self.judge.unnamed,
-            adopted_strangers=adopted,
+            unnamed=self.checker.unnamed,
+            adopted_foreign=adopted,
             seconds=self.clock.now(),
         )
 

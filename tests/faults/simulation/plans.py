@@ -18,13 +18,13 @@ from tests.faults.simulation.world import Outcome
 __all__ = [
     "RATES",
     "STORIES",
-    "Sum",
+    "Totals",
     "base_plans",
     "crashed_once",
     "crashed_twice",
+    "plan_of",
     "runner",
     "seeded",
-    "told",
 ]
 
 RATES = (0.0, 0.02, 0.12)
@@ -45,7 +45,7 @@ STORIES: dict[str, dict[str, Any]] = {
 
 
 def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None = None) -> Iterator[Plan]:
-    """Return a plan for each seed, its faults by the dice; flavours take turns, rates of crashes fall."""
+    """Return a plan for each seed, its faults at random; flavours take turns, rates of crashes fall."""
     names = list(FLAVOURS)
     for seed in seeds:
         yield Plan(
@@ -55,7 +55,7 @@ def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None 
         )
 
 
-def told(story: str, flavour: str, seed: int) -> Plan:
+def plan_of(story: str, flavour: str, seed: int) -> Plan:
     """Return a plan of a story."""
     given = STORIES[story]
     policy = (*given.get("policy", ()), ("retention", 0.0))
@@ -67,7 +67,7 @@ def base_plans(seeds: Iterable[int], flavours: Iterable[str] = FLAVOURS) -> Iter
     for seed in seeds:
         for flavour in flavours:
             for story in STORIES:
-                yield told(story, flavour, seed)
+                yield plan_of(story, flavour, seed)
 
 
 def crashed_once(base: Outcome, *, sparse: bool = False, known: set[str] | None = None) -> Iterator[Plan]:
@@ -102,7 +102,7 @@ def runner(cores: int = CORES) -> Iterator[Callable[[Iterable[Plan]], Iterator[O
 
 
 @define
-class Sum:
+class Totals:
     """What came of many runs.
 
     Attributes:
@@ -117,10 +117,10 @@ class Sum:
     double: int = 0
     unnamed: int = 0
     repeated: int = 0
-    strangers: int = 0
+    foreign: int = 0
     hours: float = 0.0
     incidents: Counter[str] = field(factory=Counter)
-    fates: Counter[str] = field(factory=Counter)
+    creates: Counter[str] = field(factory=Counter)
     names: set[str] = field(factory=set)
     problems: list[str] = field(factory=list)
 
@@ -133,16 +133,16 @@ class Sum:
         self.double += outcome.double
         self.unnamed += outcome.unnamed
         self.repeated += outcome.incidents["double_submission"] > 0
-        self.strangers += outcome.adopted_strangers
+        self.foreign += outcome.adopted_foreign
         self.hours += outcome.seconds / 3600
         self.incidents += outcome.incidents
-        self.fates += outcome.fates
+        self.creates += outcome.creates
         self.names.update(outcome.crashed)
         if outcome.problem is not None:
             self.problems.append(f"{outcome.plan.line()}: {outcome.problem}")
 
     @classmethod
-    def of(cls, outcomes: Iterable[Outcome]) -> Sum:
+    def of(cls, outcomes: Iterable[Outcome]) -> Totals:
         """Count runs."""
         total = cls()
         for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""The judge: the provider's ledger is the truth, the store is the accused.
+"""Checks of the invariants: the store must agree with the provider's ledger.
 
 The invariants of the protocol, by their names:
 
@@ -28,7 +28,7 @@ from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.remote import digest_of
 from tests.faults.simulation.violation import Violation
 
-__all__ = ["Deliveries", "Judge"]
+__all__ = ["Deliveries", "InvariantChecker"]
 
 _SHARDED, _FINAL = 3, 4
 _MASK = (1 << 32) - 1
@@ -56,8 +56,8 @@ class Deliveries:
 
 
 @define
-class Judge:
-    """Judges one run.
+class InvariantChecker:
+    """Checks one run.
 
     Args:
         disk: the store's database, read beside the store.
@@ -79,7 +79,7 @@ class Judge:
 
     # -- after every step ------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
+    def check_step(self) -> bool:
         """Check what is on disk, if it has changed: I1; return whether it has.
 
         Raises:
@@ -106,7 +106,7 @@ class Judge:
 
     # -- at the end ------------------------------------------------------------------------------------------
 
-    def sentence(self, store: Store, job: JobRow, creates: Counter[str], *, repeats: bool) -> Counter[str]:
+    def check_end(self, store: Store, job: JobRow, creates: Counter[str], *, repeats: bool) -> Counter[str]:
         """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind.
 
         Args:
@@ -133,11 +133,13 @@ class Judge:
         incidents = store.incidents(job.id)
         if not repeats and any(incident.kind == "double_submission" for incident in incidents):
             raise Violation("I2 a shard was run twice, although all the assumptions held")
-        self._paid(texts, incidents, repeats=repeats)
-        self._true(incidents)
+        self._check_paid(texts, incidents, repeats=repeats)
+        self._check_incidents(incidents)
         return Counter(incident.kind for incident in incidents)
 
-    def _paid(self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool) -> None:
+    def _check_paid(
+        self, texts: dict[int, str | None], incidents: Sequence[IncidentRow], *, repeats: bool
+    ) -> None:
         """I2 and I7: everything that was paid for is a result, or an incident says why it is not.
 
         Where something repeats creates, which is outside of what is promised, what nobody says is counted.
@@ -178,7 +180,7 @@ class Judge:
             if (runs > LIMITS.max_tries + uncounted and not repeats) or asked > LIMITS.max_tries + retaken:
                 raise Violation(f"I7 item {ix} was run {runs} times and asked {asked} times")
 
-    def _true(self, incidents: Sequence[IncidentRow]) -> None:
+    def _check_incidents(self, incidents: Sequence[IncidentRow]) -> None:
         """I2: an incident that says something was lost or repeated is believed only if it was."""
         shards = self._shards()
         for incident in incidents:

@@ -1,7 +1,7 @@
 """Bugs on purpose: one line of the real code is changed, as a mistake would, and the checks must see it.
 
-As a plug-in of pytest (``-p tests.faults.simulation.planting``) it plants the bug that the environment
-variable ``PLANTED`` names, in the tests' process and in the interpreters that their scripts run in.
+As a plug-in of pytest (``-p tests.faults.simulation.mutants``) it plants the mutant that the environment
+variable ``MUTANT`` names, in the tests' process and in the interpreters that their scripts run in.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from smartbatch.jobs.store.result_table import Results
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.ticket import ResultFuture
-from tests.faults.simulation.programme import told
+from tests.faults.simulation.plans import plan_of
 from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.world import Outcome
 
-__all__ = ["BUGS", "Bug", "caught", "planted", "start"]
+__all__ = ["MUTANTS", "Mutant", "first_caught", "mutated", "start"]
 
-VARIABLE = "PLANTED"
+VARIABLE = "MUTANT"
 _INTEND = "    intended = step.store.mark_submitting("
 _LATE = "    store_intent = lambda: step.store.mark_submitting("
 """The intent is not stored where it should be, but when this is called."""
@@ -53,16 +53,16 @@ Change = tuple[Callable[..., Any], tuple[tuple[str, str], ...]]
 
 
 @frozen
-class Bug:
+class Mutant:
     """A mistake, and where it shows.
 
     Attributes:
-        number: in the list of planted bugs.
+        number: in the list of mutants.
         name: what is wrong.
         changes: for each function, what is replaced by what.
         flavour: of the provider with which it is looked for.
         rate: of crashes meanwhile.
-        story: what is to happen, instead of everything by the dice.
+        story: what is to happen, instead of everything at random.
         test: a test of the suite that sees it, where it is none of the simulation's.
     """
 
@@ -89,9 +89,9 @@ def _without_intent() -> tuple[tuple[str, str], ...]:
     return ((source[begin:end], ""), (_INTEND, _LATE))
 
 
-BUGS = (
-    Bug(1, "the SDK's retries are on", (_submit((_SENT, _REPEATED)),)),
-    Bug(
+MUTANTS = (
+    Mutant(1, "the SDK's retries are on", (_submit((_SENT, _REPEATED)),)),
+    Mutant(
         2,
         "the batch's id is stored, the intent not before it",
         (
@@ -102,7 +102,7 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    Mutant(
         3,
         "the intent is committed after the send",
         (
@@ -114,42 +114,42 @@ BUGS = (
         ),
         rate=0.12,
     ),
-    Bug(
+    Mutant(
         4,
         "no fence",
         ((recover._can_fence, (("step.api.abilities.fence and shard.file_id is not None", "False"),)),),
         story="late",
     ),
-    Bug(
+    Mutant(
         5,
         "no time to settle",
         ((recover._until, (("step.settle_time", "0.0"),)),),
         flavour="anthropic",
     ),
-    Bug(
+    Mutant(
         6,
         "one nonce for the whole job",
         ((shard.plan_shards, (("new_nonce(step.rng)", "new_nonce(type(step.rng)(step.job.id))"),)),),
     ),
-    Bug(
+    Mutant(
         7,
         "the name of the input file is used again",
         ((wire_ids.file_name, (('f"sb-{nonce}"', '"sb-input"'),)),),
         flavour="gemini",
     ),
-    Bug(
+    Mutant(
         8,
         "absence is concluded from the first page of the list",
         ((listing.newer_than_intent, (("after = page.next", "after = None"),)),),
         flavour="anthropic-shared",
     ),
-    Bug(
+    Mutant(
         9,
         "absence is concluded under another key",
         ((Serving.provider_of, ((" and provider.scope == row.scope", ""),)),),
         rate=0.12,
     ),
-    Bug(
+    Mutant(
         10,
         "Anthropic's batches are adopted by their size",
         (
@@ -160,7 +160,7 @@ BUGS = (
         ),
         flavour="anthropic-shared",
     ),
-    Bug(
+    Mutant(
         11,
         "results are taken by their position",
         (
@@ -170,7 +170,7 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    Mutant(
         12,
         "the file of errors is not read",
         (
@@ -184,7 +184,7 @@ BUGS = (
             (collect.fetch, (("outputs=batch.outputs,", "outputs=batch.outputs[:1],"),)),
         ),
     ),
-    Bug(
+    Mutant(
         13,
         "futures end before the commit",
         (
@@ -200,13 +200,13 @@ BUGS = (
             ),
         ),
     ),
-    Bug(
+    Mutant(
         14,
         "a forked child keeps the queue",
         ((_fork._after_fork_in_child, (("one.after_fork()", "pass"),)),),
         test="tests/hosts/test_fork.py::test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are",
     ),
-    Bug(
+    Mutant(
         15,
         "a forked child keeps the HTTP client",
         (
@@ -215,7 +215,7 @@ BUGS = (
         ),
         test="tests/providers/test_conformance_network.py::TestForks::test_a_child_uses_nothing_of_its_parent",
     ),
-    Bug(
+    Mutant(
         16,
         "results are set without a look whether the future is over",
         ((ResultFuture.settle, (("        pass", "        raise"),)),),
@@ -225,28 +225,28 @@ BUGS = (
 )
 
 
-def caught(bug: Bug, *, within: int) -> Outcome | None:
-    """Return the first of some runs in which a bug is seen; ``None`` when it is not."""
+def first_caught(mutant: Mutant, *, within: int) -> Outcome | None:
+    """Return the first of some runs in which a mutant is seen; ``None`` when it is not."""
     for seed in range(within):
-        name = bug.story
-        plan = Plan(seed=seed, flavour=bug.flavour, crash_rate=bug.rate)
-        outcome = simulate(plan if name is None else told(name, bug.flavour, seed))
+        name = mutant.story
+        plan = Plan(seed=seed, flavour=mutant.flavour, crash_rate=mutant.rate)
+        outcome = simulate(plan if name is None else plan_of(name, mutant.flavour, seed))
         if outcome.problem is not None:
             return outcome
     return None
 
 
 @contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """Have a bug for a while.
+def mutated(mutant: Mutant) -> Iterator[None]:
+    """Have a mutant for a while.
 
     Raises:
-        LookupError: the code has changed, and the bug must be planted anew.
+        LookupError: the code has changed, and the mutant must be written anew.
     """
-    functions = [cast(FunctionType, function) for function, _ in bug.changes]
+    functions = [cast(FunctionType, function) for function, _ in mutant.changes]
     before = [function.__code__ for function in functions]
     try:
-        for function, (_, changes) in zip(functions, bug.changes, strict=True):
+        for function, (_, changes) in zip(functions, mutant.changes, strict=True):
             function.__code__ = _changed(function, changes)
         yield
     finally:
@@ -269,13 +269,13 @@ def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> An
     return changed
 
 
-def start(bug: Bug) -> subprocess.Popen[str]:
-    """Run the test that is to see a bug, with the bug planted."""
-    assert bug.test is not None
+def start(mutant: Mutant) -> subprocess.Popen[str]:
+    """Run the test that is to see a mutant, with the mutant in place."""
+    assert mutant.test is not None
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", __name__, bug.test],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", __name__, mutant.test],
         cwd=Path(__file__).parents[3],
-        env=os.environ | {VARIABLE: str(bug.number)},
+        env=os.environ | {VARIABLE: str(mutant.number)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -285,23 +285,23 @@ def start(bug: Bug) -> subprocess.Popen[str]:
 # -- as a plug-in of pytest ----------------------------------------------------------------------------------
 
 
-def _named() -> Bug:
-    return next(bug for bug in BUGS if bug.number == int(os.environ[VARIABLE]))
+def _named() -> Mutant:
+    return next(mutant for mutant in MUTANTS if mutant.number == int(os.environ[VARIABLE]))
 
 
-def plant() -> None:
-    """Plant the bug the environment names, for good."""
+def apply() -> None:
+    """Plant the mutant the environment names, for good."""
     for function, changes in _named().changes:
         cast(FunctionType, function).__code__ = _changed(cast(FunctionType, function), changes)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plant it here, and in the scripts that tests run elsewhere."""
-    plant()
+    apply()
     scripts = sys.modules.get("run_script")
     if scripts is not None:
         root = str(session.config.rootpath)
         vars(scripts)["PRELUDE"] += (
             f"sys.path[:0] = [{root!r}]\nos.environ[{VARIABLE!r}] = {os.environ[VARIABLE]!r}\n"
-            "import tests.faults.simulation.planting\ntests.faults.simulation.planting.plant()\n"
+            "import tests.faults.simulation.mutants\ntests.faults.simulation.mutants.apply()\n"
         )

@@ -10,18 +10,18 @@ from typing import Any
 from smartbatch.jobs.records import ShardState
 from smartbatch.jobs.store import Store
 
-__all__ = ["Crash", "Points", "Watched", "step_of"]
+__all__ = ["Crash", "CrashPoints", "CrashingStore", "step_of"]
 
 
 class Crash(BaseException):
     """The process ends here; nothing of it goes on, no ``except Exception`` of it runs."""
 
 
-class Points:
+class CrashPoints:
     """Numbers the points of one run, crashes or freezes at some of them, and keeps the trace.
 
     Args:
-        rng: the dice of the run for crashes and freezes.
+        rng: random numbers for crashes and freezes.
         rate: the chance of a crash at each point.
         crashes: numbers of points that crash in any case.
         freezes: the chance of a freeze at each point.
@@ -57,7 +57,7 @@ class Points:
         """
         number = len(self.names)
         self.names.append(name)
-        self.told(name)
+        self.record(name)
         die = self._rng.random()
         if number in self._crashes or (not self.calm and die < self._rate):
             self.crashed.append(name)
@@ -66,7 +66,7 @@ class Points:
             self.frozen += 1
             self.freeze()
 
-    def told(self, text: str) -> None:
+    def record(self, text: str) -> None:
         """Enter something into the trace."""
         self._trace.update(f"{self._now():.6f} {text}\n".encode())
 
@@ -100,10 +100,10 @@ WRITES = frozenset(
 """The commits that matter. Leases and observed turnarounds are written beside the protocol."""
 
 
-class Watched:
+class CrashingStore:
     """A store whose commits are crash points; everything else passes through."""
 
-    def __init__(self, store: Store, points: Points) -> None:
+    def __init__(self, store: Store, points: CrashPoints) -> None:
         self._store = store
         self._points = points
 
@@ -142,9 +142,9 @@ _STEPS = (
     ("upload.after", "K6"),
     ("uploading>ready.before", "K6"),
     ("find_file", "K6"),
-    ("intend.before", "K7"),
+    ("mark_submitting.before", "K7"),
     ("uploading>ready.after", "K7"),
-    ("intend.after", "K8"),
+    ("mark_submitting.after", "K8"),
     ("create.before", "K8"),
     ("create.part", "K9"),
     ("create.waiting", "K10"),
