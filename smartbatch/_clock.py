@@ -22,7 +22,7 @@ __all__ = ["Clock", "Monitor", "RealClock", "VirtualClock"]
 
 
 class Monitor(Protocol):
-    """A lock with a waiting room. Several monitors may share one lock."""
+    """A lock and a condition on it. Several monitors may share one lock."""
 
     lock: threading.Lock
 
@@ -50,7 +50,7 @@ class Monitor(Protocol):
 
 @runtime_checkable
 class Clock(Protocol):
-    """Seconds, waiting rooms, and the book of running threads that virtual time needs."""
+    """Seconds, monitors, and the count of running threads that virtual time needs."""
 
     def now(self) -> float:
         """Monotonic seconds; only differences mean anything."""
@@ -115,7 +115,7 @@ class RealClock:
         return _RealMonitor(lock or threading.Lock())
 
     def spawned(self) -> None:
-        """Nothing to book: real time passes by itself."""
+        """Nothing to count: real time passes by itself."""
 
     began = ended = unspawned = spawned
 
@@ -134,8 +134,10 @@ class _Waiter:
 class VirtualClock:
     """Time that steps from deadline to deadline once every registered thread is parked.
 
-    Threads the library starts register themselves. A test's own thread does not count, so time runs
-    while it waits for a future; ``with clock.held():`` stops time while the test sets a scene.
+    Threads of the library register themselves, and so may a test's own: :meth:`spawned` and :meth:`began`,
+    then time stands while it works, and a :meth:`sleep` ends at its moment exactly. A thread that is not
+    registered does not count: time runs on while it works, while it waits for a future, and after its sleep
+    has ended. ``with clock.held():`` stops time while such a thread sets a scene.
 
     Args:
         start: the first value of :meth:`now`, seconds.
@@ -162,9 +164,9 @@ class VirtualClock:
 
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
-            with self.monitor() as room:
-                assert isinstance(room, _VirtualMonitor)
-                room.wait(seconds)
+            monitor = self.monitor()
+            with monitor:
+                monitor.wait(seconds)
 
     def spawned(self) -> None:
         with self._guard:
@@ -190,6 +192,11 @@ class VirtualClock:
             yield
         finally:
             self.unspawned()
+
+    def pending(self) -> int:
+        """Return how many threads wait for a moment, and not for a notification alone."""
+        with self._guard:
+            return sum(not waiter.woken for _, _, waiter in self._deadlines)
 
     def _park(self, waiter: _Waiter, timeout: float | None) -> None:
         with self._guard:

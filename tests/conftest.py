@@ -1,4 +1,4 @@
-"""What all tests share: virtual time, seeded dice, clients that are stopped, and a guard against hanging."""
+"""What all tests share: virtual time, seeded random numbers, stopped clients, a guard against hanging."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def client_of(clock: VirtualClock) -> Iterator[Callable[..., BatchingClient]]:
-    """Make clients in virtual time with seeded dice; they are stopped after the test."""
+    """Make clients in virtual time with seeded random numbers; they are stopped after the test."""
     made: list[BatchingClient] = []
 
     def make(provider: Provider | Callable[..., Any], **settings: Any) -> BatchingClient:

@@ -1,4 +1,4 @@
-"""Virtual time behaves as real time does, only sooner; the monitors wake whom they should."""
+"""Virtual time behaves as real time does, only sooner; a notification wakes the waiters it is meant for."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def run(clock: VirtualClock, *works: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("make", [RealClock, VirtualClock])
 def test_both_clocks_keep_the_protocol(make: Callable[[], Clock]) -> None:
-    """A monitor of either is a lock with a waiting room, and time does not run backwards."""
+    """A monitor of either is a lock and a condition, and time does not run backwards."""
     clock = make()
     assert isinstance(clock, Clock)
     before, wall = clock.now(), clock.wall()
-    with clock.monitor() as room:
-        assert room is not None
+    with clock.monitor() as held:
+        assert held is not None
     monitor = clock.monitor()
     with monitor:
         assert monitor.lock.locked()
@@ -101,7 +101,7 @@ def test_held_time_waits_for_the_scene_to_be_set(clock: VirtualClock) -> None:
 
 
 def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> None:
-    """Whoever is notified wakes at the moment of the notification and is told so."""
+    """A notified waiter wakes at the moment of the notification and returns True."""
     monitor = clock.monitor()
     heard: list[tuple[bool, float]] = []
 
@@ -119,7 +119,7 @@ def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> 
     assert clock.now() == 2.0
 
 
-def test_a_wait_that_times_out_says_so_and_leaves_the_room(clock: VirtualClock) -> None:
+def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> None:
     """A later notification goes to somebody who still waits, not to the one who left."""
     monitor = clock.monitor()
     heard: list[tuple[str, bool, float]] = []
@@ -136,8 +136,8 @@ def test_a_wait_that_times_out_says_so_and_leaves_the_room(clock: VirtualClock) 
         with monitor:
             monitor.notify(1)
 
-    run(clock, waiter("impatient", 1), waiter("patient", 9), notifier)
-    assert heard == [("impatient", False, 1.0), ("patient", True, 2.0)]
+    run(clock, waiter("short", 1), waiter("long", 9), notifier)
+    assert heard == [("short", False, 1.0), ("long", True, 2.0)]
 
 
 def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock) -> None:
@@ -162,8 +162,8 @@ def test_notify_all_wakes_everybody_and_notify_one_wakes_one(clock: VirtualClock
     assert woken == [1.0, 2.0, 2.0]
 
 
-def test_two_rooms_on_one_lock_do_not_wake_each_other(clock: VirtualClock) -> None:
-    """Waiting rooms that share a lock have their own waiters."""
+def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) -> None:
+    """Monitors that share a lock have their own waiters."""
     first = clock.monitor()
     second = clock.monitor(first.lock)
     heard: list[tuple[str, bool]] = []
