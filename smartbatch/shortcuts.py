@@ -23,6 +23,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.progress import Mode, Progress, watched
@@ -188,6 +189,25 @@ class StoredJobs:
         """
         rows = self._state.service.store.jobs(limit=limit, unfinished=unfinished)
         return [self._handle(row) for row in rows]
+
+    def statuses(self, limit: int = 1000) -> list[JobStatus]:
+        """Return the statuses of jobs, newest first, by one query for all of them.
+
+        They have no batches and no incidents, and nothing that follows from batches: ``running`` is 0,
+        ``remaining`` is ``None``. :meth:`~smartbatch.Job.status` has all of that.
+
+        Args:
+            limit: at most so many.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        service = self._state.service
+        wall = service.clock.wall()
+        return [
+            status_of(row, (), asking=0, incidents=(), remaining=None, note=None, wall=wall)
+            for row in service.store.jobs(limit=limit)
+        ]
 
     def close(self, timeout: float | None = None) -> None:
         """Store what comes within ``timeout`` seconds, and give the jobs back.

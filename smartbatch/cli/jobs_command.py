@@ -106,11 +106,10 @@ class _Jobs:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def _list(self, stored: StoredJobs) -> int:
-        statuses = [job.status() for job in stored.jobs(limit=_ALL)]
         if self._args.json:
-            for status in statuses:
-                _print(_as_json(status))
-        elif statuses:
+            for job in stored.jobs(limit=_ALL):
+                _print(_as_json(job.status()))
+        elif statuses := stored.statuses(limit=_ALL):
             _print(_table(statuses, wall=time.time()))
         else:
             say(f"no jobs in {stored.place}")

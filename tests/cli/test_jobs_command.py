@@ -1,0 +1,149 @@
+"""``smartbatch jobs``: what it prints, what it writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient, Job
+from smartbatch.cli.main import main
+
+SIM = "sim:demo?batch_seconds=0.02"
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
+    """A client of the store that the command reads."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
+    with BatchingClient(SIM) as client:
+        yield client
+
+
+@pytest.fixture
+def done(client: BatchingClient) -> Job:
+    """A job of three rows that has ended, under a key."""
+    job = client.submit_batch(["a", "b", "c"], key="letters")
+    job.wait(20)
+    return job
+
+
+def jobs(*args: str) -> int:
+    return main(["jobs", *args])
+
+
+@pytest.mark.parametrize("args", [[], ["list"], ["watch"]])
+def test_without_a_store_none_is_made(
+    args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command says where it would be; a job that is named is not found."""
+    store = tmp_path / "none.db"
+    assert jobs(*args, "--store", str(store)) == 0
+    assert f"no jobs: there is no store at {store} yet" in capfd.readouterr().err
+    assert jobs("show", "letters", "--store", str(store)) == 1
+    assert "so no job 'letters'" in capfd.readouterr().err
+    assert not store.exists()
+
+
+def test_the_list_has_a_line_for_each_job_newest_first(
+    client: BatchingClient, done: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """State, count, cost, age, model and key; with --json everything, its batches included."""
+    second = client.submit_batch(["d"], key="k" * 50)
+    second.wait(20)
+    assert jobs() == 0
+    head, newest, oldest = capfd.readouterr().out.splitlines()
+    assert head.split() == ["JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY"]
+    assert newest.startswith(second.id)
+    assert newest.endswith("k" * 39 + "…")
+    assert oldest.startswith(done.id)
+    assert oldest.split()[1:4] == ["done", "3/3", "0"]
+    assert jobs("list", "--json") == 0
+    records = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [record["id"] for record in records] == [second.id, done.id]
+    assert records[1]["completed"] == 3
+    assert [batch["size"] for batch in records[1]["batches"]] == [3]
+
+
+def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """An unknown name is an error; the jobs after it are shown as well."""
+    assert jobs("show", "nobody", "letters") == 1
+    shown = capfd.readouterr()
+    assert f"{done.id} (letters), {SIM.partition('?')[0]}" in shown.out
+    assert "batch 1: 3 requests, settled as " in shown.out
+    assert "nobody" in shown.err
+    assert jobs("show", done.id, "--json") == 0
+    assert json.loads(capfd.readouterr().out)["key"] == "letters"
+
+
+def test_results_are_lines_in_order_and_a_file_is_never_replaced(
+    done: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On standard output and in a file they are the same."""
+    assert jobs("results", "letters") == 0
+    printed = capfd.readouterr().out
+    assert [json.loads(line)["index"] for line in printed.splitlines()] == [0, 1, 2]
+    assert jobs("results", "letters", "-o", "out.jsonl") == 0
+    assert Path("out.jsonl").read_text() == printed
+    assert jobs("results", "letters", "-o", "out.jsonl") == 2
+    assert "out.jsonl: is there already" in capfd.readouterr().err
+    assert sorted(path.name for path in Path().glob("*out*")) == ["out.jsonl"]
+
+
+def test_a_job_that_goes_on_is_watched_to_its_end(
+    client: BatchingClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With --json a line for every change, and the last one at the end."""
+    job = client.submit_batch([f"row {i}" for i in range(5)])
+    assert jobs("watch", "--json") == 0
+    states = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert {state["id"] for state in states} == {job.id}
+    assert (states[-1]["state"], states[-1]["completed"]) == ("done", 5)
+    assert jobs("watch") == 0
+    assert "no job goes on" in capfd.readouterr().err
+
+
+def test_a_job_is_forgotten_once_it_has_ended(done: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """With its results; naming it again is an error."""
+    assert jobs("forget", "letters") == 0
+    assert f"job {done.id}: forgotten" in capfd.readouterr().err
+    assert jobs("forget", "letters") == 1
+    assert jobs() == 0
+    assert "no jobs in " in capfd.readouterr().err
+
+
+def test_a_job_that_is_cancelled_ends_with_exit_code_0(
+    client: BatchingClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is done by then is kept, the rest is cancelled."""
+    slow = BatchingClient("sim:demo?batch_seconds=3600")
+    job = slow.submit_batch(["a", "b"])
+    assert jobs("cancel", job.id, "--quiet") == 0
+    status = client.job(job.id).status()
+    assert (status.state, status.finished) == ("done", 2)
+    assert f"{status.cancelled:,} cancelled" in capfd.readouterr().out
+    slow.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("args", "printed"),
+    [
+        (["list", "letters"], "jobs list takes no names"),
+        (["show"], "jobs show needs the ids or keys of jobs"),
+        (["results"], "jobs results takes the id or key of one job"),
+        (["results", "a", "b"], "jobs results takes the id or key of one job"),
+        (["show", "a", "--wait"], "--wait is for jobs results only"),
+        (["list", "-o", "x"], "--output is for jobs results only"),
+        (["list", "--poll-interval", "-1"], "(--poll-interval)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    args: list[str], printed: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, and the reason."""
+    assert jobs(*args) == 2
+    assert printed in capfd.readouterr().err
