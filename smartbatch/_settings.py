@@ -1,6 +1,6 @@
-"""What one setting is: its kind, its range, its help, and how text becomes its value.
+"""The rules of one setting: its kind, its range, its help, and how a text is parsed.
 
-Checks, the environment reader and the reference in the docs all read the same :class:`Spec`.
+The checks, the reader of the environment and the reference in the docs all use the same :class:`Spec`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Spec:
     Args:
         kind: ``float``, ``int``, ``bool``, ``choice``, ``text``, ``texts``, ``usd`` or ``prices``.
         low, high: the range, both included.
-        choices: the words allowed.
+        choices: the values allowed, where ``kind`` is ``choice``.
         unit: what the number counts.
         help: one sentence for the reference.
         optional: True when ``None`` is a value.
-        note: further words on the range.
+        note: a remark on the range.
     """
 
     kind: str

@@ -49,7 +49,7 @@ class BatchingConfig:
     """
 
     batch_window: float = setting(
-        0.1, "float", "How long requests that can share a call wait for company.", 0.01, 5, unit="s"
+        0.1, "float", "How long a request waits for others to share its call.", 0.01, 5, unit="s"
     )
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
     min_batch_size: int = setting(2, "int", "Prompts that are enough to go when the window is over.", 1, 50)
@@ -67,7 +67,7 @@ class BatchingConfig:
     )
     large_queue: bool = setting(False, "bool", f"Allows a queue_capacity above {LARGE_QUEUE}.")
     queue_full: Literal["block", "raise"] = setting(
-        "block", "choice", "What a full queue does to who submits.", choices=("block", "raise")
+        "block", "choice", "What submitting does while the queue is full.", choices=("block", "raise")
     )
     queue_timeout: float | None = setting(
         None, "float", "Longest wait for room before QueueFull.", 0, DAY, unit="s", optional=True
@@ -82,13 +82,13 @@ class BatchingConfig:
         None, "float", "Time from submission to failure.", 0.1, 30 * DAY, unit="s", optional=True
     )
 
-    retries: int = setting(3, "int", "Further tries of a request that failed by its own.", 0, 20)
+    retries: int = setting(3, "int", "Retries of a request that failed.", 0, 20)
     retry_initial: float = setting(1.0, "float", "Delay before the first retry.", 0.01, 300, unit="s")
     retry_multiplier: float = setting(2.0, "float", "Growth of the delay from try to try.", 1, 10)
     retry_max_delay: float = setting(10.0, "float", "Longest delay of a retry.", 0.01, 3600, unit="s")
 
     validation_retries: int = setting(
-        2, "int", "Further tries of an answer that does not fit its schema; each is paid.", 0, 10
+        2, "int", "Repairs of an answer that does not fit its schema; each is paid.", 0, 10
     )
 
     breaker_threshold: int = setting(
@@ -96,7 +96,9 @@ class BatchingConfig:
     )
     breaker_pause: float = setting(1.0, "float", "First pause of an open breaker.", 0.01, 3600, unit="s")
     breaker_max_pause: float = setting(15.0, "float", "Longest pause of a breaker.", 0.01, DAY, unit="s")
-    breaker_probes: int = setting(1, "int", "Calls let through to see whether it works again.", 1, 100)
+    breaker_probes: int = setting(
+        1, "int", "Calls at a time that probe whether the provider works again.", 1, 100
+    )
     on_breaker_open: Literal["wait", "fail", "fallback"] = setting(
         "wait",
         "choice",
@@ -107,7 +109,7 @@ class BatchingConfig:
         None, "text", "The model, as provider:model, that takes over from an open breaker.", optional=True
     )
     outage_patience: float = setting(
-        10_800.0, "float", "How long requests wait out an outage of the provider.", 0, 7 * DAY, unit="s"
+        10_800.0, "float", "How long requests wait for a provider that is down.", 0, 7 * DAY, unit="s"
     )
 
     max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9, optional=True)
@@ -121,15 +123,15 @@ class BatchingConfig:
     )
 
     packing: bool = setting(
-        False, "bool", "Several prompts share a call, packed into one; see the risks in the documentation."
+        False, "bool", "Several prompts are packed into one call; see the risks in the documentation."
     )
     deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
     cache: str | None = setting(
-        None, "text", "File that keeps answers, so that the same request is not paid again.", optional=True
+        None, "text", "File of the response cache, so that the same request is not paid again.", optional=True
     )
-    cache_ttl: float = setting(7 * DAY, "float", "How long a kept answer counts.", 1, 3650 * DAY, unit="s")
+    cache_ttl: float = setting(7 * DAY, "float", "How long a cached answer is used.", 1, 3650 * DAY, unit="s")
     cache_max_bytes: int = setting(
-        2**30, "int", "Size of the kept answers; the oldest go first.", 2**16, 2**44
+        2**30, "int", "Size of the cache; the oldest answers are removed first.", 2**16, 2**44
     )
     store: str | None = setting(
         None,
@@ -143,7 +145,7 @@ class BatchingConfig:
         10, "int", "Fewest requests for which a batch alone is considered.", 1, 1_000_000
     )
     batch_poll_interval: float = setting(
-        30.0, "float", "Time between two looks at a batch.", 0.01, 3600, unit="s"
+        30.0, "float", "Time between two polls of a batch.", 0.01, 3600, unit="s"
     )
     batch_timeout: float = setting(
         3600.0,
@@ -157,7 +159,7 @@ class BatchingConfig:
     batch_settle: float = setting(
         1800.0,
         "float",
-        "How long a batch whose creation is unsure is looked for before its requests are sent again.",
+        "How long a batch whose creation is uncertain is searched for before its requests are sent again.",
         0.1,
         30 * DAY,
         unit="s",
@@ -165,7 +167,7 @@ class BatchingConfig:
     batch_on_unknown: Literal["settle", "hold"] = setting(
         "settle",
         "choice",
-        "What follows when it was not found: send again, or wait 26 hours, when it is certain.",
+        "What follows when it was not found: send again, or wait 26 hours until it is certain.",
         choices=("settle", "hold"),
     )
     batch_fallback: Literal["batch", "individual"] = setting(
@@ -199,19 +201,26 @@ class BatchingConfig:
     prefer: Literal["balanced", "speed", "cost"] = setting(
         "balanced",
         "choice",
-        "What auto looks at where there is no deadline: money and time, or one of them.",
+        "What auto weighs where there is no deadline: money and time, or one of them.",
         choices=("balanced", "speed", "cost"),
     )
     time_value: float = setting(
-        5.0, "float", "What an hour of waiting is worth to auto, and of being late.", 0, 10**6, unit="USD"
+        5.0,
+        "float",
+        "What an hour of waiting is worth to auto; part of what a missed deadline costs.",
+        0,
+        10**6,
+        unit="USD",
     )
     prefer_individual_for: frozenset[str] = setting(
-        frozenset(), "texts", "Purposes of requests that never wait for others or for a batch."
+        frozenset(), "texts", "Purposes of requests that never wait for other requests or for a batch."
     )
     max_parallel_individual: int = setting(
-        5, "int", "Calls in flight for a list that the threshold strategy asks individually.", 1, 1024
+        5, "int", "Calls in flight for a list that the threshold strategy sends individually.", 1, 1024
     )
-    flex: bool = setting(True, "bool", "Allows auto the provider's cheaper, slower tier, where it has one.")
+    flex: bool = setting(
+        True, "bool", "Lets auto use the provider's cheaper, slower tier, where there is one."
+    )
     on_error: Literal["result", "raise"] = setting(
         "result", "choice", "What list calls do with a failed request.", choices=("result", "raise")
     )
@@ -230,7 +239,7 @@ class BatchingConfig:
         environ: Mapping[str, str] = os.environ,
         **overrides: Any,
     ) -> BatchingConfig:
-        """Gather the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
+        """Return the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
 
         Args:
             file: TOML with the keys at its top level, or a ``pyproject.toml`` with ``[tool.smartbatch]``; or
@@ -273,7 +282,7 @@ def _keys() -> dict[str, Attribute[Any]]:
 
 
 def _contradictions(c: BatchingConfig) -> Iterator[str]:
-    """Yield what two settings cannot both mean; each text names both and says what to change."""
+    """Yield what contradicts; each text names both settings and says what to change."""
     for low, high in (
         ("min_batch_size", "max_batch_size"),
         ("batch_window", "max_wait"),
@@ -342,7 +351,7 @@ def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Read the settings table of a TOML file; a byte order mark is forgiven."""
+    """Return the settings table of a TOML file, with or without a byte order mark."""
     try:
         content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:

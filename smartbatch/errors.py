@@ -1,7 +1,7 @@
-"""Every error smartbatch raises: one root, and what happened, to which request, what to do next.
+"""Every error that smartbatch raises. Each says what happened, to which request, and what to do next.
 
 No error carries a key, a prompt or an answer: texts that come from a provider pass :func:`scrub` first.
-All errors survive :mod:`pickle`, so they can cross process borders.
+All errors can be pickled, so they can be sent to other processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class ErrorKind(enum.Enum):
     """What a failed call means for the next one; the retry policy decides by it."""
 
     RATE_LIMIT = "rate_limit"
-    """The provider asks for fewer requests or tokens: pause everybody who shares the quota."""
+    """The provider asks for fewer requests or tokens: all calls that share the quota wait."""
     TIMEOUT = "timeout"
     """The call did not end within its total deadline; whether it was billed is unknown."""
     NETWORK_ERROR = "network_error"
@@ -29,7 +29,7 @@ class ErrorKind(enum.Enum):
     CLIENT_ERROR = "client_error"
     """The request itself is wrong (4xx)."""
     UNKNOWN = "unknown"
-    """Anything else, for instance an exception out of an own callable."""
+    """Anything else, for instance an exception of the user's callable."""
     NO_MONEY = "no_money"
     """Credit or a spend limit is used up: waiting does not help."""
     CONTEXT_TOO_LONG = "context_too_long"
@@ -140,7 +140,7 @@ class ProviderError(SmartbatchError):
 
 
 class MissingAnswer(ProviderError):
-    """The answer to a shared call does not clearly contain this request's; it is asked alone.
+    """The answer to a shared call does not clearly contain this request's answer; the request is sent alone.
 
     Attributes:
         usage: the request's share of what the call was billed for.
@@ -168,7 +168,7 @@ class RequestCancelled(ProviderError):
 
 
 class ValidationFailed(SmartbatchError):
-    """The model answered, but not what the schema asks for; it was told and did no better, or would not.
+    """The model's answer does not fit the schema, and repairs did not help or were not possible.
 
     Attributes:
         kind: ``INVALID_RESPONSE``.
@@ -198,7 +198,7 @@ class JobConflict(SmartbatchError, ValueError):
 
 
 class JobTimeout(SmartbatchError, TimeoutError):
-    """The job has not ended in the time given; it goes on, and nothing is lost.
+    """The job has not ended in the time given; it continues, and nothing is lost.
 
     Attributes:
         job_id: the job.
@@ -228,7 +228,7 @@ _SECRETS = re.compile(
 def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     """Return ``text`` without the ``secrets`` and what looks like a key, cut to ``limit`` characters.
 
-    Providers echo keys and parts of prompts in their error texts, so every foreign text passes here.
+    Providers repeat keys and parts of prompts in their error texts, so every foreign text is scrubbed.
     """
     for secret in secrets:
         if secret and len(secret) >= 4:

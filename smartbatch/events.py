@@ -1,4 +1,4 @@
-"""What happened, as frozen facts: the one vocabulary of metrics, logs, progress and observers.
+"""Events: what happened, as frozen classes made by keyword. Metrics, logs, progress and observers use them.
 
 Events carry ids, counts, seconds, tokens and USD; never a key, a prompt or an answer.
 Observers are called after locks are released, on the thread that caused the event.
@@ -15,7 +15,7 @@ from attrs import asdict, frozen
 from smartbatch.types import Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
-"""Anything that takes an event. What it raises is logged and hurts nobody."""
+"""Anything that takes an event. An exception it raises is logged and has no other effect."""
 
 
 @lru_cache(maxsize=256)
@@ -94,7 +94,7 @@ class RetryScheduled(Event):
     attempt: int
     delay: float
     counted: bool
-    """False when the failure was the provider's state (a limit, an outage) and cost the request no try."""
+    """False when the failure was the provider's state (a limit, an outage) and did not use up a retry."""
     maybe_billed: bool = False
     """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
@@ -138,7 +138,7 @@ class BreakerChanged(Event):
 
 @frozen(kw_only=True)
 class PackingChanged(Event):
-    """Packing was turned off for a model, as too many answers had to be asked again; or on again."""
+    """Packing was suspended for a model, as too many requests had to be sent again; or it was resumed."""
 
     model: str
     enabled: bool
@@ -147,7 +147,7 @@ class PackingChanged(Event):
 
 @frozen(kw_only=True)
 class FlexChanged(Event):
-    """A model's slower tier is left alone, as it sent requests away; or it is tried again."""
+    """A model's slower tier was suspended, as it refused requests; or it is tried again."""
 
     model: str
     enabled: bool
@@ -176,7 +176,7 @@ class ClientStopped(Event):
 
 @frozen(kw_only=True)
 class JobAccepted(Event):
-    """A job is on disk; from here on it cannot be lost."""
+    """A job is in the store; from now on it cannot be lost."""
 
     job_id: str
     model: str
@@ -199,7 +199,7 @@ class ShardChanged(Event):
 
 @frozen(kw_only=True)
 class JobProgress(Event):
-    """What is known of a job after a poll or after results were stored."""
+    """The state of a job after a poll or after results were stored."""
 
     job_id: str
     model: str
@@ -231,13 +231,13 @@ class JobRescued(Event):
 
 @frozen(kw_only=True)
 class JobHeld(Event):
-    """A job is held, and somebody here waits for it; told once, to whom waits."""
+    """A job is held, and a caller of this process waits for it; sent once."""
 
     job_id: str
     model: str
     reason: str
     remedy: str
-    """What makes it go on."""
+    """What lets it continue."""
 
 
 @frozen(kw_only=True)
@@ -282,12 +282,12 @@ class RouteChosen(Event):
     p95: float
     cost: float | None
     options: tuple[tuple[str, float, float, float | None, bool], ...]
-    """Every route that was open: name, p50, p95, expected cost in USD, whether it met the constraints."""
+    """Every open route: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
 @frozen(kw_only=True)
 class ThresholdMoved(Event):
-    """From another number of requests on, lists like the latest one go by batch."""
+    """The number of requests from which lists like the latest one go by batch has changed."""
 
     model: str
     before: int | None
@@ -298,7 +298,8 @@ class ThresholdMoved(Event):
 
 @frozen(kw_only=True)
 class RouteScored(Event):
-    """What a decision really took, beside its forecast and beside the two plain routes."""
+    """What a decision really took, with its forecast and with what the two plain routes were expected to
+    take."""
 
     decision_id: str
     model: str
@@ -321,7 +322,7 @@ class RouteScored(Event):
 
 @frozen(kw_only=True)
 class ForecastMoved(Event):
-    """What is forecast of calls or batches changed by more than a quarter."""
+    """The forecast of calls or batches changed by more than a quarter."""
 
     model: str
     route: Route

@@ -1,4 +1,4 @@
-"""A plan: what a list would take, by which route and why, before anything is sent. It can be carried out."""
+"""A plan: how long a list would take, what it would cost, by which route and why. It can be run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Plan:
         decision: the choice with all that it rests on.
         route: the route that was chosen.
         reason: why, in words.
-        p50, p95: seconds until the last answer, which half and 95 of 100 such lists stay within.
+        p50, p95: seconds within which half and 95 of 100 such lists have their last answer.
         cost: USD expected; ``None`` where the price is unknown.
         cost_low, cost_high: what 90 of 100 such lists cost between; ``None`` where the price is unknown.
-        calls, batches: how many it takes.
+        calls, batches: how many are made.
         first: requests of a hybrid that go individually at once.
         requests: how many the provider has to answer.
-        cached: how many the cache answers besides.
+        cached: further requests, which the cache answers.
         quota: share of the known limits it uses while it runs; ``None`` where none is known.
         options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
     """
@@ -74,12 +74,12 @@ class Plan:
         }
 
     def run(self, *, budget: float | str | None = None) -> ResultList:
-        """Carry the plan out by its route, and hold to it.
+        """Run the list by the planned route.
 
-        The deadline, if there is one, counts from now. What is spent stays within the budget of the plan, or
-        in real time else within ``cost_high``: requests beyond it fail with ``BudgetExceeded``, what was
-        finished is kept. A batch costs what its answers take; a limit near that would only cut it, as every
-        request must be held back at its worst.
+        The deadline, if there is one, counts from now. Spending stays within the plan's budget; without one,
+        a plan in real time stays within ``cost_high``. Requests beyond that fail with ``BudgetExceeded``, and
+        finished ones are kept. For a plan with a batch ``cost_high`` would be too low a limit, since the most
+        that each request can cost is reserved.
 
         Args:
             budget: USD to stay within instead, or as ``"5 USD"``.

@@ -1,11 +1,11 @@
-"""What a request costs: the user's own table over the bundled one of ``genai-prices``, one request at a time.
+"""What a request costs: the user's own table, then the bundled one of ``genai-prices``.
 
 The same request is cheaper in a batch. Where the table lists a model's batch rates, those hold; where it has
 none, the discount its provider documents for all models (:data:`BATCH_SHARES`); without either the price is
 not known. In the provider's flex tier, which not every model has, only rates the table lists hold.
 
-Prices with tiers are chosen by the size of a single request, so a cost is worked out for each request by
-itself and costs are added, never usages.
+Tiered prices depend on the size of a single request, so the cost of each request is computed by itself and
+costs are added, never usages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTEXTS: Mapping[str, dict[str, str]] = {
     "batch": {"processing": "batch"},
     "flex": {"service_tier": "flex"},
 }
-"""What the bundled table calls the ways that are not standard."""
+"""The bundled table's names of the processings that are not standard."""
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "openai": (0.5, 1.0),
@@ -133,7 +133,7 @@ class Band:
 
 @frozen
 class RateCard:
-    """What one model costs now; cheap to ask for every request.
+    """What one model costs now; fast enough to be used for every request.
 
     Attributes:
         source: the table it comes from, such as ``genai-prices 0.2.3`` or ``user``.
@@ -160,7 +160,7 @@ class RateCard:
                 if tokens > band.above:
                     break
         cached = usage.cached_tokens
-        if cached > tokens:  # some servers count the cache apart from the prompt
+        if cached > tokens:  # some servers do not count cached tokens as prompt tokens
             cached = tokens
         thought = usage.reasoning_tokens
         return (
@@ -229,7 +229,7 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
 
 
 def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
-    """Return the card of ``model`` at the way it is processed; ``None`` when that has no known price."""
+    """Return the card of ``model`` for ``processing``; ``None`` when that has no known price."""
     standard = _listed(provider, model, wall)
     if standard is None:
         return None
@@ -266,7 +266,8 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
 
 @frozen
 class _Listed:
-    """What the bundled table says of a model: its card, the provider's own id there, and the plain rates."""
+    """What the bundled table says of a model: its card, the provider's id in the table, and the plain
+    rates."""
 
     card: RateCard
     provider: str
@@ -274,7 +275,7 @@ class _Listed:
 
 
 def _listed(provider: str, model: str, wall: float, context: dict[str, str] | None = None) -> _Listed | None:
-    """Read the card of ``model`` out of genai-prices, which is imported here because that takes long."""
+    """Return the card of ``model`` in genai-prices, which is imported here because that takes 0.3 s."""
     from datetime import UTC, datetime
 
     import genai_prices
@@ -314,7 +315,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
 
 
 def _priced_by_token(price: ModelPrice) -> bool:
-    """Tell whether texts have a price: models paid by the hour or the page have none."""
+    """Whether tokens have a price: models paid by the hour or the page have none."""
     return price.input_mtok is not None or price.output_mtok is not None or price.requests_kcount is not None
 
 
@@ -323,7 +324,7 @@ def _per_request(price: ModelPrice) -> float:
 
 
 def _bands(price: ModelPrice) -> tuple[Band, ...]:
-    """Lay the tiers of all rates over each other, so that one look finds the rates of a request."""
+    """Merge the tiers of all rates into bands, so that one band has all rates of a request."""
     units = (price.input_mtok, price.cache_read_mtok, price.output_mtok, price.output_reasoning_mtok)
     starts = {tier.start for unit in units for tier in getattr(unit, "tiers", ())}
     bands = []
@@ -337,7 +338,7 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
 
 
 def _at(unit: Any, tokens: int) -> Decimal | None:
-    """Return the rate of a unit for a request of ``tokens`` input tokens: the last tier that lies below."""
+    """Return the rate of a unit for a request of ``tokens`` input tokens: that of the last tier below."""
     if not hasattr(unit, "tiers"):
         return unit  # type: ignore[no-any-return]
     passed = [tier.price for tier in unit.tiers if tokens > tier.start]
@@ -345,7 +346,7 @@ def _at(unit: Any, tokens: int) -> Decimal | None:
 
 
 def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
-    """Compare the card with the library around every tier: prices of another shape are left to it."""
+    """Whether the card gives the library's costs around every tier; where not, the library computes them."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
     usages = [Usage(size, 500, size // 3, 120) for size in sizes]
     return all(math.isclose(card.cost(u), exact(u), rel_tol=1e-9, abs_tol=1e-15) for u in usages)

@@ -1,4 +1,4 @@
-"""The nouns of the library: frozen classes that travel from the caller to a provider and back."""
+"""Requests, answers, results and what they are made of: frozen classes that all rooms share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Priority(enum.IntEnum):
 
 
 class Route(enum.Enum):
-    """The way a request took."""
+    """How a request was answered."""
 
     INDIVIDUAL = "individual"
     SHARED = "shared"
@@ -61,17 +61,17 @@ class Route(enum.Enum):
     CACHED = "cached"
     """Answered from the cache, without a call."""
     PACKED = "packed"
-    """Of a list: several prompts a call, packed into one. Each result says :attr:`SHARED`."""
+    """Of a list: several prompts packed into one call. Each result says :attr:`SHARED`."""
     FLEX = "flex"
     """Answered in the provider's cheaper, slower tier."""
     BATCH = "batch"
     """Answered through the provider's Batch API."""
     HYBRID = "hybrid"
-    """Of a list: the first few individually, the rest in a batch. Each result says its own."""
+    """Of a list: the first few individually, the rest in a batch. Each result says its own route."""
 
 
 class Strategy(enum.Enum):
-    """How the way is chosen."""
+    """How the route is chosen."""
 
     AUTO = "auto"
     """The cheapest route that meets the constraints."""
@@ -83,7 +83,7 @@ class Strategy(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What is asked for."""
+    """What a request asks for."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -118,7 +118,7 @@ class Usage:
         output_tokens: answer tokens, reasoning included.
         cached_tokens: the part of ``input_tokens`` read from the provider's cache.
         reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
-        estimated: True when the provider said nothing and the numbers are our own estimate.
+        estimated: True when the provider did not say and the numbers are our own estimate.
     """
 
     input_tokens: int = 0
@@ -142,7 +142,7 @@ class Usage:
 
 
 def _schema(value: Any) -> Mapping[str, Any] | None:
-    """Take classes as well; admission turns them into schemas."""
+    """Accept classes as well; admission turns them into schemas."""
     schema: Mapping[str, Any] | None = value
     return schema
 
@@ -201,10 +201,10 @@ class Request:
         prompt: a string, or chat messages; normalised when the client takes it.
         params: generation parameters; ``None`` fields are filled from the client's.
         priority: see :class:`Priority`.
-        max_wait: most seconds in the window for company; the client's setting when ``None``.
+        max_wait: most seconds in the window; the client's setting when ``None``.
         timeout: seconds from submission after which the request fails with ``RequestTimeout``.
-        id: own id, returned as ``Result.request_id``; made up when ``None``.
-        context: any object, passed through to ``Result.context`` untouched.
+        id: the caller's id, returned as ``Result.request_id``; generated when ``None``.
+        context: any object, returned as ``Result.context`` unchanged.
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
         embedding: set for a vector instead of a text; the prompt is then the text to embed.
@@ -230,9 +230,10 @@ class Request:
 
 @frozen
 class LimitReport:
-    """What a provider's answer said about its limits; ``None`` where it said nothing.
+    """What a provider's answer reported about its limits; ``None`` where it reported nothing.
 
-    ``tokens`` are input and output together; who limits them apart fills ``input`` and ``output``.
+    ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and
+    ``output``.
 
     Attributes:
         requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.
@@ -288,7 +289,7 @@ class Answer:
 
 @frozen(eq=False)
 class Result:
-    """What came of one request.
+    """The result of one request.
 
     Attributes:
         request_id: the request's id.
@@ -301,12 +302,12 @@ class Result:
         queued: seconds between submission and that call's start.
         time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
         attempts: calls made.
-        route: the way it took; ``None`` when it never left.
+        route: how it was answered; ``None`` when it was never sent.
         finish_reason: why the output ended; see :class:`Answer`.
         model: the model that answered, as ``provider:model``.
         provider_request_id: the provider's id of the call that answered.
         error: what went wrong; ``None`` on success.
-        context: the request's context, untouched.
+        context: the request's context, unchanged.
         dropped: parameters that were left out because the provider does not take them, with the reasons.
         deduplicated: True when the answer came from an identical request in flight (then ``cost`` is 0).
     """

@@ -178,7 +178,7 @@ class HeaderLimits:
                 )
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
-            reading = reading._replace(limit=limit)
+            reading = LimitReading(limit, reading.remaining, reading.reset)
             bucket.learn(reading, traffic.around(dimension, call), now)
 
     def explain(self, report: LimitReport | None, call: Reservation, traffic: Traffic, now: float) -> bool:
