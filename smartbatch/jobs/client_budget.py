@@ -15,7 +15,7 @@ from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
 from smartbatch.jobs.job_budget import bill, budget_of
 from smartbatch.jobs.records import JobRow, JobState
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import SqlStore
 
 __all__ = ["ClientBudget"]
 
@@ -28,7 +28,7 @@ class ClientBudget:
         store: returns the store of the jobs.
     """
 
-    def __init__(self, reservations: JobReservations, store: Callable[[], Store]) -> None:
+    def __init__(self, reservations: JobReservations, store: Callable[[], SqlStore]) -> None:
         self._reservations = reservations
         self._store = store
 

@@ -1,7 +1,7 @@
 """The budget of a job: what its requests can cost at most, and which of them it has room for.
 
 What is charged and what is reserved never exceed the budget together (see
-:meth:`smartbatch.jobs.store.base.Store.reserve`). The most a shard can cost is reserved when it is planned;
+:meth:`smartbatch.jobs.store.SqlStore.reserve`). The most a shard can cost is reserved when it is planned;
 the most an item can cost in real time is reserved before its call. Where an answer that may have been billed
 is lost, its reservation stays for good.
 """
@@ -34,7 +34,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -133,7 +133,7 @@ class Bill:
     open: float | None
 
 
-def bill(store: Store, job_id: str) -> Bill:
+def bill(store: SqlStore, job_id: str) -> Bill:
     """Return what a job has cost; 0 for one that was deleted.
 
     A job that is done opens no further batch. So when none of its batches is open after it was seen done, the
@@ -215,7 +215,7 @@ def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     return min(shard.reserved, most)
 
 
-def _under_way(store: Store, row: JobRow) -> bool:
+def _under_way(store: SqlStore, row: JobRow) -> bool:
     """Whether anything of a job may still cost less than was reserved for it."""
     if store.shards(row.id, states=OPEN_SHARDS):
         return True
@@ -257,7 +257,7 @@ class JobBudget:
         calls: the budget that the calls for the job's items spend from.
     """
 
-    def __init__(self, store: Store, lease: JobLease, ceiling: CostCeiling, outer: Budget | None) -> None:
+    def __init__(self, store: SqlStore, lease: JobLease, ceiling: CostCeiling, outer: Budget | None) -> None:
         self._store = store
         self._lease = lease
         self._ceiling = ceiling

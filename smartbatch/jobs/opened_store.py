@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from random import Random
 
-from smartbatch.jobs.store import open_store
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store import SqlStore, open_store
 
 __all__ = ["OpenedStore"]
 
@@ -27,9 +26,9 @@ class OpenedStore:
         self._wall = wall
         self._rng = rng
         self._opening = threading.Lock()
-        self._store: Store | None = None
+        self._store: SqlStore | None = None
 
-    def get(self) -> Store:
+    def get(self) -> SqlStore:
         """Return the store.
 
         Raises:

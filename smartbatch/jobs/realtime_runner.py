@@ -41,7 +41,7 @@ from smartbatch.jobs.payload import (
 )
 from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.context import held_note, report
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Request, Result
 
 __all__ = ["Ask", "RealtimeRunner", "item_id"]
@@ -194,7 +194,7 @@ class RealtimeRunner:
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         *,
         ask: Ask,
         new_budget: Callable[[JobLease, JobRow], JobBudget | None] = lambda _lease, _row: None,

@@ -42,7 +42,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
@@ -117,7 +117,7 @@ class JobService:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     @property
-    def store(self) -> Store:
+    def store(self) -> SqlStore:
         """The store, opened when first asked for.
 
         Raises:
@@ -265,7 +265,7 @@ class JobService:
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
 
-    def _new_supervisor(self, store: Store, runner: RealtimeRunner) -> JobSupervisor:
+    def _new_supervisor(self, store: SqlStore, runner: RealtimeRunner) -> JobSupervisor:
         config = self._config
         engine = StepRunner(
             store,
@@ -296,7 +296,7 @@ class JobService:
             rng=self._rng,
         )
 
-    def _new_runner(self, store: Store) -> RealtimeRunner:
+    def _new_runner(self, store: SqlStore) -> RealtimeRunner:
         limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
 
         def new_budget(lease: JobLease, row: JobRow) -> JobBudget | None:

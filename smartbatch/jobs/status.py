@@ -20,7 +20,7 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.turnaround_log import late
 
 __all__ = ["JobStatus", "ShardStatus", "status_of", "time_left"]
@@ -264,7 +264,7 @@ def span(seconds: float) -> str:
 
 
 def time_left(
-    store: Store,
+    store: SqlStore,
     job: JobRow,
     shards: Sequence[ShardRow],
     *,
@@ -302,12 +302,12 @@ def _realtime_seconds(throughput: Throughput, rest: int, asking: int) -> float:
     return evolve(throughput, ahead=max(0, throughput.ahead - asking)).finish(rest, 0.5)  # these are its own
 
 
-def _has_items(store: Store, job: JobRow, state: ItemState) -> bool:
+def _has_items(store: SqlStore, job: JobRow, state: ItemState) -> bool:
     return bool(store.open_items(job.id, state=state, limit=1))
 
 
 def _batch_seconds(
-    store: Store, job: JobRow, waiting: Sequence[ShardRow], unplanned: Sequence[int], wall: float
+    store: SqlStore, job: JobRow, waiting: Sequence[ShardRow], unplanned: Sequence[int], wall: float
 ) -> float | None:
     """Return the time of what is in batches, or is to go in further ones of these sizes."""
     running = [

@@ -20,7 +20,7 @@ from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.runner import StepResult
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 
 __all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
 
@@ -93,7 +93,7 @@ class JobSupervisor:
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         *,
         run_step: Callable[[JobLease], StepResult],
         serves: Callable[[JobRow], bool],

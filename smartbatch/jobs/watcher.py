@@ -16,7 +16,7 @@ from smartbatch._clock import Clock
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.types import Result
 
 __all__ = ["ChangeNotifier", "JobFuture", "WatchedService", "Watcher"]
@@ -69,7 +69,7 @@ class WatchedService(Protocol):
     """What a watcher needs of :class:`smartbatch.jobs.service.JobService`."""
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> SqlStore: ...
 
     clock: Clock
     notifier: ChangeNotifier

@@ -23,7 +23,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
 
@@ -138,13 +138,13 @@ class ForecastHistory:
     """
 
     def __init__(
-        self, clock: Clock, tell: Callable[[Event], None], *, store: Callable[[], Store] | None = None
+        self, clock: Clock, tell: Callable[[Event], None], *, store: Callable[[], SqlStore] | None = None
     ) -> None:
         self._clock = clock
         self._tell = tell
         self._opener = store
         self._lock = threading.Lock()
-        self._store: Store | None = None
+        self._store: SqlStore | None = None
         self._looked = -math.inf
         self._look = 0
         self._topics: dict[str, _Topic] = {}
@@ -293,13 +293,13 @@ class ForecastHistory:
         if store is not None:
             self._safely(lambda: self._write(store))
 
-    def _open(self, opener: Callable[[], Store]) -> None:
+    def _open(self, opener: Callable[[], SqlStore]) -> None:
         store = opener()
         with self._lock:
             self._store = store
             self._look += 1
 
-    def _load(self, store: Store, topic: _Topic, *, first: bool) -> None:
+    def _load(self, store: SqlStore, topic: _Topic, *, first: bool) -> None:
         """Learn from the rows of a topic that are new here."""
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
         told: list[ForecastChange | None] = []
@@ -317,14 +317,14 @@ class ForecastHistory:
         for moved in told:
             self._told(topic, moved)
 
-    def _recall(self, store: Store, known: _Tokens) -> bool:
+    def _recall(self, store: SqlStore, known: _Tokens) -> bool:
         """Take over what the store has of a model's tokens, where it rests on more answers."""
         taken = known.calibration.restore(store.recall(known.name))
         if taken:
             known.saved = known.calibration.observed
         return taken
 
-    def _write(self, store: Store) -> None:
+    def _write(self, store: SqlStore) -> None:
         with self._lock:
             written = [(topic, topic.sample()) for topic in self._topics.values()]
             tokens = list(self._tokens.values())
@@ -381,7 +381,7 @@ class _View:
         return self.topic.forecaster.observations
 
 
-def _rows(store: Store, name: str, *, ended: bool) -> Iterable[Observation]:
+def _rows(store: SqlStore, name: str, *, ended: bool) -> Iterable[Observation]:
     """Return the rows of a name that make sense."""
     for size, seconds, at in store.turnarounds(name, limit=LOADED):
         if 0 <= seconds < math.inf and math.isfinite(at):

@@ -32,9 +32,7 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.store import Store
-from smartbatch.jobs.store.sql_store import Book
-from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.wire_ids import new_nonce
 from tests.levels import sampled
 
@@ -60,21 +58,14 @@ class Bench:
         self.place = address
         if kind == "postgres":
             self.place += ("&" if "?" in address else "?") + f"schema={self.schema}"
-        self._opened: list[Store] = []
+        self._opened: list[SqlStore] = []
         self._numbers = itertools.count(1)
 
-    def open(self, **settings: Any) -> Book:
+    def open(self, **settings: Any) -> SqlStore:
         """Open the place once more, as another process would."""
-        settings = {"wall": self.clock.wall, "rng": self.rng, **settings}
-        store: Book
-        if self.kind == "sqlite":
-            store = SqliteStore(self.place, **settings)
-        else:
-            from smartbatch.jobs.store.postgres import PostgresStore
-
-            if "busy_timeout" in settings:
-                settings["patience"] = settings.pop("busy_timeout")
-            store = PostgresStore(self.place, state_folder=str(self.folder / "state"), **settings)
+        if self.kind == "postgres" and "busy_timeout" in settings:
+            settings["patience"] = settings.pop("busy_timeout")
+        store = open_store(self.place, **{"wall": self.clock.wall, "rng": self.rng, **settings})
         self._opened.append(store)
         return store
 
@@ -150,7 +141,7 @@ def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: An
     return NewResult(ix, outcome, body, **told)
 
 
-def started(store: Store, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
+def started(store: SqlStore, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
     """A job of ``count`` open items that this store owns."""
     job, new = store.accept(bench.job(**changes), new_items(count))
     assert new
@@ -185,7 +176,7 @@ ROADS: dict[ShardState, Sequence[ShardState]] = {
 """The way from planned to each state."""
 
 
-def led(store: Store, lease: JobLease, shard: ShardRow, to: ShardState) -> ShardRow:
+def led(store: SqlStore, lease: JobLease, shard: ShardRow, to: ShardState) -> ShardRow:
     """Lead a planned shard to a state, step by step."""
     for step in ROADS[to]:
         if step is ShardState.SUBMITTING:
@@ -248,6 +239,6 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def store(bench: Bench) -> Store:
+def store(bench: Bench) -> SqlStore:
     """A store object on a fresh place."""
     return bench.open()

@@ -16,7 +16,7 @@ from smartbatch.jobs.acceptance import Items, new_job
 from smartbatch.jobs.payload import Shared, decode_result
 from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, ShardState
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.opening import open_store
 from smartbatch.prices import PriceBook
 from smartbatch.providers import create
@@ -34,7 +34,7 @@ def service() -> Iterator[Emulator]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[SqlStore]:
     opened = open_store(str(tmp_path / "jobs.db"), wall=CLOCK.wall)
     yield opened
     opened.close()
@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 class Bench:
     """One job on one store, tended until it ends."""
 
-    def __init__(self, store: Store, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
+    def __init__(self, store: SqlStore, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
         options = {"base_url": emu.base_url if model.startswith("openai") else emu.url, "api_key": "k" * 20}
         self.provider, name = create(model, clock=CLOCK, options=options)
         api = self.provider.batches()
@@ -110,7 +110,7 @@ class Bench:
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
 def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_name_of_its_own(
-    store: Store, service: Emulator, model: str
+    store: SqlStore, service: Emulator, model: str
 ) -> None:
     bench = Bench(store, service, model, Generation(max_tokens=20))
     bench.until(ShardState.READY)
@@ -128,7 +128,7 @@ def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_nam
 
 
 def test_parameters_a_batch_does_not_take_are_told_with_each_result_as_in_real_time(
-    store: Store, service: Emulator
+    store: SqlStore, service: Emulator
 ) -> None:
     params = Generation(max_tokens=20, temperature=0.5)
     bench = Bench(store, service, "anthropic:claude-haiku-4-5", params)
@@ -138,7 +138,7 @@ def test_parameters_a_batch_does_not_take_are_told_with_each_result_as_in_real_t
 
 
 def test_a_refused_create_whose_file_is_there_fails_its_requests_with_the_providers_reason(
-    store: Store, service: Emulator, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, service: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
 

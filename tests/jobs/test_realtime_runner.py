@@ -21,7 +21,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, NewItem
 from smartbatch.jobs.service import JobService
-from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.observe import logs
 from smartbatch.prices import Price
@@ -37,9 +37,9 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "jobs.db")
 
 
-def another_store(place: str, clock: VirtualClock) -> SqliteStore:
+def another_store(place: str, clock: VirtualClock) -> SqlStore:
     """The same store as another process has it."""
-    return SqliteStore(place, wall=clock.wall, rng=random.Random(7))
+    return open_store(place, wall=clock.wall, rng=random.Random(7))
 
 
 def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
@@ -91,14 +91,14 @@ def test_answers_that_come_together_are_stored_together(
 ) -> None:
     """A commit costs milliseconds; while one is under way the next group gathers."""
     groups: list[int] = []
-    real = SqliteStore.answer
+    real = SqlStore.answer
 
-    def counted(self: SqliteStore, lease: Any, results: Any, *, at: float) -> Any:
+    def counted(self: SqlStore, lease: Any, results: Any, *, at: float) -> Any:
         groups.append(len(results))
         clock.sleep(0.5)  # a slow disk
         return real(self, lease, results, at=at)
 
-    monkeypatch.setattr(SqliteStore, "answer", counted)
+    monkeypatch.setattr(SqlStore, "answer", counted)
     client = client_of(Remote(clock, batches=False, latency=0.1), store=place, parallelism=20)
     assert submitted(client, 200).wait(LONG).completed == 200
     assert sum(groups) == 200
@@ -196,14 +196,14 @@ def test_answers_are_kept_while_the_store_is_full(
     """They are paid for: nothing is asked again, and all are stored once there is room. It is told once."""
     failures = iter(range(5))
     warnings: list[str] = []
-    real = SqliteStore.answer
+    real = SqlStore.answer
 
-    def full(self: SqliteStore, lease: Any, results: Any, *, at: float) -> Any:
+    def full(self: SqlStore, lease: Any, results: Any, *, at: float) -> Any:
         if next(failures, None) is not None:
             raise StoreError("the disk is full")
         return real(self, lease, results, at=at)
 
-    monkeypatch.setattr(SqliteStore, "answer", full)
+    monkeypatch.setattr(SqlStore, "answer", full)
     monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['told']}"))
     remote = Remote(clock, batches=False)
     job = submitted(client_of(remote, store=place), 30)

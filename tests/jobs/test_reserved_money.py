@@ -22,7 +22,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     ShardState,
 )
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request
 
@@ -30,21 +30,21 @@ __all__ = ["bench", "postgres_address"]  # fixtures
 
 
 @pytest.fixture
-def store(bench: Bench) -> Store:
+def store(bench: Bench) -> SqlStore:
     return bench.open()
 
 
-def seen(store: Store, job: JobRow) -> tuple[float, float]:
+def seen(store: SqlStore, job: JobRow) -> tuple[float, float]:
     row = store.job(job.id)
     assert row is not None
     return round(row.cost, 9), round(row.reserved, 9)
 
 
-def bounded(store: Store, bench: Bench, budget: float, count: int = 4) -> tuple[JobRow, JobLease]:
+def bounded(store: SqlStore, bench: Bench, budget: float, count: int = 4) -> tuple[JobRow, JobLease]:
     return started(store, bench, count, policy=JobPolicy(fallback="individual", budget=budget))
 
 
-def test_a_shard_is_planned_only_where_its_most_fits(store: Store, bench: Bench) -> None:
+def test_a_shard_is_planned_only_where_its_most_fits(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
     shard = store.plan(lease, bench.shard(0, 1, reserved=6.0))
     assert shard.reserved == 6.0
@@ -56,7 +56,7 @@ def test_a_shard_is_planned_only_where_its_most_fits(store: Store, bench: Bench)
     assert seen(store, job) == (0.0, 10.0)
 
 
-def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: Store, bench: Bench) -> None:
+def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
     shard = led(store, lease, store.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
     assert bill(store, job.id) == Bill(0.0, False, None)
@@ -69,7 +69,7 @@ def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: Store
 
 
 def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
-    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
     shard = led(store, lease, store.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
@@ -85,7 +85,7 @@ def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
     assert bill(store, job.id) == Bill(0.5, True, 0.0)
 
 
-def test_the_reservation_of_a_shard_ends_with_it(store: Store, bench: Bench) -> None:
+def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) -> None:
     """What is certainly not created costs nothing; what may be stays; results say what they cost."""
     job, lease = bounded(store, bench, 10.0)
     shard = store.plan(lease, bench.shard(0, 1, reserved=6.0))
@@ -106,7 +106,7 @@ def test_the_reservation_of_a_shard_ends_with_it(store: Store, bench: Bench) -> 
     assert seen(store, job) == (0.5, 3.0)
 
 
-def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: Store, bench: Bench) -> None:
+def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
     store.reserve(lease, 4.0)
     bench.let_leases_run_out()
@@ -122,7 +122,7 @@ def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: Store, b
     assert seen(other, job) == (0.0, 8.0)
 
 
-def test_an_answer_counts_and_frees_at_once(store: Store, bench: Bench) -> None:
+def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> None:
     job, _ = store.accept(bench.job(policy=JobPolicy(budget=10.0)), new_items(3, realtime=True))
     lease = store.claim(job.id, 60.0)
     assert lease is not None
@@ -134,14 +134,14 @@ def test_an_answer_counts_and_frees_at_once(store: Store, bench: Bench) -> None:
     assert [item.ix for item in store.open_items(job.id, state=ItemState.REALTIME)] == [1, 2]
 
 
-def test_a_job_without_a_budget_has_no_bounds(store: Store, bench: Bench) -> None:
+def test_a_job_without_a_budget_has_no_bounds(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 2)
     store.plan(lease, bench.shard(0, reserved=1e9))
     store.reserve(lease, 1e9)
     assert seen(store, job) == (0.0, 2e9)
 
 
-def test_concurrent_reservations_stay_within_the_budget(store: Store, bench: Bench) -> None:
+def test_concurrent_reservations_stay_within_the_budget(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
 
     def reserve(_: int) -> bool:
@@ -161,7 +161,7 @@ def test_concurrent_reservations_stay_within_the_budget(store: Store, bench: Ben
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
-def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[Store, JobRow, JobLease, JobBudget]:
+def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, JobRow, JobLease, JobBudget]:
     """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
     payload = encode_request(Request("p", shared.params), shared)
@@ -221,7 +221,7 @@ def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Ben
     assert not budget.fell_short(0)
 
 
-def test_what_remains_is_neither_charged_nor_reserved(store: Store, bench: Bench) -> None:
+def test_what_remains_is_neither_charged_nor_reserved(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
     store.reserve(lease, 4.0)
     row = store.job(job.id)

@@ -27,11 +27,11 @@ from smartbatch.jobs.records import (
     ShardPayload,
     ShardState,
 )
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
-from smartbatch.jobs.store import result_table as results_module
 from smartbatch.jobs.store import rows as rows_module
-from smartbatch.jobs.store import sql_store as book_module
+from smartbatch.jobs.store import sql_store as store_module
+from smartbatch.jobs.store.shard_table import check_change
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
@@ -50,7 +50,7 @@ HOSTILE = [
 ]
 
 
-def ingesting(store: Store, bench: Bench, lease: JobLease, *items: int, **changes: Any):
+def ingesting(store: SqlStore, bench: Bench, lease: JobLease, *items: int, **changes: Any):
     return led(store, lease, store.plan(lease, bench.shard(*items, **changes)), ShardState.INGESTING)
 
 
@@ -121,7 +121,9 @@ def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
     ]
 
 
-def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(store: Store, bench: Bench) -> None:
+def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(
+    store: SqlStore, bench: Bench
+) -> None:
     def unread() -> Iterator[NewItem]:
         raise AssertionError("read")
         yield
@@ -132,7 +134,7 @@ def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(store: S
     assert len(store.jobs()) == 1
 
 
-def test_an_id_accepted_twice_is_one_job(store: Store, bench: Bench) -> None:
+def test_an_id_accepted_twice_is_one_job(store: SqlStore, bench: Bench) -> None:
     new = bench.job()
     assert store.accept(new, new_items(2)) == (store.job(new.id), True)
     assert store.accept(new, new_items(2)) == (store.job(new.id), False)
@@ -145,7 +147,7 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: in
     together = threading.Barrier(4)
     got: list[tuple[str, bool]] = []
 
-    def accept(one: Store) -> None:
+    def accept(one: SqlStore) -> None:
         together.wait(10)
         row, is_new = one.accept(bench.job(key="same"), new_items(count))
         got.append((row.id, is_new))
@@ -162,7 +164,9 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: in
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 3_500])
-def test_a_job_of_any_size_is_stored_whole(store: Store, bench: Bench, count: int, monkeypatch: Any) -> None:
+def test_a_job_of_any_size_is_stored_whole(
+    store: SqlStore, bench: Bench, count: int, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
     seen = 0
 
@@ -179,7 +183,7 @@ def test_a_job_of_any_size_is_stored_whole(store: Store, bench: Bench, count: in
     assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
 
 
-def test_pages_end_at_their_bytes_too(store: Store, bench: Bench, monkeypatch: Any) -> None:
+def test_pages_end_at_their_bytes_too(store: SqlStore, bench: Bench, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_BYTES", 1_000)
     before = bench.behind("SELECT count(*) FROM job")
     items = [NewItem(None, bytes([ix]) * 700, 1, 1) for ix in range(5)]
@@ -193,7 +197,7 @@ def test_pages_end_at_their_bytes_too(store: Store, bench: Bench, monkeypatch: A
 
 @pytest.mark.parametrize("good", [0, 3, 2_500])
 def test_an_input_that_fails_half_way_leaves_nothing(
-    store: Store, bench: Bench, good: int, monkeypatch: Any
+    store: SqlStore, bench: Bench, good: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
 
@@ -220,7 +224,7 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
         dying.abandon()
         raise SystemExit
 
-    monkeypatch.setattr(dying, "_drop_items", lambda no: None)  # the dead do not clean up
+    monkeypatch.setattr(dying._jobs, "delete_items", lambda no: None)  # the dead do not clean up
     with pytest.raises(SystemExit):
         dying.accept(bench.job(key="k"), items())
     assert bench.behind("SELECT count(*) FROM item") == [(20,)]
@@ -245,14 +249,14 @@ def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any
     assert len(other.open_items(job.id)) == 25
 
 
-def test_a_job_without_items_is_done(store: Store, bench: Bench) -> None:
+def test_a_job_without_items_is_done(store: SqlStore, bench: Bench) -> None:
     job, _ = store.accept(bench.job(created_at=7.0), [])
     assert (job.state, job.finished_at, job.total) == (JobState.DONE, 7.0, 0)
     assert store.claimable() == []
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text: str) -> None:
+def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, text: str) -> None:
     new = bench.job(key=text + "!", metadata={text: text})
     item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, realtime=True)
     job, _ = store.accept(new, [item])
@@ -271,20 +275,20 @@ def test_texts_of_users_come_back_as_they_were(store: Store, bench: Bench, text:
     assert store.incidents()[0].detail == text
 
 
-def test_a_key_too_long_for_an_index_is_refused(store: Store, bench: Bench) -> None:
+def test_a_key_too_long_for_an_index_is_refused(store: SqlStore, bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="1,024 bytes"):
         store.accept(bench.job(key="é" * 513), [])
     assert store.accept(bench.job(key="é" * 512), [])[1]
 
 
-def test_jobs_are_listed_newest_first(store: Store, bench: Bench) -> None:
+def test_jobs_are_listed_newest_first(store: SqlStore, bench: Bench) -> None:
     made = [store.accept(bench.job(), new_items(n % 2))[0].id for n in range(6)]
     assert [job.id for job in store.jobs()] == made[::-1]
     assert [job.id for job in store.jobs(limit=2)] == [made[5], made[4]]
     assert [job.id for job in store.jobs(unfinished=True)] == [made[5], made[3], made[1]]
 
 
-def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: Bench) -> None:
+def test_what_the_store_does_not_know_is_none_or_an_error(store: SqlStore, bench: Bench) -> None:
     assert store.job("job-x") is None
     assert store.job("nul \0") is None
     assert store.shard("s") is store.shard_with_nonce("n") is store.recall("k") is None
@@ -303,7 +307,7 @@ def test_what_the_store_does_not_know_is_none_or_an_error(store: Store, bench: B
             verb("job-x")
 
 
-def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: Store, bench: Bench) -> None:
+def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3, key="k")
     kept, _ = store.accept(bench.job(), new_items(2))
     shard = ingesting(store, bench, lease, 0, 1)
@@ -335,7 +339,7 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench, 3)
     store.drop_unsent(lease, b"", at=1.0)
-    monkeypatch.setattr(store, "_drop_items", lambda no: None)
+    monkeypatch.setattr(store._jobs, "delete_items", lambda no: None)
     store.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == [(3,)]
     fresh, _ = other.accept(bench.job(), new_items(1))
@@ -357,7 +361,7 @@ def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
     assert not found.cancel_requested
 
 
-def test_a_held_job_waits_until_somebody_frees_it(store: Store, bench: Bench) -> None:
+def test_a_held_job_waits_until_somebody_frees_it(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 1)
     store.note(lease, "the outcome is unknown: look", hold=True)
     held = store.job(job.id)
@@ -531,7 +535,7 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
     together = threading.Barrier(4)
     got: list[JobLease] = []
 
-    def claim_all(one: Store) -> None:
+    def claim_all(one: SqlStore) -> None:
         together.wait(10)
         got.extend(lease for job in jobs if (lease := one.claim(job, 60)))
 
@@ -587,7 +591,7 @@ def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> N
 # -- shards --------------------------------------------------------------------------------------------------
 
 
-def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: Bench) -> None:
+def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 5)
     new = bench.shard(3, 0, 4)
     shard = store.plan(lease, new)
@@ -624,7 +628,7 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: Store, bench: B
 
 
 @pytest.mark.parametrize("items", [(0, 1), (9,), (1, 0)])
-def test_no_item_is_in_two_shards(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
+def test_no_item_is_in_two_shards(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
     job, lease = started(store, bench, 3)
     store.plan(lease, bench.shard(0))
     with pytest.raises(LeaseLost, match="not every item"):
@@ -634,13 +638,13 @@ def test_no_item_is_in_two_shards(store: Store, bench: Bench, items: tuple[int, 
 
 
 @pytest.mark.parametrize("items", [(), (1, 1)])
-def test_a_shard_needs_items_and_each_once(store: Store, bench: Bench, items: tuple[int, ...]) -> None:
+def test_a_shard_needs_items_and_each_once(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
     _, lease = started(store, bench, 3)
     with pytest.raises(ValueError, match="at least one item"):
         store.plan(lease, bench.shard(*items))
 
 
-def test_a_nonce_is_never_used_twice(store: Store, bench: Bench) -> None:
+def test_a_nonce_is_never_used_twice(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     first = store.plan(lease, bench.shard(0))
     with pytest.raises(StoreError):
@@ -686,12 +690,12 @@ def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["id", "job_id", "no", "nonce", "scope", "size", "state", "x = 1; --"])
-def test_what_a_shard_is_does_not_change(store: Store, bench: Bench, name: str) -> None:
+def test_what_a_shard_is_does_not_change(store: SqlStore, bench: Bench, name: str) -> None:
     _, lease = started(store, bench, 1)
     shard = store.plan(lease, bench.shard(0))
     changes: dict[str, Any] = {name: "x"}
     with pytest.raises(ValueError, match="do not change"):
-        store._move(None, 0, shard, ShardState.READY, changes)  # type: ignore[attr-defined]
+        check_change(shard, ShardState.READY, changes)
 
 
 def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
@@ -713,7 +717,7 @@ def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
             assert store.shard(shard.id) == shard
 
 
-def test_submitting_begins_with_mark_submitting_only(store: Store, bench: Bench) -> None:
+def test_submitting_begins_with_mark_submitting_only(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
     with pytest.raises(ValueError, match="mark_submitting"):
@@ -725,7 +729,7 @@ def test_submitting_begins_with_mark_submitting_only(store: Store, bench: Bench)
         store.mark_submitting(lease, intended, exclusive=False)
 
 
-def test_who_comes_second_with_a_shard_loses(store: Store, bench: Bench) -> None:
+def test_who_comes_second_with_a_shard_loses(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     ready = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.READY)
     assert store.mark_submitting(lease, ready, exclusive=False)
@@ -765,7 +769,7 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
     together = threading.Barrier(4)
     went: list[bool] = []
 
-    def mark_submitting(one: Store, lease: JobLease, shard: Any) -> None:
+    def mark_submitting(one: SqlStore, lease: JobLease, shard: Any) -> None:
         together.wait(10)
         went.append(one.mark_submitting(lease, shard, exclusive=True) is not None)
 
@@ -779,7 +783,9 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
 
 @pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.REALTIME])
 @pytest.mark.parametrize("tried", [True, False])
-def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemState, tried: bool) -> None:
+def test_a_discarded_shard_frees_its_items(
+    store: SqlStore, bench: Bench, items: ItemState, tried: bool
+) -> None:
     job, lease = started(store, bench, 4)
     other = store.plan(lease, bench.shard(1))
     shard = led(store, lease, store.plan(lease, bench.shard(0, 2)), ShardState.FENCED)
@@ -792,16 +798,16 @@ def test_a_buried_shard_frees_its_items(store: Store, bench: Bench, items: ItemS
     assert {at: item.ix for at, item in store.items_at(dead.id, [0, 1]).items()} == {0: 0, 1: 2}
 
 
-def test_a_shard_that_cannot_die_is_not_buried(store: Store, bench: Bench) -> None:
+def test_a_shard_that_cannot_die_is_not_discarded(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.PROVISIONAL)
     with pytest.raises(ValueError, match="does not become dead"):
         store.discard(lease, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
-    with pytest.raises(ValueError, match="open or direct"):
+    with pytest.raises(ValueError, match="open or real time"):
         store.discard(lease, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
 
 
-def test_a_refused_shard_ends_its_items_and_costs_nothing(store: Store, bench: Bench) -> None:
+def test_a_refused_shard_ends_its_items_and_costs_nothing(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     shard = store.plan(lease, bench.shard(2, 0))
     dead = store.fail_shard(lease, shard, b"why", note="refused", at=50.0)
@@ -819,7 +825,7 @@ def test_a_refused_shard_ends_its_items_and_costs_nothing(store: Store, bench: B
     assert (found.state, found.finished_at) == (JobState.DONE, 60.0)
 
 
-def test_shards_are_found_by_state_and_account(store: Store, bench: Bench) -> None:
+def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     _far, far_lease = started(store, bench, 1, scope="scope-2")
     first = store.plan(lease, bench.shard(0))
@@ -837,7 +843,7 @@ def test_shards_are_found_by_state_and_account(store: Store, bench: Bench) -> No
     assert store.shards_in_scope("scope-3", states=list(ShardState)) == []
 
 
-def test_a_large_shard_keeps_its_positions(store: Store, bench: Bench) -> None:
+def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> None:
     _job, lease = started(store, bench, 12_000)
     order = list(range(12_000))
     bench.rng.shuffle(order)
@@ -851,7 +857,7 @@ def test_a_large_shard_keeps_its_positions(store: Store, bench: Bench) -> None:
 
 
 def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
-    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "PAGE_BYTES", 100)
     sizes = [10, 20, 500, 60, 40, 30]
@@ -884,7 +890,7 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
 # -- results -------------------------------------------------------------------------------------------------
 
 
-def test_results_behind_a_gap_longer_than_a_page_are_found(store: Store, bench: Bench) -> None:
+def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 40)
     shard = ingesting(store, bench, lease, *range(40))
     store.ingest(lease, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
@@ -898,10 +904,10 @@ def test_results_behind_a_gap_longer_than_a_page_are_found(store: Store, bench: 
 
 
 def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays(
-    store: Store, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results_module, "PAGE_DROPPED", 7)
-    monkeypatch.setattr(book_module, "_PAGE", 7)
+    monkeypatch.setattr(store_module, "PAGE_DROPPED", 7)
+    monkeypatch.setattr(jobs_module, "PAGE_DELETED", 7)
     other, _ = store.accept(bench.job(), new_items(3))
     job, lease = started(store, bench, 21)
     last, _ = store.accept(bench.job(), new_items(3))
@@ -920,7 +926,7 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     assert [len(store.open_items(one.id)) for one in (other, last)] == [3, 3]
 
 
-def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store, bench: Bench) -> None:
+def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 4)
     shard = ingesting(store, bench, lease, 0, 1, 2, 3)
     told = store.ingest(
@@ -954,7 +960,7 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: Store,
     assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
 
 
-def test_results_of_one_job_are_not_those_of_its_neighbours(store: Store, bench: Bench) -> None:
+def test_results_of_one_job_are_not_those_of_its_neighbours(store: SqlStore, bench: Bench) -> None:
     jobs = []
     for _ in range(3):
         job, lease = started(store, bench, 2)
@@ -966,7 +972,7 @@ def test_results_of_one_job_are_not_those_of_its_neighbours(store: Store, bench:
         assert [i.ix for i in store.open_items(job_id, state=ItemState.FINAL)] == [0, 1]
 
 
-def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: Store, bench: Bench) -> None:
+def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 2)
     shard = ingesting(store, bench, lease, 0, 1)
     store.ingest(lease, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
@@ -976,7 +982,7 @@ def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: Store,
 
 
 def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
-    store: Store, bench: Bench
+    store: SqlStore, bench: Bench
 ) -> None:
     job, lease = started(store, bench, 3)
     shard = ingesting(store, bench, lease, 0, 1, 2)
@@ -996,7 +1002,7 @@ def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
     assert store.job(job.id).cost == 1.0  # type: ignore[union-attr]
 
 
-def test_a_result_beats_a_verdict_whichever_came_first(store: Store, bench: Bench) -> None:
+def test_a_result_beats_a_verdict_whichever_came_first(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     shard = ingesting(store, bench, lease, 0, 1, 2)
     first = store.ingest(lease, shard, [result(0, "again"), result(1)], at=1.0)
@@ -1012,7 +1018,7 @@ def test_a_result_beats_a_verdict_whichever_came_first(store: Store, bench: Benc
 
 
 def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
-    store: Store, bench: Bench
+    store: SqlStore, bench: Bench
 ) -> None:
     """A file is read from its beginning after a crash."""
     _, lease = started(store, bench, 1)
@@ -1023,7 +1029,7 @@ def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
     assert store.ingest(lease, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
 
 
-def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
+def test_what_is_unsettled_says_why(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 5)
     dead = store.plan(lease, bench.shard(3))
     store.discard(lease, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
@@ -1036,7 +1042,7 @@ def test_what_is_unsettled_says_why(store: Store, bench: Bench) -> None:
     ]
 
 
-def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: Store, bench: Bench) -> None:
+def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 3)
     store.plan(lease, bench.shard(1))
     shard = ingesting(store, bench, lease, 0)
@@ -1048,7 +1054,7 @@ def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: Store, b
 
 @pytest.mark.parametrize("state", [ShardState.PLANNED, ShardState.SUBMITTED, ShardState.ENDED])
 def test_a_shard_that_is_not_being_read_takes_no_results(
-    store: Store, bench: Bench, state: ShardState
+    store: SqlStore, bench: Bench, state: ShardState
 ) -> None:
     _, lease = started(store, bench, 1)
     shard = led(store, lease, store.plan(lease, bench.shard(0)), state)
@@ -1058,7 +1064,7 @@ def test_a_shard_that_is_not_being_read_takes_no_results(
         store.ingest(lease, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
 
 
-def test_answers_of_a_orphan_are_used_for_items_that_have_none(store: Store, bench: Bench) -> None:
+def test_answers_of_a_orphan_are_used_for_items_that_have_none(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 5)
     orphan = led(store, lease, store.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
     orphan = store.discard(lease, orphan, items=ItemState.OPEN, tried=True, note="", at=1.0)
@@ -1077,7 +1083,7 @@ def test_answers_of_a_orphan_are_used_for_items_that_have_none(store: Store, ben
     assert [item.ix for item in store.open_items(job.id)] == [3, 4]
 
 
-def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None:
+def test_settling_sends_every_item_somewhere(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 6)
     shard = ingesting(store, bench, lease, 0, 1, 2, 3)
     store.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
@@ -1106,7 +1112,7 @@ def test_settling_sends_every_item_somewhere(store: Store, bench: Bench) -> None
         store.settle(lease, shard, opened=[1], realtime=[2], at=4.0)
 
 
-def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, bench: Bench) -> None:
+def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0)
     store.ingest(lease, shard, [result(0, "again")], at=1.0)
@@ -1115,7 +1121,7 @@ def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: Store, be
     assert [(u.verdict, u.tries) for u in store.unsettled(shard.id)] == [(None, 1)]
 
 
-def test_direct_items_are_taken_in_order_and_once(store: Store, bench: Bench) -> None:
+def test_direct_items_are_taken_in_order_and_once(store: SqlStore, bench: Bench) -> None:
     job, _ = store.accept(bench.job(), new_items(5, realtime=True))
     lease = store.claim(job.id, 60)
     assert lease is not None
@@ -1138,7 +1144,7 @@ def test_direct_items_are_taken_in_order_and_once(store: Store, bench: Bench) ->
     assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
 
 
-def test_a_cancelled_job_drops_what_was_not_sent(store: Store, bench: Bench) -> None:
+def test_a_cancelled_job_drops_what_was_not_sent(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 6)
     sent = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.SUBMITTED)
     dead = store.plan(lease, bench.shard(1, 2))
@@ -1204,7 +1210,7 @@ def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     assert store.incidents("job-2") == [different[1]]
 
 
-def test_what_a_former_owner_believes_is_no_incident(store: Store, bench: Bench) -> None:
+def test_what_a_former_owner_believes_is_no_incident(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench)
     told = IncidentRow("batch_vanished", job.id, None, "", None, 10.0)
     store.release(lease)
@@ -1218,7 +1224,7 @@ def test_what_a_former_owner_believes_is_no_incident(store: Store, bench: Bench)
 
 
 def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_are_not(
-    store: Store, bench: Bench
+    store: SqlStore, bench: Bench
 ) -> None:
     _, lease = started(store, bench, 3)
     _, far = started(store, bench, 1, scope="scope-2")
@@ -1237,7 +1243,7 @@ def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_
     assert store.claimed_batches("scope-1", []) == set()
 
 
-def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: Store, bench: Bench) -> None:
+def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: SqlStore, bench: Bench) -> None:
     for n in range(560):
         store.observe_turnaround("m", n, n / 2, float(n))
     store.observe_turnaround("other", 1, 1.0, 1.0)
@@ -1254,7 +1260,7 @@ def test_facts_are_remembered_and_replaced(bench: Bench) -> None:
     assert other.recall("limit") == [1, None, "x"]
 
 
-def test_the_spool_is_a_folder_for_its_owner_only(store: Store) -> None:
+def test_the_spool_is_a_folder_for_its_owner_only(store: SqlStore) -> None:
     import os
     import stat
 
@@ -1262,7 +1268,7 @@ def test_the_spool_is_a_folder_for_its_owner_only(store: Store) -> None:
     assert os.path.isdir(store.spool)
 
 
-def test_a_nonce_of_the_wire_fits(store: Store, bench: Bench) -> None:
+def test_a_nonce_of_the_wire_fits(store: SqlStore, bench: Bench) -> None:
     _, lease = started(store, bench, 1)
     nonce = new_nonce(bench.rng)
     store.plan(lease, bench.shard(0, nonce=nonce))

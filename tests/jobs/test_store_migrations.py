@@ -16,7 +16,7 @@ from smartbatch.jobs.store.sqlite import APPLICATION
 
 __all__ = ["bench", "postgres_address"]  # fixtures
 
-FORMS = sorted((Path(__file__).parent / "old_stores").glob("*.sql"))
+FORMS = sorted((Path(__file__).parent / "old_stores").glob("[0-9].sql"))
 """What ``sqlite3 FILE .dump`` said of a store of each form that was released."""
 
 NEXT = (

@@ -18,9 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
-from smartbatch.jobs.store import open_store
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.dsn import Address
-from smartbatch.jobs.store.postgres import PostgresStore
 
 __all__ = ["postgres_address"]  # a fixture
 
@@ -41,18 +40,12 @@ def relay(postgres_address: str) -> Iterator[Relay]:
     made.close()
 
 
-def through(relay: Relay, bench: Bench, **settings: Any) -> PostgresStore:
+def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
     """Open the bench's place over the wire that can be cut."""
     user = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
-    store = PostgresStore(
-        place,
-        wall=bench.clock.wall,
-        rng=bench.rng,
-        state_folder=str(bench.folder / "state"),
-        **{"patience": 5.0, **settings},
-    )
+    store = open_store(place, **{"wall": bench.clock.wall, "rng": bench.rng, "patience": 5.0, **settings})
     bench._opened.append(store)
     return store
 
@@ -102,7 +95,7 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     assert relay.cuts == cuts == 10
 
 
-def led_on(store: PostgresStore, lease: Any, shard: Any) -> Any:
+def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
     for state in (ShardState.SUBMITTED, ShardState.ENDED, ShardState.INGESTING):
         shard = store.advance(lease, shard, state)
     return shard

@@ -21,7 +21,7 @@ from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, NewItem, ShardState
-from smartbatch.jobs.store import Store, checks, open_store
+from smartbatch.jobs.store import SqlStore, checks, open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 
 
@@ -621,7 +621,7 @@ def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
 
 
 def test_forgetting_gives_the_room_back(bench: Bench) -> None:
-    store: Store = bench.open()
+    store: SqlStore = bench.open()
     job, _ = store.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
     lease = store.claim(job.id, 60)
     assert lease is not None

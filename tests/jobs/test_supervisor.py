@@ -18,8 +18,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.runner import StepResult
-from smartbatch.jobs.store import Store
-from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
 
 T = TypeVar("T")
@@ -58,15 +57,15 @@ class Scene:
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
-        self._open: list[Store] = []
+        self._open: list[SqlStore] = []
         self.store = self.another_store()
 
-    def another_store(self) -> SqliteStore:
-        store = SqliteStore(self.place, wall=self.clock.wall, rng=random.Random(len(self._open)))
+    def another_store(self) -> SqlStore:
+        store = open_store(self.place, wall=self.clock.wall, rng=random.Random(len(self._open)))
         self._open.append(store)
         return store
 
-    def supervisor(self, store: Store | None = None, *, seed: int = 1) -> JobSupervisor:
+    def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> JobSupervisor:
         return JobSupervisor(
             store or self.store,
             run_step=self._run_step,
@@ -423,6 +422,6 @@ def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
     assert rival.claim(job_id, LEASE) is not None
 
 
-def _a_second_later(scene: Scene, rival: Store, job_id: str) -> JobLease | None:
+def _a_second_later(scene: Scene, rival: SqlStore, job_id: str) -> JobLease | None:
     scene.clock.sleep(1.0)
     return rival.claim(job_id, LEASE)

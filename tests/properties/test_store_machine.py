@@ -42,8 +42,8 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
-from smartbatch.jobs.store.sql_store import Book
 from tests.levels import sampled
 
 __all__ = ["postgres_address"]  # a fixture
@@ -59,7 +59,7 @@ STRAIGHT = {
     ShardState.SUBMITTED: ShardState.ENDED,
     ShardState.ENDED: ShardState.INGESTING,
 }
-OPEN, SHARDED, DIRECT, ASKING, FINAL = ItemState
+OPEN, REALTIME, IN_FLIGHT, SHARDED, FINAL = ItemState
 
 
 @define
@@ -123,11 +123,11 @@ def has_taken(job: Job) -> bool:
 
 
 def has_direct(job: Job) -> bool:
-    return bool(job.those(DIRECT))
+    return bool(job.those(REALTIME))
 
 
 def has_asking(job: Job) -> bool:
-    return bool(job.those(ASKING))
+    return bool(job.those(IN_FLIGHT))
 
 
 def is_lost(job: Job) -> bool:
@@ -172,7 +172,7 @@ class StoreMachine(RuleBasedStateMachine):
         address = str(self.folder / "jobs.db") if self.kind == "sqlite" else self.address
         self.bench = Bench(self.kind, address, self.folder)
         self.reader = self.bench.open()
-        self.stores: list[Book] = [self.bench.open(), self.bench.open()]
+        self.stores: list[SqlStore] = [self.bench.open(), self.bench.open()]
         self.jobs: dict[str, Job] = {}
         self.keys: dict[str, str] = {}
         self.now = 0.0
@@ -196,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def owned(
         self, pick: int, wanted: Callable[[Job], Any] = lambda job: True
-    ) -> tuple[Job, Book, JobLease] | None:
+    ) -> tuple[Job, SqlStore, JobLease] | None:
         """One of the jobs that somebody owns, with its store and lease."""
         found = [job for job in self.jobs.values() if job.owner is not None and job.alive and wanted(job)]
         if not found:
@@ -207,7 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def owned_shard(
         self, pick: int, wanted: Callable[[Shard], Any]
-    ) -> tuple[Job, Book, JobLease, Shard] | None:
+    ) -> tuple[Job, SqlStore, JobLease, Shard] | None:
         found = self.owned(pick, lambda job: any(wanted(shard) for shard in job.shards.values()))
         if found is None:
             return None
@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not is_new:
             assert row.id == self.keys[str(key)]
             return
-        job = Job(new.id, scope, [Item(DIRECT if direct else OPEN) for _ in range(count)])
+        job = Job(new.id, scope, [Item(REALTIME if direct else OPEN) for _ in range(count)])
         if not count:
             job.state, job.finished_at = JobState.DONE, at
         self.jobs[new.id] = job
@@ -343,11 +343,11 @@ class StoreMachine(RuleBasedStateMachine):
         job.epoch += 1
         assert lease == JobLease(job.id, job.epoch)
         self.renew_all()
-        asked = job.those(ASKING)
+        asked = job.those(IN_FLIGHT)
         job.maybe_billed += bool(asked)
         for ix in asked:
             job.items[ix].tries += 1
-            job.items[ix].state = DIRECT
+            job.items[ix].state = REALTIME
             if unknown is not None:
                 job.end(ix, NewResult(ix, "failed", unknown), job_time := self.bench.clock.wall())
                 if job.state is JobState.DONE and job.finished_at == job_time:
@@ -480,7 +480,7 @@ class StoreMachine(RuleBasedStateMachine):
                 store.advance(lease, shard.old[-1], shard.old[-1].state, tries=3)
 
     @precondition(lambda self: self.owned_shard(0, can_die))
-    @rule(pick=picks, tried=st.booleans(), to=st.sampled_from([OPEN, DIRECT]), fail=st.booleans())
+    @rule(pick=picks, tried=st.booleans(), to=st.sampled_from([OPEN, REALTIME]), fail=st.booleans())
     def discard(self, pick: int, tried: bool, to: ItemState, fail: bool) -> None:
         found = self.owned_shard(pick, can_die)
         if found is None:
@@ -568,7 +568,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         row = store.settle(lease, shard.row, opened=opened, realtime=direct, finals=finals, at=at, cost=1.5)
         assert row == evolve(shard.row, state=ShardState.SETTLED, settled_at=at, cost=1.5)
-        for to, ixs in ((OPEN, opened), (DIRECT, direct)):
+        for to, ixs in ((OPEN, opened), (REALTIME, direct)):
             for ix in ixs:
                 job.items[ix].state, job.items[ix].shard = to, None
                 job.items[ix].tries += 1
@@ -585,10 +585,10 @@ class StoreMachine(RuleBasedStateMachine):
         if found := self.owned(pick, has_direct):
             job, store, lease = found
             asked = store.claim_realtime(lease, limit)
-            assert [d.ix for d in asked] == job.those(DIRECT)[:limit]
+            assert [d.ix for d in asked] == job.those(REALTIME)[:limit]
             assert [d.tries for d in asked] == [job.items[d.ix].tries for d in asked]
             for item in asked:
-                job.items[item.ix].state = ASKING
+                job.items[item.ix].state = IN_FLIGHT
 
     @precondition(lambda self: self.owned(0, has_asking))
     @rule(pick=picks)
@@ -597,7 +597,7 @@ class StoreMachine(RuleBasedStateMachine):
             job, store, lease = found
             at = self.tick()
             words = ("succeeded", "failed", "again", "unrun")
-            results = [self.made(ix, words) for ix in self.some(job.those(ASKING))]
+            results = [self.made(ix, words) for ix in self.some(job.those(IN_FLIGHT))]
             ends = [result for result in results if result.final]
             told = store.answer(lease, results, at=at)
             assert told.final == tuple(r.ix for r in ends)
@@ -605,7 +605,7 @@ class StoreMachine(RuleBasedStateMachine):
                 if result.final:
                     job.end(result.ix, result, at)
                 else:
-                    job.items[result.ix].state = DIRECT
+                    job.items[result.ix].state = REALTIME
                     job.items[result.ix].tries += result.outcome == "again"
                     if result.cost and (result.input_tokens or result.output_tokens):
                         job.paid_for_nothing.append(result)
@@ -616,7 +616,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.rng.random() < 0.1 and (found := self.owned(pick)):
             job, store, lease = found
             at = self.tick()
-            unsent = sorted(job.those(OPEN) + job.those(DIRECT))
+            unsent = sorted(job.those(OPEN) + job.those(REALTIME))
             assert store.drop_unsent(lease, b"dropped", at=at) == len(unsent)
             for ix in unsent:
                 job.end(ix, NewResult(ix, "cancelled", b"dropped", cost=0.0), at)
@@ -643,7 +643,7 @@ class StoreMachine(RuleBasedStateMachine):
         total = sum(len(job.items) for job in self.jobs.values())
         assert self.bench.behind("SELECT count(*) FROM item") >= [(total,)]
 
-    def check_job(self, read: Book, job: Job) -> None:
+    def check_job(self, read: SqlStore, job: Job) -> None:
         row = read.job(job.id)
         assert row is not None
         results = [item.result for item in job.items if item.result is not None]
@@ -680,7 +680,7 @@ class StoreMachine(RuleBasedStateMachine):
         kinds = [incident.kind for incident in read.incidents(job.id)]
         assert (kinds.count("maybe_billed"), kinds.count("doubled_line")) == (job.maybe_billed, len(job.told))
 
-    def check_shard(self, read: Book, job: Job, shard: Shard) -> None:
+    def check_shard(self, read: SqlStore, job: Job, shard: Shard) -> None:
         payloads = read.payloads(shard.row.id)
         assert [(p.position, p.ix) for p in payloads] == list(enumerate(shard.items))
         held = [

@@ -17,7 +17,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, ClientStarted, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
-from smartbatch.jobs.store import Store, open_store
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, ForecastHistory
 from smartbatch.types import Answer, Kind, Request, Route, Usage
 
@@ -25,7 +25,7 @@ MODEL = "openai:gpt-5-mini"
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[SqlStore]:
     """A store of its own in a file."""
     opened = open_store(str(tmp_path / "jobs.db"), wall=clock.wall, rng=random.Random(1))
     yield opened
@@ -48,7 +48,7 @@ Process = Callable[[], ForecastHistory]
 
 
 @pytest.fixture
-def process(clock: VirtualClock, store: Store, told: Told) -> Process:
+def process(clock: VirtualClock, store: SqlStore, told: Told) -> Process:
     """Make the experience of another process on the same store."""
     return lambda: ForecastHistory(clock, told, store=lambda: store)
 
@@ -241,7 +241,7 @@ class TestTheStore:
             assert one.latency(Route.INDIVIDUAL, MODEL).observations == 60
 
     def test_of_many_calls_a_sample_is_written(
-        self, process: Process, clock: VirtualClock, store: Store
+        self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
         """Spread over all of them, in one transaction; and what the store has stays bounded."""
         history = process()
@@ -256,7 +256,7 @@ class TestTheStore:
         assert len(store.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
 
     def test_batches_are_read_from_it_with_those_that_were_given_up(
-        self, process: Process, clock: VirtualClock, store: Store
+        self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
         history = process()
         for n in range(20):
@@ -274,7 +274,7 @@ class TestTheStore:
         assert history.turnaround(MODEL).observations == 40
 
     def test_rows_that_make_no_sense_are_passed_over(
-        self, process: Process, clock: VirtualClock, store: Store
+        self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
         store.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
         history = process()
@@ -285,7 +285,7 @@ class TestTheStore:
         """A client that never needs a store makes none, not even at its stop."""
         opened: list[int] = []
 
-        def opener() -> Store:
+        def opener() -> SqlStore:
             opened.append(1)
             raise StoreError("no")
 
@@ -297,11 +297,11 @@ class TestTheStore:
         assert opened == []
 
     def test_a_store_that_fails_hurts_nobody_and_is_tried_again(
-        self, clock: VirtualClock, told: Told, store: Store, monkeypatch: pytest.MonkeyPatch
+        self, clock: VirtualClock, told: Told, store: SqlStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         broken = [True]
 
-        def opener() -> Store:
+        def opener() -> SqlStore:
             if broken[0]:
                 raise StoreError("the disk is full")
             return store

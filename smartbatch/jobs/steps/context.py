@@ -18,7 +18,7 @@ from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.records import IncidentRow, JobLease, JobPolicy, JobRow, JobState, ShardRow, ShardState
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
@@ -83,7 +83,7 @@ class StepContext:
         model: the job's model without the provider's prefix.
     """
 
-    store: Store = field(repr=False)
+    store: SqlStore = field(repr=False)
     api: BatchApi = field(repr=False)
     job: JobRow
     lease: JobLease
@@ -261,7 +261,7 @@ def held_note(error: SmartbatchError) -> str:
 
 
 def report(
-    store: Store, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
+    store: SqlStore, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
 ) -> JobRow:
     """Tell the progress of a job after results were stored, and its end after the last one."""
     job = store.job(before.id) or before

@@ -32,7 +32,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps import cleanup, collect, create, job_rescue, orphans, poll, recover, settle
 from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
 from smartbatch.jobs.steps.shard import plan_shards
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 
@@ -87,7 +87,7 @@ class StepRunner:
 
     def __init__(
         self,
-        store: Store,
+        store: SqlStore,
         *,
         api_of: Callable[[JobRow], BatchApi | None],
         clock: Clock,

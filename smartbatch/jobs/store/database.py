@@ -1,4 +1,4 @@
-"""What both databases do for the book of jobs: rows, writes in transactions, and the few words that differ.
+"""What a store needs of a database: rows, writes in transactions, and the few words in which dialects differ.
 
 Statements are written once, with ``?`` for every value and these words for what the dialects spell their own
 way:
@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-__all__ = ["Database", "Row", "Transaction"]
+__all__ = ["Database", "Reader", "Row", "Transaction"]
 
 Row = tuple[Any, ...]
 
 
-class Transaction(Protocol):
-    """One write transaction. What it reads cannot change before it ends."""
+class Reader(Protocol):
+    """A database, or a transaction in it."""
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
         """Return all rows."""
@@ -29,6 +29,10 @@ class Transaction(Protocol):
     def row(self, statement: str, *values: Any) -> Row | None:
         """Return the first row."""
         ...
+
+
+class Transaction(Reader, Protocol):
+    """One write transaction. What it reads cannot change before it ends."""
 
     def change(self, statement: str, *values: Any) -> int:
         """Return how many rows were changed."""

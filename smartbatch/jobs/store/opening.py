@@ -6,15 +6,20 @@ import os
 import time
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
-from smartbatch.jobs.store.base import Store
+from smartbatch.jobs.store.sql_store import SqlStore
 
 __all__ = ["default_place", "open_store", "state_folder"]
 
 
 def open_store(
-    place: str | None = None, *, wall: Callable[[], float] = time.time, rng: Random | None = None
-) -> Store:
+    place: str | None = None,
+    *,
+    wall: Callable[[], float] = time.time,
+    rng: Random | None = None,
+    **database: Any,
+) -> SqlStore:
     """Open the store at ``place``, and make it when it is not there.
 
     Args:
@@ -22,21 +27,31 @@ def open_store(
             ``?schema=name`` says which of the database's schemas (default ``smartbatch``). ``None`` is
             :func:`default_place`.
         wall: Unix seconds.
-        rng: dice for owners' ids.
+        rng: random numbers for owners' ids.
+        database: further arguments of the database, in tests.
 
     Raises:
-        StoreError: it cannot be used; the text says why and what to do.
-        ConfigError: ``postgresql://`` needs the extra ``postgres``, which is not installed.
+        StoreError: it cannot be used; the text says why and what to do, and never the password.
+        ConfigError: the address of a server is malformed, or ``postgresql://`` needs the extra ``postgres``,
+            which is not installed.
     """
     place = place or default_place()
     rng = rng or Random()
     if place.startswith(("postgresql://", "postgres://")):
-        from smartbatch.jobs.store.postgres import PostgresStore
+        from smartbatch.jobs.store.dsn import Address
+        from smartbatch.jobs.store.postgres import PostgresDatabase
+        from smartbatch.jobs.store.sessions import SessionOwners
 
-        return PostgresStore(place, wall=wall, rng=rng, state_folder=state_folder())
-    from smartbatch.jobs.store.sqlite import SqliteStore
+        server = PostgresDatabase(Address.of(place), **database)
+        spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
+        return SqlStore(server, SessionOwners(server, rng), spool, wall)
+    from smartbatch.jobs.store.owners import FileOwners
+    from smartbatch.jobs.store.sqlite import SqliteDatabase
 
-    return SqliteStore(_path(place), wall=wall, rng=rng)
+    path = os.path.realpath(os.path.expanduser(_path(place)))
+    spool = f"{path}.spool"
+    file = SqliteDatabase(path, wall=wall, **database)
+    return SqlStore(file, FileOwners(os.path.join(spool, "owners"), rng), spool, wall)
 
 
 def _path(place: str) -> str:

@@ -1,4 +1,4 @@
-"""The store on a PostgreSQL server: several machines.
+"""A store's database on a PostgreSQL server: several machines.
 
 The tables stand in a schema of their own, ``?schema=name`` in the DSN. Leases run by the server's clock. A
 process is known to be dead when the session that held its advisory lock is gone. The connection must reach a
@@ -13,21 +13,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from random import Random
 from typing import Any
 
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.store.database import Database, Row
 from smartbatch.jobs.store.dsn import Address
-from smartbatch.jobs.store.incident_table import Notes
-from smartbatch.jobs.store.job_table import Jobs
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
-from smartbatch.jobs.store.ownership import Ownership
-from smartbatch.jobs.store.sessions import SessionOwners, leave_to_parent, lock_number, psycopg
+from smartbatch.jobs.store.sessions import leave_to_parent, lock_number, psycopg
 
-__all__ = ["PostgresDatabase", "PostgresStore"]
+__all__ = ["PostgresDatabase"]
 
 PATIENCE = 10.0
 """Seconds that a write waits for another, and that a lost commit is looked up."""
@@ -48,39 +44,14 @@ SELECT set_config('synchronous_commit', 'on', false)
 """A process frozen in the middle of a write must not lock its rows for long; times in milliseconds."""
 
 
-class PostgresStore(Jobs, Ownership, Notes):
-    """A store on a PostgreSQL server.
+class PostgresDatabase(Database):
+    """The server and two sessions on it, one that reads and one that writes.
 
     Args:
-        dsn: ``postgresql://user:password@host:port/database?schema=name``.
-        wall: Unix seconds, for what needs no agreement between machines.
-        rng: dice for owners' ids.
-        state_folder: where the folder for files on their way is made.
+        address: of the server, its database and the schema.
         patience: seconds that a write waits for another.
         steps: the migrations, in tests.
-
-    Raises:
-        StoreError: the server cannot be used; the text says why, and never the password.
-        ConfigError: the DSN is malformed.
     """
-
-    def __init__(
-        self,
-        dsn: str,
-        *,
-        wall: Callable[[], float],
-        rng: Random,
-        state_folder: str,
-        patience: float = PATIENCE,
-        steps: Sequence[Step] = MIGRATIONS,
-    ) -> None:
-        database = PostgresDatabase(Address.of(dsn), patience=patience, steps=steps)
-        spool = os.path.join(state_folder, f"spool-{database.address.digest}")
-        super().__init__(database, SessionOwners(database, rng), spool, wall)
-
-
-class PostgresDatabase(Database):
-    """The server and two sessions on it, one that reads and one that writes."""
 
     words: Mapping[str, str] = {
         "numbers": "(SELECT unnest(?::bigint[]))",
@@ -89,7 +60,9 @@ class PostgresDatabase(Database):
         "skip_locked": " FOR UPDATE SKIP LOCKED",
     }
 
-    def __init__(self, address: Address, *, patience: float, steps: Sequence[Step]) -> None:
+    def __init__(
+        self, address: Address, *, patience: float = PATIENCE, steps: Sequence[Step] = MIGRATIONS
+    ) -> None:
         super().__init__()
         self.address = address
         self.place = address.place

@@ -1,48 +1,95 @@
-"""The ground all chapters of the book of jobs stand on: a database, its owners, the guard of every write."""
+"""The store of jobs on an SQL database.
+
+Rules of all operations:
+
+- A method is one transaction, unless it says otherwise. What it returned from is on disk. An error at a
+  commit is looked up, never guessed.
+- Every write to a job names the writer's :class:`~smartbatch.jobs.records.JobLease`. When another process
+  took the job over meanwhile, nothing is written and :class:`~smartbatch.jobs.records.LeaseLost` is raised.
+- A change of a shard's state is guarded by the state it was read in: the second writer gets ``LeaseLost``.
+- Pages of requests and results end early where these are large, because some megabytes are read at a time,
+  and at gaps; only behind the last one there is none.
+- A job becomes ``DONE`` in the transaction that stores its last result.
+- Every method may raise StoreError: the database cannot be used, and nothing was written.
+
+The store opens the transactions and checks leases; its parts (:class:`.JobTable` and so on) know the rows.
+"""
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
-from smartbatch.errors import JobNotFound, StoreError
-from smartbatch.jobs.records import JobLease, LeaseLost
+from smartbatch._fork import on_fork
+from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
+from smartbatch.jobs.records import (
+    ClaimedItem,
+    IncidentRow,
+    ItemSize,
+    ItemState,
+    JobLease,
+    JobRow,
+    JobState,
+    LeaseLost,
+    NewItem,
+    NewJob,
+    NewResult,
+    NewShard,
+    OpenItem,
+    ResultRow,
+    ShardItem,
+    ShardPayload,
+    ShardRow,
+    ShardState,
+    StoredResults,
+    UnsettledItem,
+)
 from smartbatch.jobs.store import statements as sql
-from smartbatch.jobs.store.base import Store
 from smartbatch.jobs.store.checks import private_folder
 from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.fact_tables import FactTables
+from smartbatch.jobs.store.job_table import JobTable, pages_of
+from smartbatch.jobs.store.owner_table import OwnerTable
 from smartbatch.jobs.store.owners import Owners
-from smartbatch.jobs.store.rows import first_of, unpacked
+from smartbatch.jobs.store.result_table import ResultTable
+from smartbatch.jobs.store.rows import decoded, encoded, first_of, job_row, number, position
+from smartbatch.jobs.store.shard_table import ShardTable
 
-__all__ = ["Book"]
+__all__ = ["SqlStore"]
 
-_PAGE = 10_000
-"""Rows deleted in one transaction."""
-_DRAWS = 100
-"""Ids an owner draws before it gives up; the second is needed once in 2**64."""
+LONGEST_KEY = 1_024
+"""Bytes of a job's key; an index of PostgreSQL takes 2,704."""
+PAGE_DROPPED = 10_000
+"""Items that a cancelled job ends in one transaction."""
+ROWS_NAMED = 10
+"""Rows an incident names before it only counts them."""
+_OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail_shard"}
+_TAKE_RESULTS = (ShardState.INGESTING, ShardState.DEAD)
 
 
-class Book(Store):
-    """A store on an SQL database.
+class SqlStore:
+    """Durable jobs. Safe to use from several threads and, with others like it, several processes.
 
     Args:
         database: where it is.
         owners: the locks of those who own jobs.
         spool: the folder for files on their way.
-        wall: Unix seconds.
+        wall: Unix seconds, for what needs no agreement between machines.
+
+    Attributes:
+        place: where it is, for people: a path or a DSN without its password.
     """
 
     def __init__(self, database: Database, owners: Owners, spool: str, wall: Callable[[], float]) -> None:
         self._db = database
-        self._owners = owners
         self._spool = spool
-        self._wall = wall
-        self._entering = threading.Lock()
+        self._jobs = JobTable(database)
+        self._shards = ShardTable(database)
+        self._results = ResultTable(database, self._jobs, self._shards)
+        self._facts = FactTables(database)
+        self._owner = OwnerTable(database, owners, self._jobs, wall)
         self.place = database.place
-        _stores.add(self)
+        on_fork(self)
         try:
             database.open()
         except BaseException:
@@ -51,6 +98,7 @@ class Book(Store):
 
     @property
     def spool(self) -> str:
+        """A folder of this store, on the local disk, for files on their way; mode 0700."""
         try:
             private_folder(self._spool)
         except OSError as error:
@@ -61,97 +109,29 @@ class Book(Store):
         return self._spool
 
     def close(self) -> None:
-        own = self._owners.own
-        try:
-            if own is not None:
-                with self._db.writing() as tx:
-                    tx.change(sql.RELEASE_ALL, own)
-                    tx.change(sql.DROP_OWNER, own)
-        except StoreError:
-            pass  # the lock that falls free says the same
-        finally:
-            self._owners.leave()
-            self._db.close()
+        """Release everything held and close. May be called twice."""
+        self._owner.leave()
+        self._db.close()
 
     def abandon(self) -> None:
-        self._entering = threading.Lock()  # a thread of the parent may have held it
-        self._owners.abandon()
+        """In a forked child: forget connections, locks and leases without touching the parent's.
+
+        In the process that opened it, leave it as a killed process would.
+        """
+        self._owner.abandon()
         self._db.abandon()
 
-    # -- for the chapters ------------------------------------------------------------------------------------
+    def after_fork(self) -> None:
+        """Called in each forked child: the child opens connections of its own."""
+        self.abandon()
 
-    def _me(self) -> str:
-        """Return the own id as an owner; lock and write it down first, if need be."""
-        with self._entering:
-            if self._owners.own is None:
-                self._enter()
-            self._owners.keep()
-            return str(self._owners.own)
-
-    def _enter(self) -> None:
-        for _ in range(_DRAWS):
-            owner = self._owners.new_id()
-            if not self._owners.become(owner):
-                continue
-            try:
-                with self._db.writing() as tx:
-                    new = tx.change(sql.NEW_OWNER, owner, socket.gethostname(), os.getpid(), self._wall())
-            except BaseException:
-                self._owners.leave()
-                raise
-            if new:
-                return self._sweep(owner)
-            self._owners.leave()
-        raise StoreError(
-            f"no owner's id is free in the store {self.place}: its dice fall the same every time"
-        )
-
-    def _sweep(self, own: str) -> None:
-        """Delete what the dead left behind: their rows and locks, and items that never came to a job."""
-        with_jobs = {row[0] for row in self._db.rows(sql.OWNERS_WITH_JOBS)}
-        for no, owner in self._db.rows(sql.ALL_INCOMPLETE):
-            if owner != own and not (owner and self._owners.alive(owner)):
-                self._drop_items(no)
-        listed = {row[0] for row in self._db.rows(sql.OWNERS)}
-        kept = {owner for owner in listed if owner == own or owner in with_jobs or self._owners.alive(owner)}
-        if listed > kept:
-            with self._db.writing() as tx:
-                for owner in sorted(listed - kept):
-                    tx.change(sql.DROP_OWNER, owner)
-        self._owners.sweep(kept | with_jobs)
-
-    def _drop_items(self, job: int) -> None:
-        """Delete the items of a number no job has, in transactions that let others in between."""
-        end = first_of(job + 1)
-        for table in sql.ITEM_TABLES:
-            drop = sql.DROP_RANGE.replace("{table}", table)
-            first = self._first(table, first_of(job), end)
-            while first is not None:
-                last = min(first + _PAGE, end)
-                with self._db.writing() as tx:
-                    tx.change(drop, first, last)
-                first = self._first(table, last, end)
-        with self._db.writing() as tx:
-            tx.change(sql.DROP_INCOMPLETE, job)
-
-    def _first(self, table: str, start: int, end: int) -> int | None:
-        """Return the first number in a table from ``start`` on and before ``end``."""
-        found = self._db.row(sql.FIRST_OF_RANGE.replace("{table}", table), start, end)
-        return None if found is None else found[0]
-
-    def _number(self, job_id: str) -> int:
-        found = self._db.row(sql.JOB_NUMBER, job_id)
-        if found is None:
-            raise JobNotFound(f"the store {self.place} has no job {job_id!r}; see: smartbatch jobs list")
-        return int(found[0])
-
-    def _hold(self, tx: Transaction, lease: JobLease) -> int:
+    def _leased(self, tx: Transaction, lease: JobLease) -> int:
         """Lock the job of ``lease`` for this transaction; return its number.
 
         Raises:
             LeaseLost: somebody else owns it now, or nobody.
         """
-        found = tx.row(sql.GRASP, lease.job_id, lease.epoch, self._owners.own)
+        found = tx.row(sql.JOB_OF_LEASE, lease.job_id, lease.epoch, self._owner.own)
         if found is None:
             raise LeaseLost(
                 f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
@@ -159,22 +139,527 @@ class Book(Store):
             )
         return int(found[0])
 
-    def _positions(self, shard_id: str) -> tuple[int, memoryview]:
-        """Return the number of a shard's job, and the positions in it of the shard's items."""
-        found = self._db.row(sql.SHARD_POSITIONS, shard_id)
-        if found is None:
-            return 0, memoryview(unpacked(b""))
-        return found[0], memoryview(unpacked(found[1]))
+    # -- jobs ------------------------------------------------------------------------------------------------
 
+    def accept(
+        self, job: NewJob, items: Iterable[NewItem], *, digest: Callable[[], bytes] | None = None
+    ) -> tuple[JobRow, bool]:
+        """Store a job and its items; return its row, and whether it is new.
 
-_stores: weakref.WeakSet[Book] = weakref.WeakSet()
+        ``items`` is read lazily and once. An empty one makes a job that is done. What ``items`` raises is
+        raised, and nothing is kept. The cases, in order:
 
+        1. The key, or the id, is known: the job that has it is returned, and ``items`` are not read.
+        2. All items fit into one page: one transaction stores them and the job.
+        3. More of them are stored page by page, in a transaction each. They belong to no job until the last
+           transaction makes one of them; where the process is killed before, nothing of the job exists, and
+           another owner deletes the items.
+        4. Another process stored the same key or id meanwhile: its job is returned, and the items go.
 
-def _abandon_all() -> None:
-    """Run in a forked child before anything else, so by one thread; takes no lock."""
-    for store in list(_stores):
-        store.abandon()
+        Args:
+            digest: called for the job's digest once all items were read; stored instead of ``job.digest``.
 
+        Raises:
+            InvalidRequest: the key is too long.
+        """
+        if len(encoded(job.key) or b"") > LONGEST_KEY:
+            raise InvalidRequest(f"a job's key has at most {LONGEST_KEY:,} bytes", field="key")
+        known = self._jobs.known(self._db, job)
+        if known is not None:
+            return known, False
+        pages = pages_of(items)
+        page, last = next(pages)
+        if not last:
+            return self._jobs.store_pages(job, page, pages, digest, self._owner.enter())
+        with self._db.writing() as tx:
+            tx.lock("accept")
+            if (found := self._jobs.known(tx, job)) is not None:
+                return found, False
+            no = self._jobs.new_number(tx, "")
+            self._jobs.store_items(tx, no, 0, page)
+            return self._jobs.store_job(tx, no, job, digest, len(page)), True
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
+    def job(self, id_or_key: str) -> JobRow | None:
+        """Return a job by its id, else by its key."""
+        may_be_id = id_or_key.isascii() and id_or_key.isprintable()  # a text column refuses some other keys
+        found = self._db.row(sql.JOB_BY_ID, id_or_key) if may_be_id else None
+        found = found or self._db.row(sql.JOB_BY_KEY, encoded(id_or_key))
+        return None if found is None else job_row(found)
+
+    def jobs(self, *, unfinished: bool = False, limit: int = 1000) -> list[JobRow]:
+        """Return jobs, newest first."""
+        return [job_row(row) for row in self._db.rows(sql.JOBS_UNFINISHED if unfinished else sql.JOBS, limit)]
+
+    def forget(self, job_id: str) -> None:
+        """Delete a finished job with everything it has, and give the room back.
+
+        The job itself goes in one transaction; its items follow in several.
+
+        Raises:
+            JobNotFound: there is none.
+            StoreError: the job is not finished, so forgetting it could lose paid answers.
+        """
+        with self._db.writing() as tx:
+            found = tx.row(sql.JOB_LOCKED, job_id)
+            if found is None:
+                raise JobNotFound(
+                    f"the store {self.place} has no job {job_id!r}; it may be forgotten already"
+                )
+            no, state = int(found[0]), found[1]
+            if state != JobState.DONE.value:
+                raise StoreError(
+                    f"job {job_id} is not finished: forgetting it could lose answers that are paid for;"
+                    " cancel it and let it end first"
+                )
+            for statement in (*sql.DROP_JOB, *sql.DROP_SHARDS):
+                tx.change(statement, no)
+            tx.change(sql.DROP_INCIDENTS, job_id)
+            tx.change(sql.MARK_INCOMPLETE, no, "")  # where this process is killed, the next owner goes on
+        self._jobs.delete_items(no)
+        self._db.give_back()
+
+    def request_cancel(self, job_id: str) -> None:
+        """Ask the job's owner to cancel it; needs no lease."""
+        no = self._jobs.number(job_id)
+        with self._db.writing() as tx:
+            tx.change(sql.CANCEL_REQUESTED, no)
+
+    def unhold(self, job_id: str) -> None:
+        """Make a held job active again; needs no lease."""
+        no = self._jobs.number(job_id)
+        with self._db.writing() as tx:
+            tx.change(sql.UNHOLD, no)
+
+    def note(self, lease: JobLease, note: str | None, *, hold: bool = False) -> None:
+        """Say what a job waits for; with ``hold`` it waits for a person."""
+        with self._db.writing() as tx:
+            tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), self._leased(tx, lease))
+
+    # -- ownership -------------------------------------------------------------------------------------------
+
+    def claimable(self, *, limit: int = 100) -> list[JobRow]:
+        """Return jobs with something left to do that nobody alive owns: unfinished ones, and finished ones
+        with shards to clean up. Those this store object owns already are left out."""
+        return self._owner.claimable(limit)
+
+    def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:
+        """Take a job for ``seconds``. The cases, in order:
+
+        1. There is no such job, or another process is claiming it now: ``None``.
+        2. This store object owns it already: ``None``.
+        3. Somebody alive owns it: ``None``. Alive is whose lease runs by the database's clock, unless the
+           system knows that the process has died.
+        4. Else it is taken, with an epoch that makes every older lease invalid. Items found ``IN_FLIGHT`` are
+           set back to ``REALTIME`` with one try more, and an incident ``maybe_billed`` is written for them.
+
+        Args:
+            unknown: the body of the result with which items found ``IN_FLIGHT`` end as failed instead, for a
+                job that sends nothing again whose outcome is unknown.
+        """
+        me = self._owner.enter()
+        with self._db.writing() as tx:
+            found = tx.row(sql.OWNER_OF_JOB, job_id)
+            if found is None:
+                return None
+            no, _, owner, lease_until = found
+            now = self._db.now()
+            if owner == me or self._owner.holds(owner, lease_until, now):
+                return None
+            taken = tx.row(sql.CLAIM, me, now + seconds, no)
+            assert taken is not None
+            lease = JobLease(job_id, int(taken[0]))
+            self._end_in_flight(tx, lease, no, unknown, now)
+        return lease
+
+    def _end_in_flight(
+        self, tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float
+    ) -> None:
+        """Free the items that a former owner left in flight, and say what that may have cost."""
+        # those that end as failed are to be sent for a moment of this transaction
+        rows = tx.rows(sql.FREE_IN_FLIGHT, first_of(job), first_of(job + 1))
+        asked = sorted(row[0] for row in rows)
+        if not asked:
+            return
+        if unknown is not None:
+            self._results.end_alike(tx, job, asked, "failed", unknown, now, cost=None)
+        named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
+        named += ", …" if len(asked) > ROWS_NAMED else ""
+        end = "are sent again" if unknown is None else "end as failed"
+        detail = (
+            f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
+            f" {named} (owner {lease.epoch})"
+        )
+        self._facts.add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
+
+    def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
+        """Prolong leases; return those that are still held."""
+        if not leases:
+            return []
+        me = self._owner.enter()
+        until = self._db.now() + seconds
+        with self._db.writing() as tx:
+            # in one order, so that two who renew never wait for each other
+            order = sorted(leases, key=lambda lease: lease.job_id)
+            return [lease for lease in order if tx.change(sql.RENEW, until, lease.job_id, lease.epoch, me)]
+
+    def release(self, lease: JobLease) -> None:
+        """Give a job back, so that another process may take it at once. Never raises ``LeaseLost``."""
+        with self._db.writing() as tx:
+            tx.change(sql.RELEASE, lease.job_id, lease.epoch, self._owner.own)
+
+    # -- budget ----------------------------------------------------------------------------------------------
+
+    def reserve(self, lease: JobLease, usd: float) -> None:
+        """Reserve ``usd`` of the job's budget before they may be spent; negative ones are released.
+
+        By this and by :meth:`plan` the cost and what is reserved never exceed the budget together, as long as
+        nothing costs more than was reserved for it. After a crash a reservation stays, because nobody knows
+        what was billed.
+
+        Raises:
+            OverJobBudget: the budget has no room for it.
+        """
+        with self._db.writing() as tx:
+            self._jobs.reserve(tx, self._leased(tx, lease), usd)
+
+    # -- items and shards ------------------------------------------------------------------------------------
+
+    def open_items(
+        self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
+    ) -> list[OpenItem]:
+        """Return items in ``state``, in order."""
+        return self._jobs.items_in(self._jobs.number(job_id), state, limit)
+
+    def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
+        """Return requests of a job by their positions in it; ask for a few hundred at a time."""
+        job = self._jobs.number(job_id)
+        numbers = self._db.many([number(job, ix) for ix in positions])
+        return {position(no): body for no, body in self._db.rows(sql.PAYLOADS, numbers)}
+
+    def shard(self, shard_id: str) -> ShardRow | None:
+        """Return a shard."""
+        return self._shards.one(sql.SHARD_BY_ID, shard_id)
+
+    def shard_with_nonce(self, nonce: str) -> ShardRow | None:
+        """Return the shard with that nonce."""
+        return self._shards.one(sql.SHARD_BY_NONCE, nonce)
+
+    def shards(self, job_id: str, *, states: Collection[ShardState] | None = None) -> list[ShardRow]:
+        """Return a job's shards by number."""
+        return self._shards.of_job(self._jobs.number(job_id), states)
+
+    def shards_in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
+        """Return shards of all jobs of an account."""
+        return self._shards.in_scope(scope, states)
+
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardPayload]:
+        """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
+        return self._shards.payloads(shard_id, after, limit)
+
+    def measures(self, shard_id: str) -> dict[int, ItemSize]:
+        """Return the size of the item at each position of the shard."""
+        return self._shards.measures(shard_id)
+
+    def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ShardItem]:
+        """Return the item at each position of the shard that exists."""
+        return self._shards.items_at(shard_id, positions)
+
+    def plan(self, lease: JobLease, shard: NewShard) -> ShardRow:
+        """Put open items into a new shard, ``PLANNED``, and reserve the most it can cost.
+
+        Raises:
+            LeaseLost: also when one of the items is not open.
+            OverJobBudget: the job's budget has no room for it.
+            ValueError: it has no item, or one twice.
+        """
+        if not shard.items or len(set(shard.items)) != len(shard.items):
+            raise ValueError("a shard has at least one item, and each once")
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            self._jobs.reserve(tx, job, shard.reserved)
+            return self._shards.plan(tx, job, shard)
+
+    def advance(self, lease: JobLease, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
+        """Move a shard to a state that may follow its own (or the same), with other columns changed.
+
+        The cases, in order:
+
+        1. The state is entered by another method, together with the items: ValueError.
+        2. The transition is not in the table, or a column is not one that changes: ValueError.
+        3. The job or the shard has moved on since it was read: LeaseLost.
+        4. Else state and columns are written; a change of ``reserved`` changes the job's as well, and is
+           never refused: what a shard may have cost, it may have cost.
+
+        Args:
+            shard: as it was read; its state is the guard.
+            changes: columns of :class:`ShardRow` by name.
+        """
+        if to is not shard.state:
+            if to in _OWN_METHODS:
+                raise ValueError(f"a shard becomes {to.value} by {_OWN_METHODS[to]}, with its items")
+            if shard.state is ShardState.READY and to is ShardState.SUBMITTING:
+                raise ValueError("a shard becomes submitting by mark_submitting")
+        with self._db.writing() as tx:
+            return self._move(tx, self._leased(tx, lease), shard, to, changes)
+
+    def _move(
+        self, tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: dict[str, Any]
+    ) -> ShardRow:
+        moved = self._shards.move(tx, job, shard, to, changes)
+        if (more := moved.reserved - shard.reserved) != 0:
+            self._jobs.reserve_anyway(tx, job, more)
+        return moved
+
+    def mark_submitting(
+        self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any
+    ) -> ShardRow | None:
+        """Move ``READY`` to ``SUBMITTING``: after it, and never before, the one create is sent.
+
+        Args:
+            exclusive: in the same transaction, refuse (return ``None``) while another shard of the scope is
+                ``SUBMITTING``, ``UNCERTAIN`` or ``PROVISIONAL``.
+        """
+        if shard.state is not ShardState.READY:
+            raise ValueError(f"only a ready shard can be submitted, and this one is {shard.state.value}")
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            if exclusive:
+                tx.lock(f"scope {shard.scope}")
+                if self._shards.another_unresolved(tx, shard):
+                    return None
+            return self._move(tx, job, shard, ShardState.SUBMITTING, changes)
+
+    def discard(
+        self,
+        lease: JobLease,
+        shard: ShardRow,
+        *,
+        items: ItemState,
+        tried: bool,
+        note: str,
+        at: float,
+        maybe_billed: bool = False,
+    ) -> ShardRow:
+        """End a shard as ``DEAD`` and free its items.
+
+        Args:
+            items: ``OPEN`` or ``REALTIME``: what its items without a result become.
+            tried: count it as a try of theirs.
+            at: Unix seconds.
+            maybe_billed: what was reserved for it stays so: nobody can say that it was not run.
+        """
+        if items not in (ItemState.OPEN, ItemState.REALTIME):
+            raise ValueError("the items of a discarded shard become open or real time")
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            reserved = shard.reserved if maybe_billed else 0.0
+            changes = {"note": note, "died_at": at, "reserved": reserved}
+            discarded = self._move(tx, job, shard, ShardState.DEAD, changes)
+            self._shards.free_items(tx, shard, items, tried=tried)
+            return discarded
+
+    def fail_shard(self, lease: JobLease, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
+        """End a shard as ``DEAD`` and its items without a result as failed with ``body``."""
+        changes = {"note": note, "died_at": at, "reserved": 0.0}
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            failed = self._move(tx, job, shard, ShardState.DEAD, changes)
+            left = self._shards.left(tx, shard)
+            self._results.end_alike(tx, job, left, "failed", body, at, cost=0.0)
+            return failed
+
+    # -- results of a shard ----------------------------------------------------------------------------------
+
+    def ingest(
+        self, lease: JobLease, shard: ShardRow, results: Sequence[NewResult], *, at: float
+    ) -> StoredResults:
+        """Store up to a thousand results of a shard. The cases, in order:
+
+        1. The shard is neither ``INGESTING`` nor ``DEAD``, or an item was never in it: ValueError.
+        2. The shard has moved on since it was read: LeaseLost.
+        3. The item has no result: this one is kept, and counted.
+        4. It has the same one, by its digest: nothing, because results may be read twice.
+        5. It has another one: that stays, and the item is returned as doubled.
+        6. A result that is not final (``again``, ``unrun``) is kept as a verdict until the shard is settled.
+
+        Results of a ``DEAD`` shard are of its orphan: paid answers are used for items that are still open.
+        """
+        if shard.state not in _TAKE_RESULTS:
+            raise ValueError(f"a shard that is {shard.state.value} has no results to take")
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            if tx.row(sql.SHARD_STATE, shard.id, job) != (shard.state.value, shard.no):
+                raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
+            items = self._results.items(tx, job, [result.ix for result in results])
+            self._results.check_members(tx, shard, items, results)
+            final, doubled = self._results.keep(tx, job, items, [r for r in results if r.final], at)
+            if shard.state is ShardState.INGESTING:
+                verdicts = [result for result in results if not result.final]
+                doubled += self._results.keep_verdicts(tx, job, verdicts, final)
+            return StoredResults(tuple(final), tuple(doubled))
+
+    def unsettled(self, shard_id: str) -> list[UnsettledItem]:
+        """Return the items of a shard that have no result, by position."""
+        return self._results.unsettled(shard_id)
+
+    def settle(
+        self,
+        lease: JobLease,
+        shard: ShardRow,
+        *,
+        opened: Collection[int] = (),
+        realtime: Collection[int] = (),
+        finals: Sequence[NewResult] = (),
+        at: float,
+        **changes: Any,
+    ) -> ShardRow:
+        """End a shard as ``SETTLED``. Every item without a result goes one of three ways:
+
+        1. into a new shard, with one try more (``opened``);
+        2. into real time, with one try more (``realtime``);
+        3. it ends with a result (``finals``).
+
+        Args:
+            changes: as in :meth:`advance`; ``reserved`` is 0 unless it is given: results say what it cost.
+
+        Raises:
+            ValueError: an item without a result goes none of these ways, or an item goes two.
+        """
+        if not all(result.final for result in finals):
+            raise ValueError("results that settle a shard are final")
+        ends = {result.ix for result in finals}
+        if len(ends) + len(set(opened)) + len(set(realtime)) != len(ends.union(opened, realtime)):
+            raise ValueError("an item of a settled shard goes one way only")
+        changes = {"reserved": 0.0, **changes, "settled_at": at}
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            settled = self._move(tx, job, shard, ShardState.SETTLED, changes)
+            self._shards.free_these(tx, job, shard, ItemState.OPEN, opened)
+            self._shards.free_these(tx, job, shard, ItemState.REALTIME, realtime)
+            if finals:
+                items = self._results.items(tx, job, sorted(ends))
+                self._results.check_members(tx, shard, items, finals)
+                self._results.keep(tx, job, items, finals, at)
+            left = self._shards.left(tx, shard)
+            if left:
+                raise ValueError(
+                    f"{len(left)} items of shard {shard.id} go nowhere: row {position(left[0])}, …"
+                )
+            self._results.drop_verdicts(tx, shard)
+            return settled
+
+    # -- results in real time --------------------------------------------------------------------------------
+
+    def claim_realtime(self, lease: JobLease, limit: int) -> list[ClaimedItem]:
+        """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them: only after that are they sent."""
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            taken = sorted(tx.rows(sql.CLAIM_REALTIME, first_of(job), first_of(job + 1), limit))
+            rows = tx.rows(sql.NAMED_PAYLOADS, self._db.many([no for no, _ in taken])) if taken else []
+            named = {no: (decoded(user_id), body) for no, user_id, body in rows}
+            return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
+
+    def answer(
+        self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
+    ) -> StoredResults:
+        """Store what came of ``IN_FLIGHT`` items.
+
+        ``again`` makes them ``REALTIME`` with one try more, ``unrun`` without; what those cost all
+        the same is charged.
+
+        Args:
+            freed: USD that were reserved for them and no longer are.
+
+        Raises:
+            ValueError: the job has no such item.
+        """
+        with self._db.writing() as tx:
+            job = self._leased(tx, lease)
+            items = self._results.items(tx, job, [result.ix for result in results])
+            foreign = {result.ix for result in results} - items.keys()
+            if foreign:
+                raise ValueError(f"job {lease.job_id} has no item {min(foreign)}")
+            final, doubled = self._results.keep(tx, job, items, [r for r in results if r.final], at)
+            self._results.send_again(tx, job, results)
+            in_flight = ItemState.IN_FLIGHT.value
+            self._jobs.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
+            self._jobs.reserve(tx, job, -freed)
+            return StoredResults(tuple(final), tuple(doubled))
+
+    def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
+        """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return how many.
+
+        Some thousands a transaction: ``OPEN`` ones first, then those for real time. Where it is interrupted,
+        those already ended stay so, and the next call goes on. Items in shards or in flight are left alone.
+        """
+        dropped, count = 0, PAGE_DROPPED
+        while count == PAGE_DROPPED:
+            with self._db.writing() as tx:
+                job = self._leased(tx, lease)
+                page = first_of(job), first_of(job + 1), PAGE_DROPPED
+                unsent = [
+                    row[0]
+                    for state in (ItemState.OPEN, ItemState.REALTIME)
+                    for row in tx.rows(sql.WAITING, state.value, *page)
+                ][:PAGE_DROPPED]
+                self._results.end_alike(tx, job, unsent, "cancelled", body, at, cost=0.0)
+            count = len(unsent)
+            dropped += count
+        return dropped
+
+    # -- reading results -------------------------------------------------------------------------------------
+
+    def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
+        """Return up to ``limit`` results by the item's position, from the one after ``after``."""
+        return self._results.by_position(self._jobs.number(job_id), after, limit)
+
+    def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
+        """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
+        return self._results.by_arrival(self._jobs.number(job_id), after, limit)
+
+    # -- incidents, facts and turnarounds --------------------------------------------------------------------
+
+    def add_incident(self, incident: IncidentRow, *, lease: JobLease | None = None) -> bool:
+        """Keep an incident; False when the same kind, shard and detail is known.
+
+        Args:
+            lease: where it is given, what a former owner still believes is not kept.
+        """
+        with self._db.writing() as tx:
+            if lease is not None:
+                self._leased(tx, lease)
+            return self._facts.add_incident(tx, incident)
+
+    def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
+        """Return incidents, oldest first."""
+        return self._facts.incidents(job_id)
+
+    def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
+        """Return those ids that belong to a shard of this store, or that one is proving to be its own.
+
+        What a dead shard suspects to be its orphan is not claimed: a shard that looks for its batch comes
+        first. Nor is what another shard found foreign to itself, for it may be a third one's.
+        """
+        return self._shards.claimed_batches(scope, set(batch_ids))
+
+    def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:
+        """Remember how long a batch took, for forecasts."""
+        self.observe_turnarounds(model, [(size, seconds, at)])
+
+    def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
+        """As :meth:`observe_turnaround`, of several, each with its size, seconds and time."""
+        with self._db.writing() as tx:
+            self._facts.add_turnarounds(tx, model, seen)
+
+    def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
+        """Return size, seconds and time of the latest batches of ``model``, newest first."""
+        return self._facts.turnarounds(model, limit)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small JSON-able fact, such as a learned limit."""
+        with self._db.writing() as tx:
+            self._facts.remember(tx, key, value)
+
+    def recall(self, key: str) -> Any:
+        """Return a fact, or ``None``."""
+        return self._facts.recall(key)

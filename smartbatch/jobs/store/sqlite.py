@@ -1,4 +1,4 @@
-"""The store on one SQLite file: one machine, any number of processes and threads.
+"""A store's database in one SQLite file: one machine, any number of processes and threads.
 
 Write-ahead log with ``synchronous=FULL``: what was committed survives a loss of power. Every write begins
 with ``BEGIN IMMEDIATE``: a read that turns into a write would be refused at once when somebody else wrote
@@ -20,19 +20,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from random import Random
 
 from smartbatch._fork import FileLocks
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import Database, Row
-from smartbatch.jobs.store.incident_table import Notes
-from smartbatch.jobs.store.job_table import Jobs
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
-from smartbatch.jobs.store.owners import FileOwners
-from smartbatch.jobs.store.ownership import Ownership
 
-__all__ = ["BUSY_TIMEOUT", "SqliteDatabase", "SqliteStore"]
+__all__ = ["BUSY_TIMEOUT", "SqliteDatabase", "SqliteTransaction"]
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a write waits for other writers."""
@@ -57,37 +52,15 @@ _abandoned: list[sqlite3.Connection] = []
 """Connections of the parent, kept in a forked child: closing one there could disturb the parent's log."""
 
 
-class SqliteStore(Jobs, Ownership, Notes):
-    """A store on an SQLite file.
+class SqliteDatabase(Database):
+    """The file and its two connections.
 
     Args:
         path: the file; made, with its folder, when it is not there.
         wall: Unix seconds.
-        rng: dice for owners' ids.
         busy_timeout: seconds that a write waits for other writers.
         steps: the migrations, in tests.
-
-    Raises:
-        StoreError: the file cannot be used; the text says why and what to do.
     """
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        wall: Callable[[], float],
-        rng: Random,
-        busy_timeout: float = BUSY_TIMEOUT,
-        steps: Sequence[Step] = MIGRATIONS,
-    ) -> None:
-        whole = os.path.realpath(os.path.expanduser(path))
-        spool = f"{whole}.spool"
-        database = SqliteDatabase(whole, wall=wall, busy_timeout=busy_timeout, steps=steps)
-        super().__init__(database, FileOwners(os.path.join(spool, "owners"), rng), spool, wall)
-
-
-class SqliteDatabase(Database):
-    """The file and its two connections; see :class:`SqliteStore` for the arguments."""
 
     words: Mapping[str, str] = {
         "numbers": "(SELECT value FROM json_each(?))",
@@ -97,7 +70,12 @@ class SqliteDatabase(Database):
     }
 
     def __init__(
-        self, path: str, *, wall: Callable[[], float], busy_timeout: float, steps: Sequence[Step]
+        self,
+        path: str,
+        *,
+        wall: Callable[[], float],
+        busy_timeout: float = BUSY_TIMEOUT,
+        steps: Sequence[Step] = MIGRATIONS,
     ) -> None:
         super().__init__()
         self.place = path

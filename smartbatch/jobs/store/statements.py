@@ -1,6 +1,25 @@
-"""Every statement the book of jobs sends, by name; for the spelling see :class:`.database.Database`."""
+"""Every statement of the store, by name; for the words in braces see :mod:`.database`.
+
+States stand in them by the values of their enums: jobs and shards keep a text, items the number of their
+state, because there may be millions of them.
+"""
 
 from __future__ import annotations
+
+import enum
+
+from smartbatch.jobs.records import ItemState, JobState, ShardState
+
+
+def _literal(*states: enum.Enum) -> str:
+    """Return states as SQL: one literal, or several with commas between them."""
+    return ", ".join(repr(state.value) for state in states)
+
+
+_ACTIVE, _HELD, _DONE = (_literal(state) for state in JobState)
+_OPEN, _REALTIME, _IN_FLIGHT, _SHARDED, _FINAL = (_literal(state) for state in ItemState)
+_WAITING = f"state < {_SHARDED}"
+"""Items with something left to do, in the words of the index ``item_waiting``: only then is it used."""
 
 # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -12,7 +31,7 @@ _JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata,
 JOB_BY_ID = _JOB + "WHERE j.id = ?"
 JOB_BY_KEY = _JOB + "WHERE j.user_key = ?"
 JOBS = _JOB + "ORDER BY j.no DESC LIMIT ?"
-JOBS_UNFINISHED = _JOB + "WHERE j.state <> 'done' ORDER BY j.no DESC LIMIT ?"
+JOBS_UNFINISHED = _JOB + f"WHERE j.state <> {_DONE} ORDER BY j.no DESC LIMIT ?"
 JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
 JOB_LOCKED = "SELECT no, state FROM job WHERE id = ?{for_update}"
 
@@ -28,8 +47,8 @@ NEW_PARAMS = "INSERT INTO job_params (no, body) VALUES (?, ?)"
 MONEY = "SELECT policy, cost, reserved FROM job WHERE no = ?"
 RESERVE = "UPDATE job SET reserved = reserved + ? WHERE no = ?"
 
-CANCEL_REQUESTED = "UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> 'done'"
-UNHOLD = "UPDATE job SET state = 'active', note = NULL WHERE no = ? AND state = 'held'"
+CANCEL_REQUESTED = f"UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> {_DONE}"
+UNHOLD = f"UPDATE job SET state = {_ACTIVE}, note = NULL WHERE no = ? AND state = {_HELD}"
 
 DROP_JOB = ("DELETE FROM job WHERE no = ?", "DELETE FROM job_params WHERE no = ?")
 DROP_SHARDS = ("DELETE FROM shard_items WHERE job = ?", "DELETE FROM shard WHERE job = ?")
@@ -42,19 +61,20 @@ ITEM_TABLES = ("result", "verdict", "payload", "item")
 
 CLAIMABLE_OF = (
     _JOB
-    + """WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> 'done' OR EXISTS (
+    + f"""WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> {_DONE} OR EXISTS (
     SELECT 1 FROM shard s WHERE s.job = j.no AND s.cleaned_up = 0
-    AND (s.state NOT IN ('settled', 'dead') OR s.file_id IS NOT NULL OR s.batch_id IS NOT NULL)))
-    ORDER BY CASE WHEN j.state = 'done' THEN 1 ELSE 0 END, j.no"""
+    AND (s.state NOT IN ({_literal(ShardState.SETTLED, ShardState.DEAD)})
+        OR s.file_id IS NOT NULL OR s.batch_id IS NOT NULL)))
+    ORDER BY CASE WHEN j.state = {_DONE} THEN 1 ELSE 0 END, j.no"""
 )
-CLAIM_LOOK = "SELECT no, epoch, owner, lease_until FROM job WHERE id = ?{skip_locked}"
+OWNER_OF_JOB = "SELECT no, epoch, owner, lease_until FROM job WHERE id = ?{skip_locked}"
 CLAIM = "UPDATE job SET owner = ?, epoch = epoch + 1, lease_until = ? WHERE no = ? RETURNING epoch"
-GRASP = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
+JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
 RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 RELEASE = "UPDATE job SET owner = NULL WHERE id = ? AND epoch = ? AND owner = ?"
 RELEASE_ALL = "UPDATE job SET owner = NULL WHERE owner = ?"
-FREE_IN_FLIGHT = """UPDATE item SET state = ?, tries = tries + 1
-    WHERE state < 3 AND state = 2 AND no >= ? AND no < ? RETURNING no"""
+FREE_IN_FLIGHT = f"""UPDATE item SET state = {_REALTIME}, tries = tries + 1
+    WHERE {_WAITING} AND state = {_IN_FLIGHT} AND no >= ? AND no < ? RETURNING no"""
 OWNERS = "SELECT id FROM owner"
 OWNERS_WITH_JOBS = "SELECT DISTINCT owner FROM job WHERE owner IS NOT NULL"
 NEW_OWNER = """INSERT INTO owner (id, host, pid, since) VALUES (?, ?, ?, ?)
@@ -63,8 +83,8 @@ DROP_OWNER = "DELETE FROM owner WHERE id = ?"
 
 # -- items and shards ----------------------------------------------------------------------------------------
 
-WAITING = """SELECT no, size, tokens, tries FROM item
-    WHERE state < 3 AND state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""
+WAITING = f"""SELECT no, size, tokens, tries FROM item
+    WHERE {_WAITING} AND state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""
 ITEMS_IN = """SELECT no, size, tokens, tries FROM item
     WHERE state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""
 ITEM_STATES = "SELECT no, state, shard, tries FROM item WHERE no IN {numbers}"
@@ -90,20 +110,23 @@ SHARD_POSITIONS = "SELECT job, positions FROM shard_items WHERE id = ?"
 SHARD_STATE = "SELECT state, no FROM shard WHERE id = ? AND job = ?"
 
 NEXT_SHARD = "SELECT coalesce(max(no), 0) + 1 FROM shard WHERE job = ?"
-TAKE_ITEMS = "UPDATE item SET state = 3, shard = ? WHERE no IN {numbers} AND state = 0"
+TAKE_ITEMS = f"""UPDATE item SET state = {_SHARDED}, shard = ?
+    WHERE no IN {{numbers}} AND state = {_OPEN}"""
 NEW_SHARD = f"""INSERT INTO shard
     (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, reserved, remote)
-    SELECT ?, j.no, ?, ?, j.scope, j.model, 'planned', ?, ?, ?, ?, ?, ? FROM job j WHERE j.no = ?
+    SELECT ?, j.no, ?, ?, j.scope, j.model, {_literal(ShardState.PLANNED)}, ?, ?, ?, ?, ?, ?
+    FROM job j WHERE j.no = ?
     RETURNING {SHARD_COLUMNS}"""
 NEW_POSITIONS = "INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)"
-UNRESOLVED_IN_SCOPE = """SELECT count(*) FROM shard
-    WHERE scope = ? AND id <> ? AND state IN ('submitting', 'uncertain', 'provisional')"""
+UNRESOLVED_IN_SCOPE = f"""SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
+    AND state IN ({_literal(ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)})"""
 ADVANCE = "UPDATE shard SET {assignments} WHERE id = ? AND job = ? AND state = ? RETURNING {columns}"
-FREE_HELD = """UPDATE item SET state = ?, tries = tries + ?, shard = NULL
-    WHERE no >= ? AND no <= ? AND shard = ? AND state = 3"""
-FREE_THESE = """UPDATE item SET state = ?, tries = tries + 1, shard = NULL
-    WHERE no IN {numbers} AND shard = ? AND state = 3"""
-HELD = "SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = 3"
+FREE_SHARDED = f"""UPDATE item SET state = ?, tries = tries + ?, shard = NULL
+    WHERE no >= ? AND no <= ? AND shard = ? AND state = {_SHARDED}"""
+FREE_THESE = f"""UPDATE item SET state = ?, tries = tries + 1, shard = NULL
+    WHERE no IN {{numbers}} AND shard = ? AND state = {_SHARDED}"""
+STILL_SHARDED = f"SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {_SHARDED}"
+
 
 # -- results -------------------------------------------------------------------------------------------------
 
@@ -112,9 +135,9 @@ COUNT = """UPDATE job SET seq = seq + ?,
     cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
     input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
     WHERE no = ? RETURNING seq"""
-FINISH = """UPDATE job SET state = 'done', finished_at = ?, note = NULL
-    WHERE no = ? AND state <> 'done' AND succeeded + failed + cancelled >= total"""
-END_ITEMS = "UPDATE item SET state = 4 WHERE no IN {numbers}"
+FINISH = f"""UPDATE job SET state = {_DONE}, finished_at = ?, note = NULL
+    WHERE no = ? AND state <> {_DONE} AND succeeded + failed + cancelled >= total"""
+END_ITEMS = f"UPDATE item SET state = {_FINAL} WHERE no IN {{numbers}}"
 DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
 VERDICTS = "SELECT no, outcome, digest, body FROM verdict WHERE no IN {numbers}"
 VERDICT_DIGESTS = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
@@ -122,10 +145,11 @@ DROP_VERDICTS = "DELETE FROM verdict WHERE no IN {numbers}"
 END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
     FROM item WHERE no IN {numbers}"""
-CLAIM_REALTIME = """UPDATE item SET state = 2 WHERE no IN (
-    SELECT no FROM item WHERE state < 3 AND state = 1 AND no >= ? AND no < ? ORDER BY no LIMIT ?)
+CLAIM_REALTIME = f"""UPDATE item SET state = {_IN_FLIGHT} WHERE no IN (
+    SELECT no FROM item WHERE {_WAITING} AND state = {_REALTIME} AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
-ASK_AGAIN = "UPDATE item SET state = 1, tries = tries + ? WHERE no IN {numbers} AND state = 2"
+SEND_AGAIN = f"""UPDATE item SET state = {_REALTIME}, tries = tries + ?
+    WHERE no IN {{numbers}} AND state = {_IN_FLIGHT}"""
 # pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
 _RESULT = "FROM result r JOIN payload p ON p.no = r.no "
 _BY_PLACE = _RESULT + "WHERE r.no >= ? AND r.no < ? ORDER BY r.no"
@@ -136,16 +160,16 @@ RESULT_SIZES = "SELECT r.no, length(r.body) + length(p.body) " + _BY_PLACE
 FRESH = _WHOLE + _BY_ARRIVAL
 FRESH_SIZES = "SELECT r.seq, length(r.body) + length(p.body) " + _BY_ARRIVAL
 
-# -- notes ---------------------------------------------------------------------------------------------------
+# -- incidents, facts and turnarounds ------------------------------------------------------------------------
 
 NOTE = "UPDATE job SET note = ? WHERE no = ?"
-HOLD = "UPDATE job SET note = ?, state = 'held' WHERE no = ? AND state <> 'done'"
+HOLD = f"UPDATE job SET note = ?, state = {_HELD} WHERE no = ? AND state <> {_DONE}"
 NEW_INCIDENT = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, money, at)
     VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""
 INCIDENTS = "SELECT kind, job_id, shard_id, detail, money, at FROM incident ORDER BY no"
 INCIDENTS_OF = "SELECT kind, job_id, shard_id, detail, money, at FROM incident WHERE job_id = ? ORDER BY no"
-BATCHES_OWN = """SELECT batch_id, CASE WHEN state = 'provisional' THEN candidate END FROM shard
-    WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"""
+BATCHES_OWN = f"""SELECT batch_id, CASE WHEN state = {_literal(ShardState.PROVISIONAL)} THEN candidate END
+    FROM shard WHERE scope = ? AND (batch_id IN {{texts}} OR candidate IN {{texts}})"""
 NEW_TURNAROUND = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
 TRIM_TURNAROUNDS = """DELETE FROM turnaround WHERE model = ? AND no <= (
     SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""

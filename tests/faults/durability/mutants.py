@@ -34,7 +34,7 @@ def break_rule(name: str | None) -> None:
             for api in apis:
                 api.create = _repeating(api.create)
         case "no epochs":
-            statements.GRASP = _for_anybody(statements.GRASP)
+            statements.JOB_OF_LEASE = _for_anybody(statements.JOB_OF_LEASE)
             statements.RENEW = _for_anybody(statements.RENEW)
         case None:
             pass

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from smartbatch.jobs.records import ShardState
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 
 __all__ = ["Crash", "CrashPoints", "CrashingStore", "step_of"]
 
@@ -103,7 +103,7 @@ WRITES = frozenset(
 class CrashingStore:
     """A store whose commits are crash points; everything else passes through."""
 
-    def __init__(self, store: Store, points: CrashPoints) -> None:
+    def __init__(self, store: SqlStore, points: CrashPoints) -> None:
         self._store = store
         self._points = points
 

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import MIGRATIONS
 from smartbatch.jobs.store.owners import FileOwners
-from smartbatch.jobs.store.sql_store import Book
-from smartbatch.jobs.store.sqlite import SqliteDatabase, SqliteStore
+from smartbatch.jobs.store.sqlite import SqliteDatabase
 
 __all__ = ["Disk", "SimStore"]
 
@@ -45,7 +45,7 @@ def _empty(beside: str) -> bytes:
     """Return an empty store as the real one makes it."""
     place = os.path.join(beside, f"smartbatch-sim-template-{os.getpid()}.db")
     try:
-        SqliteStore(place, wall=lambda: 0.0, rng=Random(0)).close()
+        open_store(place, wall=lambda: 0.0, rng=Random(0)).close()
         made = sqlite3.connect(place)
         made.execute("PRAGMA journal_mode = DELETE")  # a database in memory has no log
         whole = made.serialize()
@@ -74,21 +74,16 @@ class _Database(SqliteDatabase):
         """Nobody replaces it."""
 
 
-class SimStore(SqliteStore):
+class SimStore(SqlStore):
     """A process's store."""
 
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
         owners = FileOwners(os.path.join(disk.spool, "owners"), rng)
-        Book.__init__(self, _Database(disk, wall), owners, disk.spool, wall)
-
-        self._numbers: dict[str, int] = {}
-
-    def _number(self, job_id: str) -> int:
-        """Look it up once: it never changes, and every third statement would ask for it."""
-        if job_id not in self._numbers:
-            self._numbers[job_id] = super()._number(job_id)
-        return self._numbers[job_id]
+        super().__init__(_Database(disk, wall), owners, disk.spool, wall)
+        self._disk = disk.connection
+        # looked up once: it never changes, and every third statement would ask for it
+        self._jobs.number = cache(self._jobs.number)  # type: ignore[method-assign]
 
     def abandon(self) -> None:
-        self._db._disk.rollback()  # type: ignore[attr-defined]
+        self._disk.rollback()
         super().abandon()

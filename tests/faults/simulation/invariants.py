@@ -23,7 +23,7 @@ from smartbatch.emulator.batches.batch_ledger import BatchLine
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from tests.faults.simulation.process import LIMITS
 from tests.faults.simulation.remote import digest_of
 from tests.faults.simulation.violation import Violation
@@ -44,7 +44,7 @@ class Deliveries:
         self.seen: dict[int, bytes] = {}
         self._after = 0
 
-    def read(self, store: Store, job_id: str) -> None:
+    def read(self, store: SqlStore, job_id: str) -> None:
         """Take what is new."""
         while rows := store.fresh(job_id, after=self._after, limit=100):
             for row in rows:
@@ -106,7 +106,9 @@ class InvariantChecker:
 
     # -- at the end ------------------------------------------------------------------------------------------
 
-    def check_end(self, store: Store, job: JobRow, creates: Counter[str], *, repeats: bool) -> Counter[str]:
+    def check_end(
+        self, store: SqlStore, job: JobRow, creates: Counter[str], *, repeats: bool
+    ) -> Counter[str]:
         """Check a job that has ended against the ledger: I2, I3, I4, I7; return its incidents by kind.
 
         Args:

@@ -24,7 +24,7 @@ from smartbatch import _fork
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.steps import collect, create, listing, recover, result_lines, shard
-from smartbatch.jobs.store.result_table import Results
+from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.ticket import ResultFuture
@@ -189,7 +189,7 @@ MUTANTS = (
         "futures end before the commit",
         (
             (
-                Results.ingest,
+                SqlStore.ingest,
                 (
                     (
                         "return StoredResults(",

@@ -13,7 +13,7 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import ClaimedItem, JobLease, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store import Store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.types import Result, Route, Usage
@@ -74,7 +74,7 @@ class Process:
         self._points = points
         self._ask = ask
         self.plain = SimStore(disk, wall=clock.wall, rng=rng)
-        self.store = cast(Store, CrashingStore(self.plain, points))
+        self.store = cast(SqlStore, CrashingStore(self.plain, points))
         self.api = SimApi(network, key)
         self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
         self.engine = StepRunner(
