@@ -19,7 +19,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, NewItem
+from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE
@@ -278,7 +278,9 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     items = [
         NewItem(f"row-{ix}", encode_request(Request(f"p{ix}"), Shared()), 10, 10, True) for ix in range(50)
     ]
-    job, _ = store.accept(bench.job(policy={"attended": True}, params=encode_params(Generation())), items)
+    job, _ = store.accept(
+        bench.job(policy=JobPolicy(attended=True), params=encode_params(Generation())), items
+    )
     lease = store.claim(job.id, LONG)
     assert lease is not None
     asked: list[str] = []
