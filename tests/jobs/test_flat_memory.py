@@ -21,7 +21,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store.sqlite import SqliteStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
@@ -47,7 +47,7 @@ class Process:
 
     def __init__(self, folder: Path) -> None:
         self.clock = VirtualClock()
-        self.store = SqliteStore(str(folder / "jobs.db"), wall=self.clock.wall, rng=random.Random(1))
+        self.store = open_store(str(folder / "jobs.db"), wall=self.clock.wall, rng=random.Random(1))
         remote = Remote(self.clock, turnaround=50.0)
         self.errors: list[BaseException] = []
         self.changed = threading.Condition()
@@ -158,7 +158,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
 class WatchedJobs:
     """What a watcher needs of the service."""
 
-    def __init__(self, store: SqliteStore, clock: VirtualClock) -> None:
+    def __init__(self, store: SqlStore, clock: VirtualClock) -> None:
         self.store = store
         self.clock = clock
         self.notifier = ChangeNotifier(clock)
