@@ -1,0 +1,33 @@
+"""What holds for the results of every provider's Batch API."""
+
+from __future__ import annotations
+
+import pytest
+
+from smartbatch.types import Kind
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"x",
+        b"{",
+        b"[]",
+        b"{}",
+        b"null",
+        b"7",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"a": ' * 50_000,
+        b'{"custom_id": null, "key": null, "response": {}, "result": {}}',
+        b'{"custom_id": "../x", "key": "../x", "response": {}, "result": {}}',
+    ],
+)
+def test_what_is_no_line_of_results_is_refused(service, line):
+    """Without repeating any of it."""
+    api = service.at("http://127.0.0.1:9").batches()
+    with pytest.raises(ValueError, match="the line") as caught:
+        api.read_line(line, Kind.GENERATE)
+    assert caught.value.__cause__ is None
+    assert len(str(caught.value)) < 80
