@@ -14,7 +14,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.http.pool import Lease
 from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
 
-__all__ = ["LiveReply"]
+__all__ = ["LiveReply", "read_whole"]
 
 _PIECE = 65536  # bytes asked for at once; what has arrived is handed on without waiting for more
 
@@ -37,7 +37,7 @@ class LiveReply:
 
     def __init__(self, lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> None:
         self.status = response.status
-        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self.headers = _headers_of(response)
         self._lease = lease
         self._response = response
         self._reusable = reusable
@@ -162,3 +162,45 @@ class LiveReply:
         with contextlib.suppress(OSError):
             self._response.close()
         self._lease.give_back(reusable=reusable)
+
+
+def read_whole(lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> Reply:
+    """Return an answer with its body, and give its connection back. The quick way for what nobody else holds.
+
+    Args:
+        lease, response, reusable, cap: as of :class:`LiveReply`.
+
+    Raises:
+        ProviderError: as for its iteration. The body of a refusal may be cut, and is empty then.
+    """
+    headers, whole = _headers_of(response), False
+    try:
+        size = response.length
+        if size is not None and size <= cap and is_plain(headers):
+            body = response.read()
+        else:
+            body = b"".join(decoded(_pieces_of(response), headers, cap))
+        whole = True
+    except http.client.IncompleteRead as error:
+        if response.status < 400:
+            raise lease.meaning_of(error) from None
+        body = b""
+    except ProviderError:
+        raise
+    except Exception as error:
+        raise lease.meaning_of(error) from (error if isinstance(error, OSError) else None)
+    finally:
+        response.close()
+        lease.give_back(reusable=whole and reusable)
+    return Reply(response.status, headers, body)
+
+
+def _pieces_of(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while piece := response.read1(_PIECE):
+        yield piece
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+
+
+def _headers_of(response: http.client.HTTPResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}

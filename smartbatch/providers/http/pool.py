@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from attrs import frozen
+from attrs import define
 from urllib3 import PoolManager, ProxyManager
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
@@ -139,7 +139,7 @@ class ConnectionPool:
                     connection.close()
 
 
-@frozen
+@define(eq=False)
 class Lease:
     """A connection that one call holds until it gives it back.
 

@@ -12,7 +12,7 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import httpx2
@@ -133,19 +133,21 @@ class _Bridge(httpx2.BaseTransport):
         timeout = cast("dict[str, Any]", request.extensions.get("timeout") or {}).get("read")
         if timeout is None:
             raise TypeError("a request without a time-out")
-        live = self._transport.begin(self._head(request), carried() or request.read(), timeout)
-        if live.status != 200:
-            raise _Refused(live.whole())
-        # The body is decoded; and the client would keep cookies, and send one thread's with another's call.
-        without = ("set-cookie", "content-encoding")
-        headers = {name: value for name, value in live.headers.items() if name not in without}
+        head, body = self._head(request), carried() or request.read()
         accepted = request.headers.get("accept", "")
         if "text/event-stream" in accepted or "application/binary" in accepted:
+            live = self._transport.begin(head, body, timeout)
+            if live.status != 200:
+                raise _Refused(live.whole())
             return httpx2.Response(
-                live.status, headers=headers, stream=_Pieces(live), extensions={_LIVE: live}
+                live.status, headers=_kept(live.headers), stream=_Pieces(live), extensions={_LIVE: live}
             )
-        reply = live.whole()
-        return httpx2.Response(reply.status, headers=headers, content=reply.body, extensions={_REPLY: reply})
+        reply = self._transport.send(head, body, timeout)
+        if reply.status != 200:
+            raise _Refused(reply)
+        return httpx2.Response(
+            reply.status, headers=_kept(reply.headers), content=reply.body, extensions={_REPLY: reply}
+        )
 
     def _head(self, request: httpx2.Request) -> bytes:
         """The request line and headers, as the SDK made them; where they go is not the SDK's to decide."""
@@ -160,6 +162,12 @@ class _Bridge(httpx2.BaseTransport):
         if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
             raise ProviderError("a header has a line break in it", kind=ErrorKind.CLIENT_ERROR)
         return self._transport.head_of(request.method, url.raw_path.decode("ascii"), lines)
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers the client may see: the body is decoded, and it would send one thread's cookies with the
+    calls of another."""
+    return {name: value for name, value in headers.items() if name not in ("set-cookie", "content-encoding")}
 
 
 class _Pieces(httpx2.SyncByteStream):

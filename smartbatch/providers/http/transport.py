@@ -21,7 +21,7 @@ from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.providers.http.connections import Connection, PlainSocket, find_proxy
 from smartbatch.providers.http.cutoff import Cutoff, current
-from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import ConnectionPool, Lease
 from smartbatch.providers.http.replies import MAX_BODY, Reply
@@ -132,7 +132,7 @@ class Transport:
         Raises:
             ProviderError: where no whole answer came.
         """
-        return self.begin(self.head(path), body, timeout).whole()
+        return self.send(self.head(path), body, timeout)
 
     def call(
         self,
@@ -183,6 +183,18 @@ class Transport:
         Raises:
             ProviderError: where no answer came.
         """
+        lease, response, reusable = self._answered(head, body, timeout, cutoff)
+        return LiveReply(lease, response, reusable=reusable, cap=self._max_body)
+
+    def send(self, head: bytes, body: Body, timeout: float) -> Reply:
+        """As :meth:`begin`, with the whole answer."""
+        lease, response, reusable = self._answered(head, body, timeout, None)
+        return read_whole(lease, response, reusable=reusable, cap=self._max_body)
+
+    def _answered(
+        self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None
+    ) -> tuple[Lease, http.client.HTTPResponse, bool]:
+        """Send a request and read the head of its answer; the last value: keep the connection."""
         cutoff = cutoff or current()
         lease = self._lease(timeout)
         try:
@@ -201,7 +213,7 @@ class Transport:
             raise meaning from (error if isinstance(error, OSError) else None)
         if cutoff is not None:
             cutoff.let_go()
-        return LiveReply(lease, response, reusable=whole and not response.will_close, cap=self._max_body)
+        return lease, response, whole and not response.will_close
 
     def head(self, path: str) -> bytes:
         """Return the head of a POST of JSON to ``path``; made once for each path."""
