@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,7 @@ def files() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
+@cache
 def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 

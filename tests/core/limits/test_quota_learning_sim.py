@@ -65,7 +65,7 @@ def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) 
         assert max(tally.refusals) - min(tally.refusals) < 5.0, f"seed={seed}"
 
 
-@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+@pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("work", [capped_high, capped_low])
 def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
     """Three times as much for a high output cap, or the prompt alone: used to 99 % and 0.1 % refused."""
@@ -75,7 +75,7 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
     assert client.tally.share <= 0.001
 
 
-@pytest.mark.parametrize("latency", ["50 ms", "around 2 s"])
+@pytest.mark.parametrize("latency", sampled(["50 ms", "around 2 s"]))
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
 def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, latency: str) -> None:
     """What remains may be counted when the answer is sent instead of when the call is admitted."""
@@ -86,7 +86,7 @@ def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, la
     assert client.tally.share <= 0.001
 
 
-@pytest.mark.parametrize("latency", ["5 ms", "500 ms"])
+@pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
 def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
     """6,000 a minute and never more than 100 at once."""
     server = Server("openai", {"requests": 6000}, sizes={"requests": 100})
@@ -96,7 +96,7 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
 
 
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 0), (300, 5)])
-@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+@pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
     """Doubled or quartered after two minutes."""
     server = Server("openai", {"requests": 1200, "tokens": 1e6})
@@ -105,7 +105,7 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
     assert client.tally.refused <= refusals
 
 
-@pytest.mark.parametrize("latency", ["50 ms", "around 400 ms"])
+@pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("limits", ["openai, requests", "openai, tokens", "anthropic, output"])
 def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
     """The second comes into an empty bucket and leaves again; what it leaves is used by the first."""
