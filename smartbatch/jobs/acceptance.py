@@ -1,4 +1,4 @@
-"""From checked requests to the rows a store accepts: nothing is sent, and a bad row leaves nothing behind."""
+"""Acceptance of a job: checked requests become the rows of the store; nothing is sent."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Items:
     Args:
         requests: checked, one a row, in order.
         shared: what they have in common.
-        api: the Batch API that will carry them; ``None`` when all are asked alone.
-        realtime: how many, counted from the first, are asked alone from the beginning; ``None`` is all.
-        alone_for: requests of these purposes are asked alone as well.
+        api: the Batch API that will carry them; ``None`` when all run in real time.
+        realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
+        realtime_for: requests of these purposes run in real time as well.
         model: without the provider's prefix.
         kind: what all of them ask for.
         head: what the job's digest begins with.
@@ -46,7 +46,7 @@ class Items:
         *,
         api: BatchApi | None,
         realtime: int | None = 0,
-        alone_for: Collection[str] = (),
+        realtime_for: Collection[str] = (),
         model: str,
         kind: Kind,
         head: bytes,
@@ -55,7 +55,7 @@ class Items:
         self._shared = shared
         self._api = api
         self._realtime = math.inf if api is None or realtime is None else realtime
-        self._alone_for = alone_for
+        self._realtime_for = realtime_for
         self._model = model
         self._kind = kind
         self._digest = RunningDigest(head)
@@ -80,11 +80,11 @@ class Items:
             )
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
-        alone = row < self._realtime or request.purpose in self._alone_for
-        if self._api is not None and not alone:
+        in_real_time = row < self._realtime or request.purpose in self._realtime_for
+        if self._api is not None and not in_real_time:
             encode = self._api.encode
             size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
-        return NewItem(request.id, payload, size, estimate_request(request), realtime=alone)
+        return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
 
 
 def head_of(model: str, params: bytes) -> bytes:

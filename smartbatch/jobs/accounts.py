@@ -1,4 +1,4 @@
-"""Which jobs this process can carry on: those of an account whose key it has."""
+"""Providers of jobs: a process can carry a job on when it has the key of the job's account."""
 
 from __future__ import annotations
 

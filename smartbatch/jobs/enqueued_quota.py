@@ -96,7 +96,7 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
 
 
 def known_most(step: StepContext, otherwise: int) -> int:
-    """Return the most requests of a shard where larger ones were refused although they were alone."""
+    """Return the most requests of a shard where larger ones were refused with no other batch enqueued."""
     return int(_known(step).get("most") or otherwise)
 
 

@@ -29,9 +29,9 @@ _S = ShardState
 MINUTE = 60.0
 HOUR = 3600.0
 READING = 2.0
-"""Seconds that results take which are there and only have to be read; more would be said of a batch."""
+"""Seconds to read results of batches that have ended."""
 SOON = 1.0
-"""Seconds that are said while anything is left."""
+"""Least seconds while anything is left."""
 
 
 @frozen
@@ -145,7 +145,7 @@ def status_of(
     """Put a job's rows together.
 
     Args:
-        asking: items that are being asked alone.
+        asking: items that are in flight in real time.
         remaining: seconds until the end.
         note: what this process has to say, where the job says nothing itself.
         wall: Unix seconds.
@@ -226,7 +226,7 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def cost_in_words(s: JobStatus) -> str:
-    """Return the cost beside the real-time price; what is unknown is said."""
+    """Return the cost compared with the real-time price, and how many prices are unknown."""
     words = f"{s.cost:.6f} USD"
     if s.realtime_cost > s.cost:
         words += f", {s.saved:.6f} USD less than in real time"
@@ -272,11 +272,11 @@ def time_left(
     speed: Callable[[JobRow], Speed],
     wall: float,
 ) -> float | None:
-    """Return the seconds until the job ends, as likely too long as too short; ``None`` when nobody can say.
+    """Return the seconds until the job ends, the median of the forecast; ``None`` when it is unknown.
 
     Args:
         shards: all of the job's.
-        asking: items asked alone now.
+        asking: items that are in flight in real time.
         speed: says how fast requests of a job are answered in real time.
         wall: Unix seconds.
     """
@@ -286,12 +286,12 @@ def time_left(
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
     rest = max(0, job.total - job.finished - sum(shard.size for shard in waiting))
-    alone = bool(asking) or _has_items(store, job, ItemState.REALTIME)
+    in_real_time = bool(asking) or _has_items(store, job, ItemState.REALTIME)
     unplanned = [rest] if rest and not job.cancel_requested and _has_items(store, job, ItemState.OPEN) else []
     batches = _batch_seconds(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
     if batches is None:
         return None
-    return max(batches, _realtime_seconds(speed(job).throughput, rest, asking) if alone else 0.0, SOON)
+    return max(batches, _realtime_seconds(speed(job).throughput, rest, asking) if in_real_time else 0.0, SOON)
 
 
 def _realtime_seconds(throughput: Throughput, rest: int, asking: int) -> float:

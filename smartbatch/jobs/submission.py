@@ -289,7 +289,7 @@ class JobSubmission:
             shared,
             api=api,
             realtime=draft.realtime,
-            alone_for=self._config.prefer_individual_for,
+            realtime_for=self._config.prefer_individual_for,
             model=self._model.name,
             kind=draft.kind,
             head=head_of(self._model.label, job.params),

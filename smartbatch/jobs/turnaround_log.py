@@ -1,7 +1,7 @@
-"""What the store remembers of how long batches take, and under which names.
+"""The turnaround log: how long batches took, under which names in the store.
 
-Batches that ended by themselves are kept under their model's name. Of those that were cancelled or expired it
-is only known that they would have taken longer; without them, forecasts would know nothing but the fast ones.
+Batches that ended by themselves are kept under their model's name. Those that were cancelled or expired would
+have taken longer (censored observations); without them, forecasts would be too short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cancelling(provider: str) -> str:
 
 
 def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Remember what the end of a batch teaches."""
+    """Store how long a batch took when it has ended."""
     if shard.submitted_at is None:
         return
     now, model, store = step.wall, step.job.model, step.store

@@ -269,7 +269,7 @@ class Watcher:
 
 
 def _visible(status: JobStatus) -> tuple[Any, ...]:
-    """Return the part of a status whose change is worth a callback; the time alone is not."""
+    """Return the part of a status whose change is worth a callback; a change of the time is not."""
     return (
         *(status.state, status.submitted, status.finished, status.failed, status.running, status.note),
         *((shard.no, shard.state, shard.done) for shard in status.shards),

@@ -1,8 +1,8 @@
-"""Names on the wire: the nonce of a shard, and the ids its requests carry.
+"""Names that are sent to a provider: the nonce of a shard, and the ids of its requests.
 
 A nonce is 128 random bits in base62, 22 characters, so that ``nonce-position`` fits the tightest rule of the
 three providers, Anthropic's ``[a-zA-Z0-9_-]{1,64}``, and OpenAI's metadata values. Every shard has its own,
-and none is used again: a used one would let an old create land in a new shard.
+and none is used again: with an old one, a late create could be taken for a new shard's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
 
 
 def file_name(nonce: str, uploads: int = 0) -> str:
-    """Return the name a shard's input is uploaded under, after ``uploads`` that are not to be found."""
+    """Return the file name of a shard's input, after ``uploads`` uploads that cannot be found."""
     return f"sb-{nonce}-{uploads}" if uploads else f"sb-{nonce}"
 
 

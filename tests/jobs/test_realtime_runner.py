@@ -209,7 +209,7 @@ def test_answers_are_kept_while_the_store_is_full(
     job = submitted(client_of(remote, store=place), 30)
     assert job.wait(LONG).completed == 30
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(30))
-    assert warnings == ["job_trouble the disk is full"]
+    assert warnings == ["job_error the disk is full"]
 
 
 @pytest.mark.parametrize("policy", ["settle", "hold"])

@@ -1,6 +1,4 @@
-"""The supervisor: what is due is tended when it is due, leases are renewed whatever a step does, and nothing
-that
-a step throws ends a thread."""
+"""The supervisor: steps run when they are due, leases are renewed, and no error of a step ends a thread."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ PATIENCE = 20.0
 
 
 class RecordingRunner:
-    """Notes what the supervisor told it."""
+    """Records what the supervisor calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -198,8 +196,8 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     rival.stop(1.0)
 
 
-def test_jobs_are_run_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
-    """Up to four at a time; a job is never in two hands."""
+def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
+    """Up to four at a time; never two steps of one job."""
     ids = [scene.accept(f"{number}") for number in range(10)]
     inside: dict[str, int] = {}
     most = [0, 0]
@@ -229,7 +227,7 @@ def test_jobs_are_run_side_by_side_but_each_by_one_thread(scene: Scene) -> None:
     "error", [StoreError("the store is full"), ValueError("a mistake"), SystemExit(3), KeyboardInterrupt()]
 )
 def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) -> None:
-    """It is told once, the job is tried again with growing pauses, and the others go on."""
+    """It is reported once, the step is tried again with growing pauses, and other jobs go on."""
     broken, sound = scene.accept("a"), scene.accept("b")
 
     def step(lease: JobLease, count: int) -> StepResult:
@@ -251,8 +249,8 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
     assert sum(job_id == sound for _, job_id in scene.steps) > 20
 
 
-def test_a_lost_job_is_dropped_and_somebody_elses(scene: Scene) -> None:
-    """Who hears that the lease is lost does not tend the job again, and has its items taken back."""
+def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
+    """Who hears that the lease is lost runs no further step of the job, and has its items taken back."""
     job_id = scene.accept("a")
 
     def lose(_: JobLease, count: int) -> StepResult:
@@ -338,8 +336,8 @@ def test_a_finished_job_is_released(scene: Scene) -> None:
     assert row.owner is None
 
 
-def test_a_poke_is_not_lost_while_the_job_is_in_a_hand(scene: Scene) -> None:
-    """It is tended again right after the step under way, although nothing was due."""
+def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
+    """The next step runs right after the present one, although nothing was due."""
     job_id = scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
 
@@ -362,7 +360,7 @@ def test_a_poke_is_not_lost_while_the_job_is_in_a_hand(scene: Scene) -> None:
 
 
 def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
-    """A cancel that arrives through the store takes back what has not started, and has the job tended."""
+    """A cancel that arrives through the store takes back calls that have not started; a step follows."""
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult()
     supervisor = scene.supervisor()

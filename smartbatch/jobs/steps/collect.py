@@ -120,10 +120,10 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
 def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> ResultTotals:
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
-    The files are read twice. The first pass learns how the provider counts the tokens of these prompts, and
-    what is odd about the lines; that is told before the second pass, so that whoever sees the last result
-    sees it, too. The second pass stores results, a page in each transaction; an answer whose tokens belong to
-    another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`).
+    The files are read twice. The first pass learns how the provider counts the tokens of these prompts,
+    and what is odd about the lines; that is told before the second pass, so that it is known when the
+    last result is stored. The second pass stores results, a page in each transaction; an answer whose
+    tokens belong to another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`).
     """
     check = Crosscheck()
     odd = OddLines()
@@ -152,7 +152,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> Resu
         totals.add(results, stored.final)
         _calibrate(step, page, items, frozenset(stored.final))
         before = report(step.store, before, step.tell, step.clock)
-    mismatched = "answers were billed for a prompt of another length than theirs; they are asked again alone"
+    mismatched = "answers were billed for a prompt of another length than theirs; they run again in real time"
     _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
     return totals
 

@@ -257,7 +257,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 def held_note(error: SmartbatchError) -> str:
     """Return the note of a job whose account cannot be used."""
     what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
-    return f"held: {what} ({error.message}); mend it, then resume the job"
+    return f"held: {what} ({error.message}); fix it, then resume the job"
 
 
 def report(

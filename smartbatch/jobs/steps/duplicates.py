@@ -52,7 +52,7 @@ def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Remot
 
 
 def cancel_all(step: StepContext, shard: ShardRow, duplicates: Iterable[RemoteBatch]) -> None:
-    """Cancel batches that were created besides a shard's own, and say so.
+    """Cancel duplicates of a shard's batch, and write an incident for each.
 
     Raises:
         Exception: whatever the provider's adapter raised.

@@ -1,7 +1,7 @@
-"""What a provider says of a whole batch may repeat what was in it: prompts must not come back in its errors.
+"""Redaction: a provider's text about a batch must not bring prompts into events, notes and errors.
 
-An adapter that sends one request knows its prompt and looks for it in the error. A batch goes out as a file,
-so all its prompts are looked for here: in events, notes and errors there is none.
+An adapter that sends one request searches its error for the prompt. A batch is sent as a file, so the texts
+about it are searched here for all its prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smartbatch.providers.foreign_text import echoes, texts
 __all__ = ["redacted", "repeats"]
 
 LEAST = 8
-"""Characters of a prompt at least: a word is no secret, and would hide every error of a job of words."""
+"""Least characters of a prompt that is searched for: single words occur in every error."""
 _OURS = frozenset({ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT})
 _LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
