@@ -310,5 +310,5 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     assert halted.wait(PATIENCE)
     assert runner.finish(LONG) == 0
     assert asked == ["p0", "p1"]
-    assert len(store.open_items(job.id, state=ItemState.DIRECT)) == 48
+    assert len(store.open_items(job.id, state=ItemState.REALTIME)) == 48
     bench.close()
