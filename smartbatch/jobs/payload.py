@@ -6,26 +6,19 @@ has a version, so that rows stay readable when the form changes.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import sys
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from attrs import evolve, fields_dict, frozen
 
+from smartbatch import errors
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
-from smartbatch.errors import InvalidRequest, SmartbatchError
-from smartbatch.jobs.encoding import (
-    VERSION,
-    counts,
-    damaged,
-    error_form,
-    error_of,
-    packed,
-    read,
-    strict,
-    unpacked,
-    written,
-)
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError, StoreError, scrub
 from smartbatch.jobs.records import NewItem
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
@@ -43,6 +36,14 @@ __all__ = [
     "job_digest",
 ]
 
+VERSION = 1
+MESSAGE = 1000
+"""Letters of an error's text that are kept."""
+
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_escaping = json.JSONEncoder(separators=(",", ":")).encode
+"""Python reads back what the last two write: NaN, infinities, and surrogates as escapes."""
 _NAMES = tuple(fields_dict(Generation))
 _DEFAULT = Result("")
 _NOTHING = Generation()
@@ -83,11 +84,11 @@ def decode_params(data: bytes) -> Shared:
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = read(data)
+    form = _read(data)
     try:
         return Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding")))
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged() from None
+        raise _damaged() from None
 
 
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
@@ -127,7 +128,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         form["deduplicate"] = False
     if len(form) == 2 and "prompt" in form:  # the common case: one text, which the encoder itself can judge
         try:
-            return strict(form).encode()
+            return _strict(form).encode()
         except UnicodeEncodeError:
             pass
     return _checked(form, row)
@@ -139,7 +140,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = read(data)
+    form = _read(data)
     try:
         params = shared.params
         if different := form.get("params"):
@@ -150,7 +151,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
         elif isinstance(form["prompt"], str):
             prompt = form["prompt"]
         else:
-            raise damaged()
+            raise _damaged()
         return Request(
             prompt,
             params,
@@ -163,7 +164,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
             deduplicate=form.get("deduplicate", True),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged() from None
+        raise _damaged() from None
 
 
 class RunningDigest:
@@ -213,20 +214,20 @@ def encode_result(result: Result) -> bytes:
         if (value := getattr(result, name)) != getattr(_DEFAULT, name):
             form[name] = value
     if result.usage != _DEFAULT.usage:
-        form["usage"] = counts(result.usage)
+        form["usage"] = _usage_form(result.usage)
     if result.route is not None:
         form["route"] = result.route.value
     if result.dropped:
         form["dropped"] = result.dropped
     if result.embedding is not None:
-        form["embedding"] = packed(result.embedding)
+        form["embedding"] = _vector_text(result.embedding)
     if result.error is not None:
-        form["error"] = error_form(result.error)
+        form["error"] = _error_form(result.error)
     if result.context is not None:
         form["context"] = result.context
     if result.parsed is not None:
         form["parsed"] = result.parsed
-    return written(form)
+    return _write(form)
 
 
 def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Result:
@@ -240,7 +241,7 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = read(data)
+    form = _read(data)
     try:
         usage = form.get("usage")
         route = form.get("route")
@@ -248,7 +249,7 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
             request_id,
             text=form.get("text"),
             parsed=form.get("parsed"),
-            embedding=unpacked(form["embedding"]) if "embedding" in form else None,
+            embedding=_vector_of(form["embedding"]) if "embedding" in form else None,
             usage=_DEFAULT.usage if usage is None else Usage(*usage),
             cost=form.get("cost"),
             latency=form.get("latency", 0.0),
@@ -259,13 +260,13 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
             finish_reason=form.get("finish_reason"),
             model=form.get("model"),
             provider_request_id=form.get("provider_request_id"),
-            error=error_of(form["error"], request_id) if "error" in form else None,
+            error=_error_of(form["error"], request_id) if "error" in form else None,
             context=form.get("context", context),
             dropped=tuple((name, reason) for name, reason in form.get("dropped", ())),
             deduplicated=form.get("deduplicated", False),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged() from None
+        raise _damaged() from None
 
 
 def encode_error(error: SmartbatchError) -> bytes:
@@ -279,11 +280,11 @@ def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchErr
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = read(data)
+    form = _read(data)
     try:
-        return error_of(form["error"], request_id) if "error" in form else None
+        return _error_of(form["error"], request_id) if "error" in form else None
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged() from None
+        raise _damaged() from None
 
 
 # -- parts of requests ---------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
             copied[name] = {field: _plain(field, own, row) for field, own in value.items()}
         else:
             copied[name] = _plain("prompt" if name == "chat" else name, value, row)
-    return strict(copied).encode()
+    return _strict(copied).encode()
 
 
 def _plain(field: str, value: Any, row: int | None) -> Any:
@@ -322,7 +323,7 @@ def _same(one: Any, other: Any) -> bool:
     if one is other or one is None or other is None:
         return one is other
     try:
-        return strict(one) == strict(other)
+        return _strict(one) == _strict(other)
     except (TypeError, ValueError, RecursionError):
         return False  # it is written, and refused there by its name
 
@@ -345,3 +346,116 @@ def _content(form: Any) -> str | tuple[Mapping[str, Any], ...]:
 
 def _name(user_id: str) -> bytes:
     return user_id.encode("utf-8", "surrogatepass")
+
+
+# -- JSON, vectors and errors --------------------------------------------------------------------------------
+
+
+def _write(form: dict[str, Any]) -> bytes:
+    """Write a result whatever is in it; objects without a form are left out."""
+    for doubtful in ("parsed", "context"):
+        try:
+            text = _lenient(form)
+            break
+        except (TypeError, ValueError, RecursionError):
+            form.pop(doubtful, None)
+    else:
+        text = _lenient(form)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _escaping(form).encode()
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    """Return what was written.
+
+    Raises:
+        StoreError: it is damaged, or of another version.
+    """
+    try:
+        form = json.loads(data)
+        version = form["v"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _damaged() from None
+    if version != VERSION:
+        raise StoreError(
+            f"a row of the store has form {version!r:.20}, this smartbatch reads form {VERSION}: update it"
+        )
+    return form  # type: ignore[no-any-return]
+
+
+def _damaged() -> StoreError:
+    """Return the error of bytes that nobody here has written."""
+    return StoreError("a row of the store is damaged and was left as it is; restore the store from a copy")
+
+
+def _usage_form(usage: Usage) -> list[Any]:
+    """Return the arguments that make ``usage`` again."""
+    told = [usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens]
+    return [*told, True] if usage.estimated else told
+
+
+def _vector_text(vector: Any) -> str:
+    """Return 32-bit floats, little-endian, in base64: exact to the bit."""
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def _vector_of(text: str) -> array[float]:
+    """Return the vector :func:`_vector_text` wrote; ``ValueError`` for anything else."""
+    numbers = array("f", base64.b64decode(text, validate=True))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+_DETAILS: Mapping[str, type[Any] | tuple[type[Any], ...]] = {
+    "batch_id": str,
+    "code": str,
+    "cost": (int, float),
+    "field": str,
+    "finish_reason": str,
+    "job_id": str,
+    "maybe_billed": bool,
+    "provider_request_id": str,
+    "retry_after": (int, float),
+    "row": int,
+    "status": int,
+    "tries": int,
+}
+"""What errors know besides kind and text, by name; other things, such as causes, stay with the process."""
+
+
+def _error_form(error: SmartbatchError) -> dict[str, Any]:
+    """Return what is kept of an error; its texts pass :func:`scrub` once more."""
+    known = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    form: dict[str, Any] = {"class": known.__name__, "message": scrub(str(error.message), limit=MESSAGE)}
+    if error.kind is not None:
+        form["kind"] = error.kind.value
+    for name, type_ in _DETAILS.items():
+        value = error.__dict__.get(name)
+        if isinstance(value, type_):
+            form[name] = scrub(value) if isinstance(value, str) else value
+    if isinstance(usage := error.__dict__.get("usage"), Usage):
+        form["usage"] = _usage_form(usage)
+    return form
+
+
+def _error_of(form: Mapping[str, Any], request_id: str | None) -> SmartbatchError:
+    """Return the error of its class again; of a class not known here, the nearest."""
+    kind = form.get("kind")
+    found = getattr(errors, form["class"], None)
+    if not (isinstance(found, type) and issubclass(found, SmartbatchError)):
+        found = SmartbatchError if kind is None else ProviderError  # of a later version
+    details: dict[str, Any] = {name: form[name] for name in _DETAILS if name in form}
+    if kind is not None:
+        details["kind"] = ErrorKind(kind) if kind in _KINDS else ErrorKind.UNKNOWN
+    if "usage" in form:
+        details["usage"] = Usage(*form["usage"])
+    return found(form["message"], request_id=request_id, **details)
+
+
+_KINDS = frozenset(kind.value for kind in ErrorKind)

@@ -246,7 +246,7 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
     assert job is not None
     newer = json.dumps(change)
     old.behind(f"UPDATE {table} SET {column} = ?", newer)
-    with pytest.raises(StoreError, match=rf"a {kind} of the store has form 2.*update smartbatch"):
+    with pytest.raises(StoreError, match=rf"a {kind} of the store has version 2.*update smartbatch"):
         store.shards(job.id) if table == "shard" else store.job(job.id)
     assert set(old.behind(f"SELECT {column} FROM {table}")) == {(newer,)}
 

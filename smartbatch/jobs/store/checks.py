@@ -1,4 +1,4 @@
-"""Whether an SQLite file can carry jobs, and what its errors mean for people."""
+"""Checks whether an SQLite file can be a store, and explains its errors to people."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _mounts() -> list[str]:
 
 
 def inode(path: str) -> tuple[int, int] | None:
-    """Return what tells a file from another of its name; ``None`` when there is none."""
+    """Return the device and inode of a file, which tell it from another of its name; ``None`` without one."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -73,7 +73,7 @@ class Database(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Make what is missing, and bring the tables to the present form.
+        """Make what is missing, and bring the tables to the present version.
 
         Raises:
             StoreError: the database cannot be used.
@@ -118,7 +118,7 @@ class Database(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Forget all connections: in a forked child without a word to the server, for they are the parent's.
+        """Forget all connections: in a forked child without sending anything, because they are the parent's.
 
         In the process that opened them they are cut, as its death would cut them.
         """

@@ -1,4 +1,4 @@
-"""The address of a PostgreSQL server, and what of it may be shown."""
+"""The address of a PostgreSQL server, and the part of it that may be shown."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The tables, as numbered steps from nothing to the present form. A released step is never changed.
+"""The tables, as numbered steps from nothing to the present version. A released step is never changed.
 
 Numbers of items are ``job number * 2**32 + position``, so that one column says both, in order. What is
 written once (requests, parameters) stands apart from what changes, so that a change of state writes a few
-bytes.
-Texts of users and providers are bytes: a text column refuses some characters.
+bytes. Texts of users and providers are bytes: a text column refuses some characters.
+
+A process of an older release that has the store open while a newer one migrates it finds its columns renamed:
+its statements are refused, so it writes nothing, and its jobs are taken over when its leases run out.
 """
 
 from __future__ import annotations
@@ -209,10 +211,11 @@ class _Migrated(Protocol):
 
 
 def migrate(database: _Migrated, types: Mapping[str, str], steps: Sequence[Step] = MIGRATIONS) -> None:
-    """Bring a database to the present form in one transaction.
+    """Bring a database to the present version in one transaction.
 
     Args:
         types: how the dialect spells the words in braces.
+        steps: what leads from each version to the next.
 
     Raises:
         StoreError: the database was written by a newer release; it is left as it is.
@@ -239,6 +242,6 @@ def refuse_newer(version: int, place: str, steps: Sequence[Step] = MIGRATIONS) -
     """Raise StoreError when ``version`` is unknown to this release."""
     if version > len(steps):
         raise StoreError(
-            f"the store {place} has form {version}, and this release knows forms up to {len(steps)}: a newer"
-            " smartbatch wrote it; update smartbatch, or name another store"
+            f"the store {place} has version {version}, and this release knows versions up to {len(steps)}:"
+            " a newer smartbatch wrote it; update smartbatch, or name another store"
         )

@@ -1,4 +1,4 @@
-"""Who is alive: each store object that owns jobs holds a lock that its death sets free.
+"""Which owners are alive: each store object that owns jobs holds a lock that is free when its process dies.
 
 On one machine the lock is a ``flock`` on a file: the kernel frees it on any death, and neither clocks nor
 suspends matter. The descriptor is closed on exec, and in a forked child: a copy there would keep the lock of
@@ -25,7 +25,7 @@ class Owners(ABC):
     """The locks of a store's owners, its own among them.
 
     Args:
-        rng: dice for ids.
+        rng: random numbers for ids.
 
     Attributes:
         own: this store object's id as an owner; ``None`` before :meth:`become`.
@@ -56,11 +56,11 @@ class Owners(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Give the own lock back."""
+        """Release the own lock, and delete what stands for it."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Drop the own lock without a word: a child drops its copy, a process that goes on dies in name."""
+        """Drop the own lock without telling anybody: a forked child closes its copy of it only."""
 
     def sweep(self, known: Collection[str]) -> None:
         """Delete what dead owners left, but for the ``known``."""
@@ -86,7 +86,7 @@ class FileOwners(Owners):
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.fstat(lock).st_ino == os.stat(path).st_ino  # else a sweeper was faster
+            ours = os.fstat(lock).st_ino == os.stat(path).st_ino  # else another process deleted it meanwhile
         except OSError:
             ours = False
         if not ours:

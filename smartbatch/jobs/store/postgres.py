@@ -83,7 +83,7 @@ class PostgresDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the schema if need be, and bring its tables to the present form."""
+        """Make the schema if need be, and bring its tables to the present version."""
         version = 0
         if self.row("SELECT to_regclass(?)", f"{self.address.schema}.schema_version") != (None,):
             found = self.row("SELECT version FROM schema_version")

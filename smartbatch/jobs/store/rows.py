@@ -1,4 +1,4 @@
-"""Between rows of the database and the records of :mod:`smartbatch.jobs.records`."""
+"""Turns rows of the database into :mod:`smartbatch.jobs.records`, and fields of these into columns."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def record_of(kind: type[_Record], kept: str) -> _Record:
             f"a {kind.__name__} of the store is damaged and was left as it is; restore the store from a copy"
         ) from None
     raise StoreError(
-        f"a {kind.__name__} of the store has form {version!r:.20}, and this release knows forms up to"
+        f"a {kind.__name__} of the store has version {version!r:.20}, and this release knows versions up to"
         f" {kind.version}: a newer smartbatch wrote it; update smartbatch, or name another store"
     )
 
@@ -245,7 +245,7 @@ SHARD_CHANGES: dict[str, tuple[str, Any]] = {
     "cleaned_up": ("cleaned_up", int),
     "note": ("note", encoded),
 }
-"""What may change of a shard beside its state: the column, and how a value is written."""
+"""What may change of a shard besides its state: the column, and how a value is written."""
 
 
 def result_row(row: Row) -> ResultRow:

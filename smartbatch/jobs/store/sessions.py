@@ -1,4 +1,4 @@
-"""Sessions on a PostgreSQL server: what a forked child does with them, and how one says that it lives."""
+"""Sessions on a PostgreSQL server: forked children, and owners whose locks are sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ImportError as missing:
 __all__ = ["SessionOwners", "leave_to_parent", "lock_number", "psycopg"]
 
 _abandoned: list[psycopg.Connection[Row]] = []
-"""Connections of the parent, kept in a forked child so that nothing says good-bye in the parent's name."""
+"""Connections of the parent, kept in a forked child: collecting one would end the parent's session."""
 
 
 class _Server(Protocol):
@@ -42,7 +42,7 @@ def lock_number(schema: str, name: str) -> int:
 
 
 def leave_to_parent(session: psycopg.Connection[Row] | None) -> None:
-    """In a forked child: drop the copy of the parent's socket without a word to the server.
+    """In a forked child: drop the copy of the parent's socket without sending anything to the server.
 
     The copy would keep the session, and its locks, after the parent's death. The descriptor's number stays
     taken, so that what is left of the session can do no harm.
@@ -73,7 +73,7 @@ class SessionOwners(Owners):
         return True
 
     def keep(self) -> None:
-        """Look after the session; where it was lost, take the lock again.
+        """Check the session; where it was lost, open another and take the lock again.
 
         While that is not possible the lease alone says that this process lives.
         """

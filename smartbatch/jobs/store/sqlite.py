@@ -98,7 +98,7 @@ class SqliteDatabase(Database):
     # -- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make or check the file, and bring its tables to the present form."""
+        """Make or check the file, and bring its tables to the present version."""
         if sqlite3.sqlite_version_info < OLDEST:
             raise StoreError(
                 f"the store needs SQLite {'.'.join(map(str, OLDEST[:2]))} or newer, and this Python has"
@@ -143,8 +143,8 @@ class SqliteDatabase(Database):
             os.close(lock)
 
     def _version(self, connection: sqlite3.Connection, alone: bool) -> int | None:
-        """Return the form of the file's tables after a look at whether it is a store and whole; ``None`` when
-        it is a new one, and one has to be ``alone`` to make it."""
+        """Return the version of the tables after checking that the file is a whole store; ``None`` when
+        it is a new one, and making it needs ``alone``."""
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
         marks = [
             connection.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version")
