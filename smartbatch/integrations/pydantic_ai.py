@@ -20,7 +20,7 @@ from smartbatch.integrations.event_loop import Tasks
 from smartbatch.observe import logs
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.error_table import kind_of_status
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, short, told
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, safe_text, short
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
 from smartbatch.types import Answer, Message, Request, Usage
 
@@ -372,7 +372,7 @@ def _of_api(error: Any, requests: Sequence[Request]) -> ProviderError:
         kind = kind_of_status(status, error.provider_error_code, error.provider_error_type, message)
     wait = error.retry_after
     code = short(error.provider_error_code, PLAIN_WORD) or short(error.provider_error_type, PLAIN_WORD)
-    quoted = told(message, requests)
+    quoted = safe_text(message, requests)
     what = f"answered {status}" if status is not None else f"failed ({type(error).__name__})"
     return ProviderError(
         f"the agent's model {what}{f' {code}' if code else ''}{f': {quoted}' if quoted else ''}",

@@ -1,6 +1,6 @@
-"""What every provider is: a thing that answers one request, says what it can, and classifies its errors.
+"""The interface of every provider: it answers one request, states its capabilities and classifies its errors.
 
-An adapter knows models and errors only. It never retries, never waits for a limit, never logs; it makes one
+An adapter imports types and errors only. It never retries, never waits for a limit, never logs; it makes one
 call within a total deadline and returns an :class:`~smartbatch.types.Answer` or raises. Whatever it raises
 is turned into a :class:`~smartbatch.errors.ProviderError` by :meth:`Provider.classify`, in one place.
 """

@@ -1,6 +1,6 @@
-"""What every provider's Batch API is to the job engine: files, batches, lists and lines, in one set of words.
+"""The interface of every provider's Batch API: files, batches, lists and result lines.
 
-An adapter of this kind knows models and errors only. It makes one remote call a method, within a total
+An adapter of this kind imports types and errors only. It makes one remote call a method, within a total
 deadline; it never retries, waits, logs or decides. What it raises is turned into a
 :class:`~smartbatch.errors.ProviderError` by :meth:`BatchApi.classify`; whether a create may have happened
 although no answer came is :attr:`~smartbatch.errors.ProviderError.maybe_billed`.
@@ -63,7 +63,7 @@ class BatchAbilities:
 
 
 class RemoteState(enum.Enum):
-    """Where a remote batch stands. A word no adapter knows is :attr:`RUNNING`: not finished."""
+    """Where a remote batch stands. A state no adapter knows is :attr:`RUNNING`: not finished."""
 
     RUNNING = "running"
     ENDING = "ending"
@@ -100,7 +100,7 @@ class RemoteFile:
 
 @frozen
 class RemoteBatch:
-    """A provider's batch, as it last told.
+    """A provider's batch, as the provider last described it.
 
     Attributes:
         id: the provider's id; checked against a pattern, so it is safe in URLs, SQL and file names.
@@ -111,7 +111,7 @@ class RemoteBatch:
         file_id: the input file, where the provider shows it.
         total: how many requests it has; ``None`` where unknown.
         completed, failed: how many are done so far, as far as the provider tells.
-        outputs: where its results are, in the adapter's own words; read all of them.
+        outputs: where its results are, in a form of the adapter's own; all of them are to be read.
         reason: why it failed as a whole, scrubbed.
         code: the provider's code of that failure, such as ``token_limit_exceeded``.
         error: the same failure with its meaning; ``None`` when it did not fail as a whole.
@@ -149,10 +149,10 @@ class BatchPage:
 
 @frozen
 class Creation:
-    """What one create says.
+    """The arguments of one create.
 
     Attributes:
-        mark: the attempt's nonce; goes wherever the provider shows it again.
+        mark: the attempt's nonce; sent in a field that the provider shows again.
         model: without the provider's prefix.
         kind: what all its requests ask for.
         size: how many requests there are.
@@ -274,7 +274,7 @@ class BatchApi(ABC):
         """Delete what the provider keeps of an ended batch besides files; nothing where there is nothing."""
 
     def output_files(self, batch: RemoteBatch) -> Sequence[str]:  # noqa: ARG002
-        """Return the ids of the files with results, for tidying up."""
+        """Return the ids of the files with results, for the cleanup."""
         return ()
 
     # -- results ---------------------------------------------------------------------------------------------

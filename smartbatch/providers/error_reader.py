@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.foreign_text import PLAIN_ID, short, told
+from smartbatch.providers.foreign_text import PLAIN_ID, safe_text, short
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.types import LimitReport, Request, Usage
@@ -91,7 +91,7 @@ class ErrorReader:
             return self.unusable(reply, "redirect", f"the server answered {reply.status}: {text}")
         found = self.understand(reply, reply.json() if data is None else data)
         status = found.status or reply.status
-        text = told(found.message, requests, *self.secrets)
+        text = safe_text(found.message, requests, *self.secrets)
         wait = parse_retry_after(reply.headers, time.time())
         if wait is None and found.wait is not None:
             wait = min(found.wait, RETRY_AFTER_CEILING)

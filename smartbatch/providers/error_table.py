@@ -1,4 +1,4 @@
-"""What an error answer means: one table for OpenAI and the servers that imitate it.
+"""The meaning of error answers: one table for OpenAI and the servers compatible with it.
 
 Source: OpenAI's error guide and OpenAPI document, and the texts of the compatible servers (vLLM, llama.cpp,
 Ollama, Azure, Groq) as of 2026. Compatible servers send codes as numbers, texts or null.

@@ -19,7 +19,7 @@ from smartbatch.types import Request
 __all__ = ["FLEX", "GEMINI", "OPENAI", "FlexTier"]
 
 FLEX = "flex"
-"""What both call it, in requests and in answers."""
+"""The name of the tier in requests and answers of both APIs."""
 
 _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
@@ -27,7 +27,7 @@ _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 @frozen
 class FlexTier:
-    """How one API speaks of its slower tier.
+    """How one API names its slower tier.
 
     Args:
         field: the parameter that names a tier.
@@ -41,7 +41,7 @@ class FlexTier:
     full: Callable[[ProviderError], bool]
 
     def is_open_to(self, request: Request) -> bool:
-        """Whether ``request`` is one for the tier: a text, whose sender named no tier."""
+        """Whether ``request`` may use the tier: a generation whose sender named no tier."""
         if request.embedding is not None or request.call is not None:
             return False
         extra = request.params.extra

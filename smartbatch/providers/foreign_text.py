@@ -1,4 +1,4 @@
-"""Foreign texts and numbers: what of an answer may be kept, and what must never come back in an error."""
+"""Texts and numbers of a provider: what of an answer may be kept, and what must not appear in an error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = [
     "count",
     "echoes",
     "finish_word",
+    "safe_text",
     "short",
     "sound",
     "texts",
-    "told",
     "without_echo",
 ]
 
@@ -33,7 +33,7 @@ _MOST_TOKENS = 10**9
 _ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
 
 
-def told(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
+def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
     """Return a provider's text as it may be shown: without keys, cut, left out if it repeats a prompt."""
     if not message:
         return ""

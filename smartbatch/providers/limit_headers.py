@@ -1,4 +1,4 @@
-"""What the headers of an answer say about waiting and limits, whatever form they came in."""
+"""Waiting times and limits in the headers of an answer, in all forms in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of the providers without a network: a made answer, handed out in pieces."""
+"""Streams of the providers without a network: an answer made beforehand, yielded in pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def words_of(text: str) -> list[str]:
 
 
 class MadeStream(AnswerStream):
-    """A stream over pieces that a generator makes, with the waits and errors it has in it.
+    """A stream over the pieces that a generator yields, with its waits and errors.
 
     Closing takes effect when the generator hands out its next piece: it may be asleep.
 

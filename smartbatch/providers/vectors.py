@@ -1,4 +1,4 @@
-"""Vectors off the wire: decoded exactly, counted, checked, and paid for text by text."""
+"""Vectors in answers: decoded exactly, counted, checked, and their tokens split over the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch as Anthropic's API tells it."""
+"""Reads a batch as Anthropic's API describes it."""
 
 from __future__ import annotations
 

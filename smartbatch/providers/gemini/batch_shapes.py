@@ -1,4 +1,4 @@
-"""A Gemini batch as the API tells it: a long-running operation with the batch in its metadata."""
+"""Reads a Gemini batch: a long-running operation with the batch in its metadata."""
 
 from __future__ import annotations
 

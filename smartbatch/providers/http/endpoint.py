@@ -1,4 +1,4 @@
-"""Where a provider is reached, and as whom: settings, URLs and headers, checked before anything is sent."""
+"""The endpoint of a provider: base URL, headers, secrets and scope, checked before anything is sent."""
 
 from __future__ import annotations
 

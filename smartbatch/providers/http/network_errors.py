@@ -1,4 +1,4 @@
-"""What an exception of the network means: one table for every adapter that speaks HTTP."""
+"""The meaning of exceptions of the network: one table for every adapter that uses HTTP."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.batch_outcomes import decode_line, failed_line
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import kind_of_code
-from smartbatch.providers.foreign_text import PLAIN_WORD, short, told
+from smartbatch.providers.foreign_text import PLAIN_WORD, safe_text, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response
 from smartbatch.types import Answer, Kind, Request
@@ -89,7 +89,7 @@ def _without_response(wire_id: str, error: Any, secrets: tuple[str, ...]) -> Lin
     broke_off = "timeout" in (code or "")
     if broke_off:
         kind = ErrorKind.TIMEOUT
-    text = told(message, (), *secrets)
+    text = safe_text(message, (), *secrets)
     meaning = ProviderError(
         f"the batch did not run this request ({code or 'no code'}{f': {text}' if text else ''})",
         kind=kind or ErrorKind.SERVER_ERROR,

@@ -1,4 +1,4 @@
-"""What OpenAI and servers like it say of files, batches and lists, read into our words.
+"""Reads files and batches as OpenAI and compatible servers describe them.
 
 Everything a server may leave out is optional; an id is only taken when it can stand in a URL. Source:
 OpenAI's OpenAPI document 2.3.0, and the documentation of Azure, Together, Groq and LiteLLM of 2026.
@@ -13,7 +13,7 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import RemoteBatch, RemoteFile, RemoteState
 from smartbatch.providers.error_table import kind_of_code
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, told
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, safe_text, short
 from smartbatch.providers.http.timestamps import unix_seconds
 
 __all__ = [
@@ -161,7 +161,7 @@ def _failure(errors: Any, secrets: tuple[str, ...]) -> ProviderError:
         code, kind = QUOTA, ErrorKind.RATE_LIMIT
     line = _whole(fields.get("line"))
     where = f" in line {line}" if line is not None else ""
-    text = told(message, (), *secrets)
+    text = safe_text(message, (), *secrets)
     return ProviderError(
         f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}", kind=kind, code=code
     )
