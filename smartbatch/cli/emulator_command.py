@@ -181,7 +181,7 @@ def _pair(number: Callable[[str], Any]) -> Callable[[str], tuple[Any, Any]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the process is told to end; return the exit code: 0, or 2 for bad usage."""
+    """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
     # Imported here so that the other subcommands do not pay for a server.
     from smartbatch.emulator.http.server import Emulator
 

@@ -79,7 +79,7 @@ class Source:
             lines when its first character is ``{``, else for text.
 
     Raises:
-        InputError: the file cannot be opened, or its format cannot be told.
+        InputError: the file cannot be opened, or its format is unknown.
     """
 
     def __init__(self, path: str, format: str | None = None) -> None:

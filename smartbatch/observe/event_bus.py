@@ -1,4 +1,4 @@
-"""Who hears of a client's events: the library's own listeners first, then the user's observers."""
+"""The listeners to a client's events: the library's own first, then the user's observers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EventBus"]
 
 
 class EventBus:
-    """Tells each event to all listeners, on the thread that tells it. Takes no lock; safe from any thread.
+    """Calls all listeners with each event, on the calling thread. Takes no lock; safe from any thread.
 
     Args:
         observers: the user's. A list that the caller may append to: appending is atomic, so that observers
@@ -28,7 +28,7 @@ class EventBus:
         self._own.append(listener)
 
     def tell(self, event: Event) -> None:
-        """Tell all listeners. What an observer raises is logged and hurts nobody.
+        """Call all listeners with an event. What an observer raises is logged, and the others are called.
 
         Raises:
             BaseException: what a signal handler raised on the main thread while an observer happened to run:
@@ -39,7 +39,7 @@ class EventBus:
         for observer in self._observers:
             try:
                 observer(event)
-            except BaseException as error:  # an exit asked for on a worker would only end the worker
+            except BaseException as error:  # SystemExit on a worker would only end the worker
                 if not isinstance(error, Exception) and on_main_thread():
                     raise
                 logs.warn("observer_raised", observed=event.name, error=type(error).__name__)

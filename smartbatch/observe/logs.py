@@ -75,7 +75,7 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
     if number is None:
         raise ConfigError(f"unknown log level {level!r}; use one of {', '.join(_LEVELS)}")
     if stream is None and structlog.is_configured():
-        # bound now, with the level asked for on top of the application's own filter
+        # bound now, with the given level on top of the application's own filter
         _enabled = _AtLevel(structlog.get_logger("smartbatch"), number)
         return
     _enabled = structlog.wrap_logger(
@@ -129,9 +129,9 @@ def warn(name: str, /, **fields: str) -> None:
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:
-    """Log what keeps jobs from going on; of foreign errors the class only, they may hold anything."""
-    told = error.message if isinstance(error, StoreError) else ""
-    warn("job_error", job_id=job_id or "", error=type(error).__name__, told=told)
+    """Log what keeps jobs from going on; of foreign errors only the class: their text may hold an answer."""
+    message = error.message if isinstance(error, StoreError) else ""
+    warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
 
 
 class _AtLevel:

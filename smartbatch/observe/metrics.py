@@ -63,7 +63,7 @@ _SHARDS = frozenset(
 """States of a job's batches counted under their own name."""
 
 _SCOPES = 1024
-"""Quotas whose overlapping pauses are told apart; beyond that, pauses are added up."""
+"""Quotas whose overlapping pauses are counted once; pauses of further ones are added up."""
 
 
 _TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
@@ -135,7 +135,7 @@ class BatchMetrics:
     def __init__(self, *, max_batch_size: int = 10, now: Callable[[], float] = RealClock.now) -> None:
         self._max_batch_size = max(1, max_batch_size)
         self._now = now
-        # re-entrant, so that a signal handler or finaliser asking for figures cannot block its own thread
+        # re-entrant, so that a signal handler or finaliser that reads figures cannot block its own thread
         self._lock = threading.RLock()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             RequestSubmitted: self._request_submitted,

@@ -90,7 +90,7 @@ class MetricsSnapshot:
         jobs_accepted, jobs_finished: jobs stored, and jobs whose last result was stored by this client.
         shard_changes: changes of jobs' batches, by the state entered.
         job_incidents: things that should not have happened to jobs.
-        jobs_cost: USD of the finished jobs, as far as prices are known; what of it was asked in real time is
+        jobs_cost: USD of the finished jobs, as far as prices are known; the part in real time is
             in ``cost`` as well.
         jobs_saved: USD the finished jobs cost less than in real time.
         decisions: what the choices of routes brought.

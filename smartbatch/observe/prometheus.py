@@ -1,4 +1,4 @@
-"""The figures for Prometheus, read when it asks. Needs the extra ``prometheus``.
+"""The figures for Prometheus, read at each scrape. Needs the extra ``prometheus``.
 
 Names begin with ``smartbatch_``. Labels come from closed sets (priority, outcome, failure kind, breaker
 state, token type), so no prompt, id or model can become a label and the number of series is bounded.

@@ -193,7 +193,7 @@ def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: Virtu
 def test_answers_are_kept_while_the_store_is_full(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are paid for: nothing is asked again, and all are stored once there is room. It is told once."""
+    """They are paid for: nothing is asked again, and all are stored once there is room. It is logged once."""
     failures = iter(range(5))
     warnings: list[str] = []
     real = SqlStore.answer
@@ -204,7 +204,7 @@ def test_answers_are_kept_while_the_store_is_full(
         return real(self, lease, results, at=at)
 
     monkeypatch.setattr(SqlStore, "answer", full)
-    monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['told']}"))
+    monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['message']}"))
     remote = Remote(clock, batches=False)
     job = submitted(client_of(remote, store=place), 30)
     assert job.wait(LONG).completed == 30
