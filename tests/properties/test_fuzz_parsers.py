@@ -1,8 +1,8 @@
 """Nothing a server may send gets past the parsers, or hangs them: answers, streams, errors, headers, texts.
 
 Each target takes real input, spoils it by its structure, and hands it to the adapter itself with the network
-left out. What comes back is an answer the books can take, or an error of this library; never anything else.
-Anthropic's parsers have such a test beside their own tests.
+left out. What comes back is an answer that can be counted, or an error of this library; never anything else.
+Anthropic's parsers have such a test next to their own tests.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def outcome(call: Callable[[], Any]) -> bool:
 
 
 class Wire:
-    """Stands in for the transport, and for Gemini's SDK: answers with what the dice say."""
+    """Stands in for the transport, and for Gemini's SDK: answers as the random source says."""
 
     def __init__(self) -> None:
         self.reply = Reply(200, {}, b"")
@@ -358,7 +358,9 @@ def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
     """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""
     good = fuzz(name, DEFAULT)
     if "errors" not in name:
-        assert DEFAULT * 0.05 < good < DEFAULT * 0.99, f"{good} of {DEFAULT} make sense: the dice are loaded"
+        assert DEFAULT * 0.05 < good < DEFAULT * 0.99, (
+            f"{good} of {DEFAULT} make sense: the mangling is too weak or too strong"
+        )
 
 
 PIECES = (

@@ -39,12 +39,12 @@ def test_an_empty_lane_never_sends() -> None:
 
 
 def test_an_idle_lane_sends_at_once() -> None:
-    """While no call is under way, waiting for company would only add latency."""
+    """While no call is in flight, waiting for further requests would only add latency."""
     assert ready(waiting(1, in_flight=0)) == 100.0
 
 
 def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
-    """Two requests are company enough to go when the window is over."""
+    """Two requests are enough for a call when the window is over."""
     assert ready(waiting(2)) == pytest.approx(100.1)
 
 

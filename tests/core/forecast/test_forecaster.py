@@ -191,8 +191,8 @@ class TestHowWellItHolds:
 
 class TestAChange:
     @pytest.fixture
-    def told(self) -> ForecastChange:
-        """What is told when a call that took 3 seconds takes 9."""
+    def changes(self) -> ForecastChange:
+        """What is changes when a call that took 3 seconds takes 9."""
         run = Run(WORLDS["lognormal 0.3"], 4)
         run.learn(200)
         for _ in range(20):
@@ -202,31 +202,31 @@ class TestAChange:
                 return moved
         raise AssertionError("not noticed")
 
-    def test_it_says_what_moved_and_why(self, told: ForecastChange) -> None:
-        assert told.sudden
-        assert told.before == pytest.approx(3.0, rel=0.2)
-        assert told.after == pytest.approx(9.0, rel=0.3)
-        assert 3 <= told.seen <= 20
-        assert "times as long as those before" in told.why
+    def test_it_says_what_moved_and_why(self, changes: ForecastChange) -> None:
+        assert changes.sudden
+        assert changes.before == pytest.approx(3.0, rel=0.2)
+        assert changes.after == pytest.approx(9.0, rel=0.3)
+        assert 3 <= changes.seen <= 20
+        assert "times as long as those before" in changes.why
 
-    def test_what_was_before_counts_no_more(self, told: ForecastChange) -> None:
+    def test_what_was_before_counts_no_more(self, changes: ForecastChange) -> None:
         self.run.learn(0)
         now = NOW + 300
         assert self.run.forecaster.quantile(0.5, 1, now) > 6.0
         assert self.run.forecaster.chance(4.0, 1, now) < 0.2
 
     def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
-        forecaster, rng, told = Forecaster(PRIOR), random.Random(3), []
+        forecaster, rng, changes = Forecaster(PRIOR), random.Random(3), []
         for n in range(1500):
             moved = forecaster.observe(Observation(1, 2 * math.exp(rng.gauss(0, 0.5) + n / 1500), NOW + n))
-            told += [moved] if moved is not None and not moved.sudden else []
-        assert 1 <= len(told) <= 8
-        assert all(abs(math.log(one.after / one.before)) > math.log(1.25) for one in told)
+            changes += [moved] if moved is not None and not moved.sudden else []
+        assert 1 <= len(changes) <= 8
+        assert all(abs(math.log(one.after / one.before)) > math.log(1.25) for one in changes)
 
     def test_the_first_observations_are_told_against_what_was_assumed(self) -> None:
         forecaster = Forecaster(PRIOR)
-        told = [forecaster.observe(Observation(1, 30.0 + n, NOW + n)) for n in range(12)]
-        (moved,) = [one for one in told if one is not None]
+        changes = [forecaster.observe(Observation(1, 30.0 + n, NOW + n)) for n in range(12)]
+        (moved,) = [one for one in changes if one is not None]
         assert moved.before == pytest.approx(2.0)
         assert "assumed before anything was seen" in moved.why
 
@@ -241,8 +241,8 @@ class TestAChange:
     def test_twice_a_little_is_no_change(self) -> None:
         """A call of exactly a second that then takes 1.1 is noticed by nobody."""
         forecaster = Forecaster(Prior.of(1.0, 1.2))
-        told = [forecaster.observe(Observation(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
-        assert told == [None] * 200
+        changes = [forecaster.observe(Observation(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
+        assert changes == [None] * 200
 
 
 class TestOneMoment:
@@ -269,8 +269,8 @@ class TestOneMoment:
 
     def test_one_slow_list_is_no_change_however_many_batches_it_has(self) -> None:
         forecaster, now = self.usual(60), NOW + 60 * 3600 + 3000
-        told = [forecaster.observe(Observation(100, 3000.0 + n, now + n)) for n in range(40)]
-        assert not any(moved is not None and moved.sudden for moved in told)
+        changes = [forecaster.observe(Observation(100, 3000.0 + n, now + n)) for n in range(40)]
+        assert not any(moved is not None and moved.sudden for moved in changes)
         later = [forecaster.observe(Observation(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
         assert any(moved is not None and moved.sudden for moved in later)
 
@@ -293,14 +293,14 @@ class TestWhatWasGivenUp:
         for n in range(30):
             forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
         before = forecaster.chance(1800.0, 100, NOW + 18_000)
-        told = [
+        changes = [
             forecaster.observe(Observation(100, 1800.0, NOW + 18_000 + 600 * n, ended=False))
             for n in range(15)
         ]
         after = forecaster.chance(1800.0, 100, NOW + 27_000)
         assert before > 0.9
         assert after < 0.3
-        assert any(moved is not None and moved.sudden for moved in told)
+        assert any(moved is not None and moved.sudden for moved in changes)
 
     def test_batches_taken_back_at_any_moment_make_forecasts_neither_shorter_nor_longer(self) -> None:
         """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""

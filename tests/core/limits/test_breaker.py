@@ -15,7 +15,7 @@ OK, FAIL, IGNORED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.IGNORED
 
 
 class Top:
-    """Dice that always show the most, so that pauses are whole."""
+    """A random source that always returns the most, so that pauses are whole."""
 
     def random(self) -> float:
         return 1.0
@@ -195,7 +195,7 @@ def test_changes_outside_the_table_raise() -> None:
 
 
 class AgainstModel(RuleBasedStateMachine):
-    """The same story told to the breaker and to a dozen lines without epochs, bits or jitter."""
+    """The same events given to the breaker and to a model of a dozen lines without epochs, bits or jitter."""
 
     @initialize()
     def begin(self) -> None:

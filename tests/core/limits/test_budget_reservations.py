@@ -44,7 +44,7 @@ def test_what_a_job_costs_is_spent_of_what_is_held_back_for_it() -> None:
     reservations.charge("job-1", 3.0, ended=False)
     assert stand(budget) == (3.0, 5.0)
     reservations.charge("job-1", 3.0, ended=False)
-    assert stand(budget) == (3.0, 5.0)  # it was told the same twice
+    assert stand(budget) == (3.0, 5.0)  # the same cost twice is counted once
 
 
 def test_what_a_job_had_cost_before_is_not_spent_of_this_budget() -> None:
@@ -69,7 +69,7 @@ def test_a_job_with_all_its_results_keeps_no_more_than_it_can_still_cost() -> No
 
 def test_a_job_that_can_still_cost_more_than_there_is_holds_back_what_there_is() -> None:
     budget, reservations = begun(10.0, 8.0)
-    budget.settle(budget.reserve(2.0), 4.0)  # a call beside it that cost more than it could
+    budget.settle(budget.reserve(2.0), 4.0)  # another call that cost more than it reserved
     reservations.charge("job-1", 3.0, ended=False, still=5.0)
     assert stand(budget) == (7.0, 3.0)
 

@@ -14,7 +14,7 @@ from smartbatch.core.limits.quota import Quota, Reservation
 
 
 class Top:
-    """Dice that always show the most, so that pauses are whole."""
+    """A random source that always returns the most, so that pauses are whole."""
 
     def random(self) -> float:
         return 1.0
@@ -254,10 +254,11 @@ def test_a_reservation_ends_once() -> None:
     st.integers(),
 )
 def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
-    steps: list[tuple[str, float]], told: tuple[float | None, float | None], seed: int
+    steps: list[tuple[str, float]], configured: tuple[float | None, float | None], seed: int
 ) -> None:
-    """Permits out = calls in flight, told limits hold in every window, and a quota always opens again."""
-    limit, rng, now = quota(*told), random.Random(seed), 0.0
+    """Permits out = calls in flight, configured limits hold in every window, and a quota always opens
+    again."""
+    limit, rng, now = quota(*configured), random.Random(seed), 0.0
     flying, starts = list[Reservation](), list[float]()
     for step, passed in steps:
         now += passed
@@ -280,7 +281,7 @@ def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
             starts.remove(call.started)
         assert limit.in_flight == len(flying)
     for index, start in enumerate(starts):
-        if told[0] is not None:
+        if configured[0] is not None:
             assert all(n + 1 <= 60 + (end - start) + 0.01 for n, end in enumerate(starts[index:]))
     for call in flying:
         limit.failed(call, now)

@@ -85,10 +85,10 @@ def test_a_limit_that_changes_is_followed() -> None:
 
 
 def test_a_told_limit_stays_an_upper_bound() -> None:
-    """Of told and reported the tighter holds, whichever it is."""
-    for told, reported in ((60, 600), (600, 60)):
+    """Of configured and reported the tighter holds, whichever it is."""
+    for configured, reported in ((60, 600), (600, 60)):
         quota = Quota()
-        quota.configure(told, None, 0.0)
+        quota.configure(configured, None, 0.0)
         answered(quota, quota.take(0.0, 0.0), 0.0, requests(reported, reported - 1))
         assert may_go(quota, 0.0) == pytest.approx(59, abs=1)
 
@@ -300,7 +300,7 @@ def test_no_report_whatever_blocks_a_quota_for_good(
         assert quota.in_flight == len(flying)
     for call in flying:
         quota.failed(call, now, 0.0, 0.0)
-    for _ in range(3):  # a look may be told to come back, but not for ever
+    for _ in range(3):  # a look may be configured to come back, but not for ever
         at = quota.look(now, 120.0, 20.0)
         assert at < now + 1e9
         now = at

@@ -40,7 +40,7 @@ PER_SECOND: dict[str, Callable[[int], Admit]] = {
 }
 
 
-def told(admit: Admit, latency: Latency, **how: object) -> Run:
+def configured(admit: Admit, latency: Latency, **how: object) -> Run:
     quota = Quota()
     quota.configure(600, None, 0.0)
     return run(quota, admit, 900, latency=latency, **how)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def untold(admit: Admit, latency: Latency, **how: object) -> Run:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_told_limit_is_used_to_97_percent_burst_included(latency: str, seed: int) -> None:
     """600 a minute with a full bucket: 900 calls in 31 to 32 s, none of them refused."""
-    outcome = told(bucket(600, 10.0), LATENCIES[latency], seed=seed)
+    outcome = configured(bucket(600, 10.0), LATENCIES[latency], seed=seed)
     assert 900 / (600 + 10 * outcome.seconds) >= 0.97
     assert outcome.refused == 0
 
@@ -70,7 +70,7 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
     # a refusal that takes a second to come and then asks for another second costs 1 % by itself
     needed = 0.94 if latency == "around 400 ms" and retry_after and not quick else 0.95
     for seed in range(5):
-        outcome = told(
+        outcome = configured(
             PER_SECOND[server](seed),
             LATENCIES[latency],
             seed=seed,
@@ -96,7 +96,8 @@ def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize(("quick", "storm"), [(True, 64 + 18), (False, 64 + 54)])
 def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, storm: int) -> None:
-    """600 at once and then 10 a second, not told: within 12 % of the ideal 30 s, refused once a worker."""
+    """600 at once and then 10 a second, not configured: within 12 % of the ideal 30 s, refused once a
+    worker."""
     for seed in range(5):
         outcome = untold(bucket(600, 10.0), LATENCIES[latency], seed=seed, quick_refusals=quick)
         assert outcome.seconds <= 33.5, f"seed={seed}"
@@ -104,7 +105,7 @@ def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, s
 
 
 def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
-    """6,000 a minute told, 600 enforced: nothing is lost and the real rate is found."""
+    """6,000 a minute configured, 600 enforced: nothing is lost and the real rate is found."""
     for seed in range(5):
         quota = Quota()
         quota.configure(6000, None, 0.0)

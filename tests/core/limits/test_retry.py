@@ -14,13 +14,13 @@ from smartbatch.core.limits.retry import Retry, RetryBudget, RetryCount, RetryPo
 from smartbatch.errors import ErrorKind
 
 SURE = RetryPolicy(jitter=False)
-DICE = random.Random(1)
+RNG = random.Random(1)
 
 
 def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
     """How many retries a request gets that always fails with ``kind``."""
     count, number = RetryCount(), 0
-    while decide(policy, kind, count, None, outage=False, rng=DICE) is not None:
+    while decide(policy, kind, count, None, outage=False, rng=RNG) is not None:
         number += 1
         assert number < 1000
     return number
@@ -63,7 +63,7 @@ def test_waits_follow_the_formula_up_to_the_longest() -> None:
     assert [exponential(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert exponential(100_000, 1.0, 2.0, 10.0) == 10.0
     count = RetryCount()
-    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=False, rng=DICE) for _ in range(4)]
+    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=False, rng=RNG) for _ in range(4)]
     assert delays == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True), None]
 
 
@@ -94,8 +94,8 @@ def test_retry_after_is_a_minimum(asked: float, seed: int) -> None:
 def test_a_refusal_for_the_limit_costs_no_try() -> None:
     """The request returns with the shared cooldown, and its tries are still all there."""
     count = RetryCount()
-    assert decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, outage=False, rng=DICE) == Retry(5.0, False)
-    assert decide(SURE, ErrorKind.RATE_LIMIT, count, None, outage=False, rng=DICE) == Retry(0.0, False)
+    assert decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, outage=False, rng=RNG) == Retry(5.0, False)
+    assert decide(SURE, ErrorKind.RATE_LIMIT, count, None, outage=False, rng=RNG) == Retry(0.0, False)
     assert count.counted == 0
 
 
@@ -103,14 +103,14 @@ def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
     """While the breaker is not closed it holds the request; 500 such failures leave the tries untouched."""
     count = RetryCount()
     for _ in range(500):
-        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=True, rng=DICE)
+        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=True, rng=RNG)
         assert retry == Retry(0.0, False)
     assert count.counted == 0
 
 
 def test_an_outage_does_not_pardon_what_can_never_work() -> None:
     """A wrong key is final, whatever state the breaker is in."""
-    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, outage=True, rng=DICE) is None
+    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, outage=True, rng=RNG) is None
 
 
 @pytest.mark.parametrize(

@@ -326,11 +326,11 @@ def test_a_longer_deadline_costs_no_more(
 def test_who_values_time_more_never_waits_longer(
     n: int, value: float, more: float, turnaround: float
 ) -> None:
-    patient = tried(n, Constraints(time_value=value), turnaround, 3.0)
-    hurried = tried(n, Constraints(time_value=value + more), turnaround, 3.0)
-    assert patient is not None
-    assert hurried is not None
-    assert hurried.expected <= patient.expected * (1 + 1e-9)
+    may_wait = tried(n, Constraints(time_value=value), turnaround, 3.0)
+    urgent = tried(n, Constraints(time_value=value + more), turnaround, 3.0)
+    assert may_wait is not None
+    assert urgent is not None
+    assert urgent.expected <= may_wait.expected * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
