@@ -28,7 +28,8 @@ __all__ = [
     "on_main_thread",
     "reentered",
     "run_after_collection",
-    "start_collector",
+    "something_ended",
+    "something_started",
 ]
 
 FORK_WAIT = 5.0
@@ -118,39 +119,53 @@ class PerProcess(Generic[_T]):
 
 
 class _Collected:
-    """What is to be done after objects were collected, on a thread of its own."""
+    """What is to be done after objects were collected, on a thread that lives while anything runs."""
 
     def __init__(self) -> None:
-        self._todo: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._threads: dict[str, threading.Thread] = {}
+        self._todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running = 0
 
-    def start(self) -> None:
-        """Start the thread, once."""
-        thread = threading.Thread(target=self._run, name="smartbatch-collected", daemon=True)
-        if self._threads.setdefault("", thread) is thread:
-            thread.start()
+    def begin(self) -> None:
+        """Something was started that may have to be ended after a collection."""
+        with self._lock:
+            self._running += 1
+            if self._running == 1:
+                threading.Thread(target=self._run, name="smartbatch-collected", daemon=True).start()
+
+    def end(self) -> None:
+        """It has ended."""
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self._todo.put(None)
 
     def later(self, act: Callable[[], object]) -> None:
         """Have ``act`` called soon. ``SimpleQueue.put`` may be called in the middle of anything."""
         self._todo.put(act)
 
     def _run(self) -> None:
-        while True:
-            self._todo.get()()
+        while (act := self._todo.get()) is not None:
+            act()
 
 
 _collected: PerProcess[_Collected] = PerProcess(_Collected)
 
 
-def start_collector() -> None:
-    """Be ready for :func:`run_after_collection`; called where threads of this library start."""
-    _collected.get().start()
+def something_started() -> None:
+    """Be ready for :func:`run_after_collection` until :func:`something_ended`; calls are counted."""
+    _collected.get().begin()
+
+
+def something_ended() -> None:
+    """What :func:`something_started` was called for has ended."""
+    _collected.get().end()
 
 
 def run_after_collection(act: Callable[[], object]) -> None:
     """Have ``act`` called soon on another thread. For finalisers, which may run while any lock is held.
 
-    Does nothing where :func:`start_collector` was not called: then nothing was started that has to end.
+    Where nothing runs, nothing has to be ended, and ``act`` is not called.
     """
     collected = _collected.peek()
     if collected is not None:

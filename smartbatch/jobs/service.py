@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from smartbatch._clock import Clock
-from smartbatch._fork import start_collector
+from smartbatch._fork import something_ended, something_started
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import (
@@ -200,7 +200,7 @@ class JobService:
                 self._runner = self._new_runner(store)
                 self._supervisor = supervisor = self._new_supervisor(store, self._runner)
         if not running:
-            start_collector()
+            something_started()
             supervisor.start()
         elif new:
             supervisor.notify(job_id)
@@ -519,6 +519,7 @@ class JobService:
                 self._dependencies.report(None, StoreError(text))
         if supervisor is not None:
             supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
+            something_ended()
         for watcher in watchers:
             watcher.end(_stopped())
         for watcher in watchers:

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._fork import start_collector
+from smartbatch._fork import something_ended, something_started
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer
@@ -338,6 +338,7 @@ class Realtime:
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
+            something_ended()
             self._tell(ClientStopped(at=self._clock.now(), failed=failed))
 
     def close_providers(self) -> None:
@@ -418,7 +419,7 @@ class Realtime:
                 engine, new = self._new_engine(), True
                 self._engine = engine
         if new:
-            start_collector()
+            something_started()
             self._open_providers()
             self._tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine, new

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import engine_of
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -74,7 +75,7 @@ def test_an_interrupted_stop_leaves_no_thread(
     with clock.held():
         client.submit("x").add_done_callback(lambda _: told.set())
         provider.wait_for(1)
-        engine = client._running()
+        engine = engine_of(client)
 
         def interrupted(_: float | None) -> bool:
             raise KeyboardInterrupt
@@ -93,8 +94,8 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of
     with clock.held():
         futures = submit_all(client, "abcdefg")
         provider.wait_for(1)
-        with client._running().queue.monitor:
-            client._abandon_futures(futures)
+        with engine_of(client).queue.monitor:
+            engine_of(client).abandon_futures(futures)
     client.stop()
     figures = client.metrics.snapshot()
     assert (figures.submitted, figures.waiting, figures.cancelled) == (7, 0, 6)

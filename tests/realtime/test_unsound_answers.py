@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import engine_of
 from scenes import PATIENCE, Aside, Scripted, failure, submit_all
 
 from smartbatch._clock import VirtualClock
@@ -59,7 +60,7 @@ def test_a_mistake_among_the_verdicts_fails_the_call_and_nothing_else(
     bad, good = submit_all(client, ["wrong", "right"])
     assert "inside smartbatch" in str(bad.exception(PATIENCE))
     assert good.result(PATIENCE).ok
-    engine = client._running()
+    engine = engine_of(client)
     client.stop()
     assert engine.counts().balanced()
     assert engine.gates.permits_out == 0
@@ -75,7 +76,7 @@ def test_a_mistake_before_the_first_verdict_gives_the_permit_back(
 
     monkeypatch.setattr(ResponseRouter, "_end_permit", broken)
     client = client_of(Scripted(clock, latency=0.1))
-    engine = client._running()
+    engine = engine_of(client)
     assert isinstance(client.submit("x").exception(PATIENCE), SmartbatchError)
     client.stop()
     assert engine.gates.permits_out == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from inside import inside
+from inside import engine_of, inside
 from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -92,7 +92,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
     """A cancelled request holds the last place of a shared quota for a moment, and the other one looks."""
     theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
     other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
-    queue, dispatcher = other._running().queue, client._running().dispatcher
+    queue, dispatcher = engine_of(other).queue, engine_of(client).dispatcher
     start = queue.start_locked
 
     def slowly(ticket: Ticket, now: float) -> bool:
