@@ -135,6 +135,7 @@ class Realtime:
         self._providers: dict[int, Provider] = {}
         for opened in filter(None, (model, fallback)):
             self._providers[id(opened.provider)] = opened.provider
+        self._opening = threading.Lock()
         self._starting = threading.Lock()
         self._engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
@@ -343,7 +344,7 @@ class Realtime:
 
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""
-        with self._starting:
+        with self._opening, self._starting:
             if self._engine is None:
                 for provider in self._providers.values():
                     provider.close()
@@ -406,27 +407,26 @@ class Realtime:
     def _start(self) -> tuple[RealtimeEngine, bool]:
         """Return the engine, and whether this call started it.
 
-        Providers are opened without a lock, since that may import an SDK; and once more when the engine is
-        there, since a stop under way may have closed them in between. Opening an open provider costs nothing.
+        Providers are opened under a lock of its own, since that may import an SDK: whoever needs no start
+        does not wait for it.
         """
-        if self._engine is None and not self._stopped:
-            self._open_providers()
-        with self._starting:
-            engine, new = self._engine, False
-            if engine is None:
-                if self._stopped:
-                    raise ClientClosed("the client was stopped; call start() to use it again")
-                engine, new = self._new_engine(), True
-                self._engine = engine
-        if new:
-            something_started()
-            self._open_providers()
-            self._tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
-        return engine, new
+        with self._opening:
+            engine = self._engine
+            if engine is not None:
+                return engine, False
+            self._check_not_stopped()
+            for provider in list(self._providers.values()):
+                provider.open(self._config.parallelism)
+            with self._starting:
+                self._check_not_stopped()
+                engine = self._engine = self._new_engine()
+        something_started()
+        self._tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
+        return engine, True
 
-    def _open_providers(self) -> None:
-        for provider in list(self._providers.values()):
-            provider.open(self._config.parallelism)
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise ClientClosed("the client was stopped; call start() to use it again")
 
     def _new_engine(self) -> RealtimeEngine:
         cache = self.admission.cache

@@ -197,15 +197,16 @@ def test_a_file_that_is_no_cache_is_refused_and_left_alone(content: bytes | None
     else:
         Path(path).write_bytes(content)
     before = Path(path).read_bytes()
+    client = BatchingClient("sim:demo", cache=path)
     with pytest.raises(ConfigError, match="cache"):
-        BatchingClient("sim:demo", cache=path)
+        client.submit("before anything is sent")
     assert Path(path).read_bytes() == before
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     """The error names the file."""
     with pytest.raises(ConfigError, match="nowhere"):
-        BatchingClient("sim:demo", cache=str(tmp_path / "nowhere" / "answers.db"))
+        BatchingClient("sim:demo", cache=str(tmp_path / "nowhere" / "answers.db")).submit("prompt")
 
 
 def test_only_the_owner_may_read_the_file_whatever_the_umask_says(path: str) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from inside import inside
+from inside import engine_of, inside
 from scenes import InTime
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import MockProvider, SimProvider
+from smartbatch.realtime.realtime import ListOptions
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -237,9 +238,8 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
     """The garbage collector comes at any moment, and must not wait for a lock its own thread holds."""
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
-    stream: Any = client.start().map(iter(prompts(50)))
-    engine = inside(client).realtime.engine
-    assert engine is not None
+    engine = engine_of(client)
+    stream: Any = inside(client).realtime.map([Request(prompt) for prompt in prompts(50)], ListOptions())
 
     def take_and_drop() -> bool:
         ok = next(stream).ok

@@ -1,0 +1,169 @@
+"""The client is a handle: one running state for each process, made at first use (A5, F7)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inside import engine_of, inside
+
+import smartbatch
+from smartbatch import BatchingClient, BatchingConfig
+from smartbatch.events import Event
+from smartbatch.jobs.watcher import Watcher
+from smartbatch.providers import MockProvider
+from smartbatch.realtime.realtime import ListOptions
+from smartbatch.shortcuts import StoredJobs
+from smartbatch.types import Request
+
+THREADS = 16
+
+
+def together(act: Any, threads: int = THREADS) -> None:
+    """Run ``act(number)`` on several threads that begin at the same moment."""
+    barrier = threading.Barrier(threads)
+
+    def run(number: int) -> None:
+        barrier.wait()
+        act(number)
+
+    running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+def test_the_client_is_no_subclass_and_has_none() -> None:
+    assert BatchingClient.__mro__ == (BatchingClient, object)
+    assert getattr(BatchingClient, "__final__", False)
+
+
+def test_nothing_that_holds_a_process_is_made_with_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lock and no thread before the first use."""
+
+    def refused(*_: object, **__: object) -> Any:
+        raise AssertionError("made at construction")
+
+    for name in ("Lock", "RLock", "Condition", "Thread"):
+        monkeypatch.setattr(threading, name, refused)
+    client = BatchingClient("sim:demo")
+    monkeypatch.undo()
+    assert client.submit("prompt").result(30).ok
+    client.stop()
+
+
+def test_threads_that_come_first_share_one_state() -> None:
+    client = BatchingClient("sim:demo")
+    states: list[object] = []
+    together(lambda _: states.append(inside(client)))
+    assert len(set(map(id, states))) == 1
+
+
+def test_observers_that_are_added_at_once_are_all_told() -> None:
+    client = BatchingClient("sim:demo?latency=0")
+    heard: set[int] = set()
+
+    def observer(number: int) -> Any:
+        return lambda event: heard.add(number)
+
+    together(lambda number: [client.observe(observer(100 * number + n)) for n in range(50)])
+    client.submit("prompt").result(30)
+    client.stop()
+    assert len(heard) == 50 * THREADS
+
+
+def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
+    """An SDK may take a second to be imported."""
+    opening, opened = threading.Event(), threading.Event()
+
+    class Slow(MockProvider):
+        def open(self, workers: int) -> None:
+            opening.set()
+            assert opened.wait(30)
+            super().open(workers)
+
+    client = BatchingClient(Slow())
+    first: list[Future[Any]] = []
+    starter = threading.Thread(target=lambda: first.append(client.submit("prompt")))
+    starter.start()
+    assert opening.wait(30)
+    with inside(client).realtime.money_guard():  # all that others need while no call runs
+        assert client.spent == 0.0
+    opened.set()
+    starter.join()
+    assert first[0].result(30).ok
+    client.stop()
+
+
+def test_a_lists_finaliser_runs_no_callback_and_waits_for_no_lock() -> None:
+    """It may run on a thread that holds the queue's lock; the callback comes later, on another thread."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def fn(request: Request, _attempt: int) -> str:
+        asked.set()
+        assert answer.wait(30)
+        return "done"
+
+    client = BatchingClient(fn, parallelism=1)
+    engine = engine_of(client)
+    ran_on: list[threading.Thread] = []
+    told = threading.Event()
+    results: Any = inside(client).realtime.map((Request(f"p{n}") for n in range(3)), ListOptions())
+    reader = threading.Thread(target=lambda: next(results, None))
+    reader.start()
+    assert asked.wait(30)
+
+    def callback(_future: object) -> None:
+        ran_on.append(threading.current_thread())
+        told.set()
+
+    while len(results._under_way) < 3:
+        pass
+    results._under_way[2].add_done_callback(callback)
+    with engine.queue.monitor:
+        results.__del__()
+        assert ran_on == []
+    answer.set()
+    assert told.wait(30)
+    assert ran_on[0] is not threading.current_thread()
+    client.stop()
+    reader.join()
+
+
+def test_a_second_configuration_of_a_store_is_honoured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = str(tmp_path / "jobs.db")
+    BatchingClient("sim:demo", store=store).submit_batch(["one"], key="first")
+    slow = smartbatch.job("first", store=store)
+    monkeypatch.setenv("SMARTBATCH_PARALLELISM", "7")
+    quick = smartbatch.job("first", store=store)
+    assert owner(slow).config.parallelism == BatchingConfig().parallelism
+    assert owner(quick).config.parallelism == 7
+    assert owner(smartbatch.job("first", store=store)) is owner(quick)
+    smartbatch.shortcuts.close_stores()
+
+
+def owner(job: smartbatch.Job) -> StoredJobs:
+    assert isinstance(job._owner, StoredJobs)
+    return job._owner
+
+
+def test_finished_jobs_leave_nothing_behind(tmp_path: Path) -> None:
+    """Those who listened to jobs that have ended are dropped; what is remembered of them is bounded."""
+    events: list[Event] = []
+    client = BatchingClient("sim:demo?latency=0", store=str(tmp_path / "jobs.db"), observers=[events.append])
+    for number in range(250):
+        job = client.submit_batch([f"prompt {number}"], fallback="individual", strategy="individual")
+        (future,) = job.futures()
+        assert future.result(60).ok
+        del job, future
+    gc.collect()
+    kept = sum(isinstance(one, Watcher) for one in gc.get_objects())
+    assert kept <= 110
+    client.stop()
