@@ -11,7 +11,6 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.events import RequestFinished
 from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.types import Answer, Request, Result, Route
@@ -82,28 +81,4 @@ class Admission:
             finish_reason=answer.finish_reason,
             model=self._model.label,
             context=request.context,
-        )
-
-    def finished(self, request: Request, result: Result, now: float) -> RequestFinished:
-        """Return the event of a request that took no call.
-
-        Args:
-            now: monotonic seconds.
-        """
-        error = result.error
-        return RequestFinished(
-            at=now,
-            request_id=result.request_id,
-            priority=request.priority,
-            model=self._model.label,
-            ok=error is None,
-            cancelled=False,
-            error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
-            attempts=0,
-            queued=0.0,
-            seconds=0.0,
-            usage=result.usage,
-            cost=result.cost,
-            route=result.route,
-            deduplicated=False,
         )

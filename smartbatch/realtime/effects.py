@@ -12,9 +12,9 @@ from smartbatch.events import Event, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
-from smartbatch.types import Answer, Result, Route, Usage, evolve
+from smartbatch.types import Answer, Request, Result, Route, Usage, evolve
 
-__all__ = ["DeferredEffects", "PostProcess", "processed"]
+__all__ = ["DeferredEffects", "PostProcess", "answered", "processed", "request_finished"]
 
 PostProcess = Callable[[Result], "Result | None"]
 """Takes an answered result and returns it, or a changed one."""
@@ -83,7 +83,7 @@ class DeferredEffects:
             queued=now - waiter.submitted,
             deduplicated=waiter.joined,
         )
-        self.events.append(finished(ticket, waiter, result, now, cancelled=True))
+        self._tell_end(ticket, waiter, result, now, cancelled=True)
 
     def perform(self, tell: Callable[[Event], None]) -> None:
         """Settle, then tell. No lock may be held.
@@ -115,25 +115,53 @@ class DeferredEffects:
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result, now: float) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
-        self.events.append(finished(ticket, waiter, result, now))
+        self._tell_end(ticket, waiter, result, now)
+
+    def _tell_end(
+        self, ticket: Ticket, waiter: Waiter, result: Result, now: float, *, cancelled: bool = False
+    ) -> None:
+        event = request_finished(
+            waiter.request,
+            result,
+            model=ticket.lane.label,
+            now=now,
+            seconds=now - waiter.submitted,
+            cancelled=cancelled,
+        )
+        self.events.append(event)
 
 
-def finished(
-    ticket: Ticket, waiter: Waiter, result: Result, now: float, *, cancelled: bool = False
+def request_finished(
+    request: Request,
+    result: Result,
+    *,
+    model: str,
+    now: float,
+    seconds: float = 0.0,
+    cancelled: bool = False,
 ) -> RequestFinished:
-    """Return the event that tells of the end of a request."""
+    """Return the event that tells of the end of a request.
+
+    Args:
+        request: that ended.
+        result: what came of it.
+        model: with its provider.
+        now: monotonic seconds.
+        seconds: since it was submitted.
+        cancelled: whether it was cancelled before its call started.
+    """
     error = result.error
     return RequestFinished(
         at=now,
-        request_id=waiter.request_id,
-        priority=waiter.request.priority,
-        model=ticket.lane.label,
+        request_id=result.request_id,
+        priority=request.priority,
+        model=model,
         ok=error is None and not cancelled,
         cancelled=cancelled,
         error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
         attempts=result.attempts,
         queued=result.queued,
-        seconds=now - waiter.submitted,
+        seconds=seconds,
         usage=result.usage,
         cost=result.cost,
         route=result.route,

@@ -1,4 +1,4 @@
-"""One running client: queue, gates, collector, router and dispatcher, wired together.
+"""One run of a client: its queue, gates, collector, router and dispatcher, put together.
 
 A client builds an engine when it starts and drops it when it stops or finds itself in a forked child; so an
 engine never has to be reset.
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
@@ -145,6 +145,8 @@ class RealtimeEngine:
         self.lanes = LaneFactory(
             config, clock, hooks.classifiers, hooks.middleware, opened=self._attach, calibration=calibration
         )
+        if fallback is not None:  # its lane is built under the monitor, where nothing may be read
+            self.lanes.read(fallback.provider, fallback.name)
         self.dispatcher.start()
 
     def submit(self, submission: Submission) -> ResultFuture:
@@ -159,8 +161,7 @@ class RealtimeEngine:
         waiter = Waiter(submission, future, now)
         ticket = Ticket(submission, waiter)
         if ticket.stream is not None:
-            ticket.stream.request_id = submission.request_id
-            ticket.stream.drop = partial(self.drop, future)
+            ticket.stream.queue_as(submission.request_id, partial(self.drop, future))
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
@@ -177,23 +178,15 @@ class RealtimeEngine:
                     joined=joined,
                 )
             )
-        except BaseException:  # Ctrl-C, or a signal handler that exits, may land anywhere in it
+        except BaseException:  # Ctrl-C, or a signal handler that exits, may come anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
         return future
 
     def counts(self) -> RequestCounts:
-        """Return a copy of the books, taken at one moment."""
+        """Return a copy of the counts, taken at one moment."""
         with self.queue.monitor:
-            counts = self.queue.counts
-            return RequestCounts(
-                counts.submitted,
-                counts.waiting,
-                counts.in_flight,
-                counts.succeeded,
-                counts.failed,
-                counts.cancelled,
-            )
+            return evolve(self.queue.counts)
 
     def flush(self) -> None:
         """Send what waits in windows at once."""
@@ -262,7 +255,7 @@ class RealtimeEngine:
         failed = 0
         try:
             idle = self.queue.wait_idle(timeout)
-        except BaseException:  # Ctrl-C: no more patience, but nobody is left waiting for ever
+        except BaseException:  # Ctrl-C: wait no longer, but end every request
             self.cancel_pending()
             self._end(reason, release)
             self.callbacks.close()
@@ -284,7 +277,7 @@ class RealtimeEngine:
         return failed
 
     def _tell_abandoned(self) -> None:
-        """Tell of what was cancelled behind the collector's back, which looks no more."""
+        """Cancel what finalisers left since the collector looked last; it does not look any more."""
         effects = DeferredEffects(self.queue)
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():
@@ -296,7 +289,7 @@ class RealtimeEngine:
         for ticket in list(self.queue.live):
             for waiter in list(ticket.waiters):
                 waiter.future.abandon(error)
-        for effects in list(self.queue.settling):  # ended, but a thread that is not here was to tell them
+        for effects in list(self.queue.settling):  # to be settled by a thread that does not exist here
             assert isinstance(effects, DeferredEffects)
             for waiter, _ in effects.settlements:
                 waiter.future.abandon(error)
@@ -325,7 +318,7 @@ class RealtimeEngine:
             first = ticket is not None and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter, self._clock.now())
-                self.dispatcher.wake_locked()  # it may have been what the others waited behind
+                self.dispatcher.wake_locked()  # others may have waited for it to go first
         effects.perform(self._tell)
         if first and waiter.sink is not None:
             waiter.sink(_cancelled_result(waiter))
@@ -338,7 +331,7 @@ class RealtimeEngine:
         effects = DeferredEffects(self.queue)
         with self.queue.monitor:
             ticket = waiter.ticket
-            alone = ticket is not None and len(ticket.waiters) == 1  # others wait for it, who did not ask
+            alone = ticket is not None and len(ticket.waiters) == 1  # not for the sake of one of several
             if ticket is not None and alone and ticket.state is TicketState.WAITING:
                 error = _cancelled_result(waiter).error
                 assert error is not None
@@ -357,6 +350,6 @@ class RealtimeEngine:
 
 
 def _cancelled_result(waiter: Waiter) -> Result:
-    """What whoever waits without a future gets for a cancelled request."""
+    """Return what the sink of a cancelled request gets."""
     error = RequestCancelled("the request was cancelled before its call", request_id=waiter.request_id)
     return Result(waiter.request_id, error=error, context=waiter.request.context)

@@ -27,6 +27,7 @@ from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap
 from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.effects import request_finished
 from smartbatch.realtime.engine import RealtimeEngine, UserHooks
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.submission import Delivery, Keys, RequestDemand, Submission
@@ -270,7 +271,7 @@ class Realtime:
         future.settle(result)
         if delivery.sink is not None:
             delivery.sink(result)
-        self._tell(self.admission.finished(request, result, now))
+        self._tell(request_finished(request, result, model=self.model.label, now=now))
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:

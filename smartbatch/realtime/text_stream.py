@@ -74,6 +74,10 @@ class ChunkBox:
         self._close: Callable[[], None] | None = None
         self._bounded = True
 
+    def queue_as(self, request_id: str, drop: Callable[[], None]) -> None:
+        """Note under which id the request is queued, and what takes it out of the queue again."""
+        self.request_id, self.drop = request_id, drop
+
     # the worker's side
 
     @property

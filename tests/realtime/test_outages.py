@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inside import inside
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event
+from smartbatch.prices import PriceBook, RateCard
+from smartbatch.providers.registry import register
 from smartbatch.realtime.ticket import ResultFuture
 
 ClientOf = Callable[..., BatchingClient]
@@ -268,3 +271,27 @@ def test_a_half_broken_provider_still_answers_everybody(clock: VirtualClock, cli
     with clock.held():
         futures = submit_all(client, [f"p{i}" for i in range(200)])
     assert sum(future.exception(PATIENCE) is None for future in futures) >= 199
+
+
+def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lane is built while the breaker is open, under the lock that every request needs."""
+    spare = Scripted(clock, priced=True, name="spare")
+    register("spare", lambda name, _clock, _options: (spare, name))
+    down = Scripted(clock, lambda *_: unavailable(), latency=0.1)
+    under_lock: list[bool] = []
+    rates = PriceBook.rates
+
+    def watched(book: PriceBook, provider: str, *rest: Any) -> RateCard | None:
+        if provider == "spare":
+            engine = inside(client).realtime.engine
+            under_lock.append(engine is not None and engine.queue.monitor.lock.locked())
+        return rates(book, provider, *rest)
+
+    client = client_of(down, on_breaker_open="fallback", fallback_model="spare:default", breaker_threshold=2)
+    monkeypatch.setattr(PriceBook, "rates", watched)
+    with clock.held():
+        futures = submit_all(client, ["one", "two"])
+    assert {future.result(PATIENCE).model for future in futures} == {"spare:default"}
+    assert under_lock == [False]
