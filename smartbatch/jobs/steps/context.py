@@ -17,7 +17,16 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
-from smartbatch.jobs.records import IncidentRow, JobLease, JobPolicy, JobRow, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemState,
+    JobLease,
+    JobPolicy,
+    JobRow,
+    JobState,
+    ShardRow,
+    ShardState,
+)
 from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -152,6 +161,22 @@ class StepContext:
         return self.store.advance(
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
+
+    def discard(
+        self,
+        shard: ShardRow,
+        reason: str,
+        *,
+        to: ItemState = ItemState.OPEN,
+        tried: bool = False,
+        maybe_billed: bool = False,
+    ) -> ShardRow:
+        """End a shard without results; see :meth:`~smartbatch.jobs.store.base.Store.discard`."""
+        dead = self.store.discard(
+            self.lease, shard, items=to, tried=tried, note=reason, at=self.wall, maybe_billed=maybe_billed
+        )
+        self.tell_change(shard, dead, reason)
+        return dead
 
     def retry_later(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any

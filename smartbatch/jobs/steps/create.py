@@ -282,9 +282,7 @@ def _give_up(
     """End a shard that certainly has no batch; its file is deleted when it is cleaned up."""
     if file_id is not None:
         shard = step.reschedule(shard, 0.0, file_id=file_id)
-    dead = step.store.discard(step.lease, shard, items=to, tried=tried, note=reason, at=step.wall)
-    step.tell_change(shard, dead, reason)
-    return dead
+    return step.discard(shard, reason, to=to, tried=tried)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:

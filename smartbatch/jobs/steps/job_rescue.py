@@ -77,10 +77,7 @@ def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Re
         f"{decision.needs:.0f} s in real time"
     )
     if shard.state in UNSENT_SHARDS:
-        dead = step.store.discard(
-            step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
-        )
-        step.tell_change(shard, dead, reason)
+        step.discard(shard, reason, to=ItemState.REALTIME)
     elif not poll.cancel(step, shard, reason).cancelled:
         return
     step.tell(

@@ -110,34 +110,18 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         error = ProviderError(reason, kind=error.kind, code=error.code)
     if enqueued_quota.is_quota(batch.code):
         enqueued_quota.refused(step, shard, batch.error, batch.reason)
-        return _send_again(step, shard, reason, tried=False)
+        return step.discard(shard, reason, tried=False)
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
         step.hold(error)
-        return _send_again(step, shard, reason, tried=False)
+        return step.discard(shard, reason, tried=False)
     if create.tries_of(step, shard) + 1 < REFUSALS:
-        return _send_again(step, shard, reason, tried=True)
+        return step.discard(shard, reason, tried=True)
     if step.falls_back:
-        return _send_again(step, shard, reason, tried=True, to=ItemState.REALTIME)
+        return step.discard(shard, reason, tried=True, to=ItemState.REALTIME)
     now = step.wall
     dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=reason, at=now)
     step.tell_change(shard, dead, reason)
     report(step.store, step.job, step.tell, step.clock)
-    return dead
-
-
-def _send_again(
-    step: StepContext,
-    shard: ShardRow,
-    reason: str,
-    *,
-    tried: bool,
-    to: ItemState = ItemState.OPEN,
-    maybe_billed: bool = False,
-) -> ShardRow:
-    dead = step.store.discard(
-        step.lease, shard, items=to, tried=tried, note=reason, at=step.wall, maybe_billed=maybe_billed
-    )
-    step.tell_change(shard, dead, reason)
     return dead
 
 
@@ -162,7 +146,7 @@ def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
     )
     if step.job.cancel_requested:
         reason = "the provider no longer knows the batch, and the job is cancelled"
-        return _send_again(step, shard, reason, tried=True, maybe_billed=True)
+        return step.discard(shard, reason, tried=True, maybe_billed=True)
     return step.reschedule(
         shard, step.limits.longest_pause, note="the provider no longer knows the batch; see the incidents"
     )

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobState, LeaseLost, ShardRow, ShardState
+from smartbatch.jobs.records import JobState, LeaseLost, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
@@ -220,17 +220,7 @@ def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
 
 def _send_again(step: StepContext, shard: ShardRow) -> ShardRow:
     reason = "not found in time; its requests go again"
-    dead = step.store.discard(
-        step.lease,
-        shard,
-        items=ItemState.OPEN,
-        tried=False,
-        note=reason,
-        at=step.wall,
-        maybe_billed=shard.fenced_at is None,
-    )
-    step.tell_change(shard, dead, reason)
-    return dead
+    return step.discard(shard, reason, maybe_billed=shard.fenced_at is None)
 
 
 def _waited(step: StepContext, shard: ShardRow) -> float:

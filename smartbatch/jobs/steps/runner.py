@@ -174,15 +174,9 @@ class StepRunner:
                 settle.settle(step, shard)
             return
         if shard.state in UNSENT_SHARDS and step.job.cancel_requested:
-            self._discard_unsent(step, shard)
+            step.discard(shard, "the job was cancelled")
             return
         _STEPS[shard.state](step, shard)
-
-    def _discard_unsent(self, step: StepContext, shard: ShardRow) -> None:
-        dead = step.store.discard(
-            step.lease, shard, items=ItemState.OPEN, tried=False, note="the job was cancelled", at=step.wall
-        )
-        step.tell_change(shard, dead, "the job was cancelled")
 
     def _drop_unsent(self, lease: JobLease, job: JobRow) -> JobRow:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))

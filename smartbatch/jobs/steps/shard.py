@@ -95,10 +95,7 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
     shard = step.store.plan(step.lease, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, step.wall))
     if step.falls_back:
         reason = "too big for a batch; asked in real time"
-        discarded = step.store.discard(
-            step.lease, shard, items=ItemState.REALTIME, tried=False, note=reason, at=step.wall
-        )
-        step.tell_change(shard, discarded, reason)
+        step.discard(shard, reason, to=ItemState.REALTIME)
         return
     step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
     report(step.store, step.job, step.tell, step.clock)
