@@ -192,7 +192,7 @@ class TestHowWellItHolds:
 class TestAChange:
     @pytest.fixture
     def changes(self) -> ForecastChange:
-        """What is changes when a call that took 3 seconds takes 9."""
+        """The change reported when a call that took 3 seconds takes 9."""
         run = Run(WORLDS["lognormal 0.3"], 4)
         run.learn(200)
         for _ in range(20):
