@@ -116,6 +116,7 @@ class AnthropicProvider(Provider):
             return AnthropicSdk(transport, url.url, key, token, sent, authorization=authorization)
 
         self._sdk = PerProcess(lambda: sdk_over(self.network.realtime))
+        self.network.prepare = self._sdk.get
         batch_sdk = PerProcess(lambda: sdk_over(self.network.batches))
         self._batches = AnthropicBatches(
             self.scope,
@@ -153,11 +154,6 @@ class AnthropicProvider(Provider):
         """Return the API of Message Batches; it has connections of its own."""
         self.network.open_batches()
         return self._batches
-
-    def open(self, workers: int) -> None:
-        """Import the SDK, and make room for ``workers`` calls at once."""
-        super().open(workers)
-        self._sdk.get()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"

@@ -124,6 +124,7 @@ class GeminiProvider(Provider):
             return GeminiSdk(transport, key, url.url, version, own)
 
         self._sdk = PerProcess(lambda: sdk_over(self.network.realtime))
+        self.network.prepare = self._sdk.get
         batch_sdk = PerProcess(lambda: sdk_over(self.network.batches))
         self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
 
@@ -169,11 +170,6 @@ class GeminiProvider(Provider):
         """Return the API of batches; it has connections of its own."""
         self.network.open_batches()
         return self._batches
-
-    def open(self, workers: int) -> None:
-        """Make room for ``workers`` calls at once and import the SDK; connections are made when needed."""
-        super().open(workers)
-        self._sdk.get()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.scope!r}, api_version={self._version!r})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from urllib3.util import Url
 
@@ -27,6 +27,7 @@ class HttpNetwork:
     Attributes:
         realtime: keeps its connections.
         batches: uses each connection for one call; for files and batches.
+        prepare: is called by :meth:`open`; imports the SDK of an adapter that has one.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class HttpNetwork:
         connect_timeout: float = 10.0,
         max_body: int = MAX_BODY,
     ) -> None:
+        self.prepare: Callable[[], object] = lambda: None
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
         self.batches = Transport(
             url, headers, connect_timeout=connect_timeout, max_body=max_body, reuse=False
@@ -45,6 +47,7 @@ class HttpNetwork:
     def open(self, workers: int) -> None:
         """Make room for ``workers`` calls at once; connections are made when first needed."""
         self.realtime.open(workers)
+        self.prepare()
 
     def open_batches(self) -> None:
         """Let files and batches be reached, again after a close."""
