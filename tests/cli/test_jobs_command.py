@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.runs import until
 
 from smartbatch import BatchingClient, Job
 from smartbatch.cli.main import main
@@ -26,9 +27,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Batching
 
 @pytest.fixture
 def done(client: BatchingClient) -> Job:
-    """A job of three rows that has ended, under a key."""
+    """A job of three rows under a key. It has ended, and its batch is settled, which is a moment later."""
     job = client.submit_batch(["a", "b", "c"], key="letters")
     job.wait(20)
+    until(lambda: all(shard.state == "settled" for shard in job.status().shards))
     return job
 
 
