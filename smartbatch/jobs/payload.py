@@ -94,7 +94,7 @@ def decode_params(data: bytes) -> Shared:
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
     """Return ``request`` as bytes: all that counts for its answer, and its context.
 
-    Its id is kept beside it. Its time-out and its longest wait are left out: a job has its own. A schema that
+    Its id is stored next to it. Its time-out and its longest wait are left out: a job has its own. A schema that
     was made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
 
     Args:
@@ -200,7 +200,7 @@ def job_digest(items: Iterable[NewItem], *, head: bytes = b"") -> bytes:
 
 
 def encode_result(result: Result) -> bytes:
-    """Return ``result`` as bytes, without its id, which is kept beside it.
+    """Return ``result`` as bytes, without its id, which is stored next to it.
 
     An answer that was paid for is never refused: lone surrogates and numbers that are not finite are kept,
     and a ``parsed`` object without a JSON form is left out; it can be made of the text again. Error texts are
@@ -386,7 +386,7 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 def _damaged() -> StoreError:
-    """Return the error of bytes that nobody here has written."""
+    """Return the error of bytes that this module did not write."""
     return StoreError("a row of the store is damaged and was left as it is; restore the store from a copy")
 
 

@@ -442,7 +442,7 @@ def test_a_lease_is_no_good_in_the_hands_of_another_store(bench: Bench) -> None:
     assert other.renew([lease], 60) == []
 
 
-def test_renewing_tells_which_grips_are_still_held(bench: Bench) -> None:
+def test_renewing_tells_which_leases_are_still_held(bench: Bench) -> None:
     mine, other = bench.open(), bench.open()
     first, second = started(mine, bench)[1], started(mine, bench)[1]
     bench.let_leases_run_out()
@@ -506,7 +506,7 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
     assert contents() == before
 
 
-def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_tidied(bench: Bench) -> None:
+def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_cleaned_up(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
     tidy, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0)
@@ -1121,7 +1121,7 @@ def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: SqlStore,
     assert [(u.verdict, u.tries) for u in store.unsettled(shard.id)] == [(None, 1)]
 
 
-def test_direct_items_are_taken_in_order_and_once(store: SqlStore, bench: Bench) -> None:
+def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Bench) -> None:
     job, _ = store.accept(bench.job(), new_items(5, realtime=True))
     lease = store.claim(job.id, 60)
     assert lease is not None
