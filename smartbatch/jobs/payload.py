@@ -94,8 +94,8 @@ def decode_params(data: bytes) -> Shared:
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
     """Return ``request`` as bytes: all that counts for its answer, and its context.
 
-    Its id is stored next to it. Its time-out and its longest wait are left out: a job has its own. A schema that
-    was made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
+    Its id is stored next to it. Its time-out and its longest wait are left out: a job has its own. A schema
+    made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
 
     Args:
         request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
