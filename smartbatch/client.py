@@ -246,7 +246,7 @@ class BatchingClient:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
         raising = (on_error or self.config.on_error) == "raise"
         routing = self._running.routing
-        return self._held_by(routing.results(prompts, params, raising=raising, ordered=ordered))
+        return _Held(self, routing.results(prompts, params, raising=raising, ordered=ordered))
 
     def generate(
         self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
@@ -574,9 +574,25 @@ class BatchingClient:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
         return Job(self._running.service, row, owner=self)
 
-    def _held_by(self, results: Iterator[Result]) -> Iterator[Result]:
-        """Yield results, and keep this client alive meanwhile."""
-        yield from results
+
+class _Held(Iterator[Result]):
+    """Results of a client, which is kept alive as long as they are.
+
+    No generator: one that is collected would close the results, and so wait for a lock in a finaliser.
+    """
+
+    def __init__(self, client: BatchingClient, results: Iterator[Result]) -> None:
+        self._client = client
+        self._results = results
+
+    def __next__(self) -> Result:
+        return next(self._results)
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further."""
+        close = getattr(self._results, "close", None)
+        if close is not None:
+            close()
 
 
 def _check_prices(

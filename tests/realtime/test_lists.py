@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from inside import engine_of, inside
+from inside import engine_of
 from scenes import InTime
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import MockProvider, SimProvider
-from smartbatch.realtime.realtime import ListOptions
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -239,12 +238,12 @@ def test_a_stream_may_be_collected_while_its_thread_holds_the_lock(
     provider = mock(clock)
     client = client_of(provider, parallelism=1)
     engine = engine_of(client)
-    stream: Any = inside(client).realtime.map([Request(prompt) for prompt in prompts(50)], ListOptions())
+    streams: list[Any] = [client.map(iter(prompts(50)))]
 
     def take_and_drop() -> bool:
-        ok = next(stream).ok
+        ok = next(streams[0]).ok
         with engine.queue.monitor:
-            stream.__del__()
+            streams.clear()
         return bool(ok)
 
     assert InTime(clock, take_and_drop).result()
