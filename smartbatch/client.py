@@ -23,6 +23,7 @@ from smartbatch.core.preparation.preparer import (
 from smartbatch.events import Observer
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.submission import Fallback, JobOptions, WaitOptions
 from smartbatch.observe import logs
@@ -572,7 +573,10 @@ class BatchingClient:
 
     def _handle(self, row: JobRow) -> Job:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
-        return Job(self._running.service, row, owner=self)
+        return Job(self._job_service, row)
+
+    def _job_service(self) -> JobService:
+        return self._running.service
 
 
 class _Held(Iterator[Result]):

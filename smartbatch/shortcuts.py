@@ -222,7 +222,10 @@ class StoredJobs:
         return self._states.get()
 
     def _handle(self, row: JobRow) -> Job:
-        return Job(self._state.service, row, owner=self)
+        return Job(self._service, row)
+
+    def _service(self) -> JobService:
+        return self._state.service
 
 
 class _StoreState:

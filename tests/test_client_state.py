@@ -150,8 +150,9 @@ def test_a_second_configuration_of_a_store_is_honoured(
 
 
 def owner(job: smartbatch.Job) -> StoredJobs:
-    assert isinstance(job._owner, StoredJobs)
-    return job._owner
+    stored = job._service_of.__self__  # type: ignore[attr-defined]
+    assert isinstance(stored, StoredJobs)
+    return stored
 
 
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path) -> None:

@@ -55,9 +55,10 @@ class Job:
         attended: whether it goes in real time while a process that names it waits for it, and only then.
     """
 
-    def __init__(self, service: JobService, row: JobRow, owner: object = None) -> None:
-        self._service = service
-        self._owner = owner  # a client that nobody else holds lives as long as its jobs are waited for
+    def __init__(self, service_of: Callable[[], JobService], row: JobRow) -> None:
+        # asked each time: a forked child has a service of its own. It is its client's method, so a client
+        # that nobody else holds lives as long as the handles of its jobs.
+        self._service_of = service_of
         self.id = row.id
         self.key = row.key
         self.model = row.model
@@ -235,6 +236,10 @@ class Job:
         return self._service.withdraw(self.id)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _service(self) -> JobService:
+        return self._service_of()
 
     def _row(self) -> JobRow:
         row = self._service.store.job(self.id)

@@ -1,4 +1,4 @@
-"""Where a client keeps its jobs: the store, the supervisor that carries them on, and everybody who waits."""
+"""The jobs of one client in one process: the store, the threads that carry jobs on, and those who wait."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ __all__ = ["JobService"]
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
 OWN = 30.0
-"""Seconds between looks at a job of this process, which rings when something changed."""
+"""Seconds between looks at a job of this process, whose waiters are notified of changes."""
 ASKING = 10_000
-"""Items asked alone that are counted at most."""
+"""Items sent in real time that are counted at most."""
 LAST_NEWS = 2.0
 """Seconds that watchers have at a stop to tell what is stored."""
 REMEMBERED = 1_000
@@ -66,7 +66,7 @@ WATCHERS = 100
 ALL = 1_000_000
 """Jobs that are looked through for one: all of them."""
 DRAWS = 10
-"""Ids drawn for a job; the second is needed with seeded dice only."""
+"""Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
@@ -140,14 +140,14 @@ class JobService:
         for _ in range(DRAWS):
             if new or (job.key is not None and row.key == job.key):
                 break
-            job = evolve(job, id=self.new_id())  # seeded dice, drawn a second time on the same store
+            job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
             row, new = self.store.accept(job, items, digest=items.digest)
         if not new:
             self._compare(row, items)
         if new:
             self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
         self.carry_on(row.id)
-        self.poke(row.id)
+        self.notify(row.id)
         return row
 
     def find(self, id_or_key: str) -> JobRow:
@@ -218,7 +218,7 @@ class JobService:
     def withdraw(self, job_id: str) -> bool:
         """End the requests of a job that were not sent, with no need of its account.
 
-        For jobs that are asked in real time only. What was answered stays.
+        For jobs that go in real time only. What was answered stays.
 
         Returns:
             False while another process carries it on, or this one does.
@@ -234,7 +234,7 @@ class JobService:
             store.release(lease)
         return True
 
-    def poke(self, job_id: str) -> None:
+    def notify(self, job_id: str) -> None:
         """Look at a job at once."""
         if self._supervisor is not None:
             self._supervisor.notify(job_id)
@@ -243,7 +243,7 @@ class JobService:
         """A job is to be cancelled: take back what has not started."""
         if self._runner is not None:
             self._runner.recall(job_id)
-        self.poke(job_id)
+        self.notify(job_id)
 
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
@@ -251,7 +251,7 @@ class JobService:
             self._held.pop(job_id, None)
         if self._runner is not None:
             self._runner.resume(job_id)
-        self.poke(job_id)
+        self.notify(job_id)
 
     def check_carried(self, row: JobRow) -> None:
         """Raise ``ClientClosed`` when nobody carries an unfinished job on: waiting would be in vain."""
@@ -313,7 +313,7 @@ class JobService:
             drop=self._dependencies.drop,
             limit=limit,
             attended_limit=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
-            done=self.poke,
+            done=self.notify,
             tell=self.told,
             report=self._dependencies.report,
             clock=self.clock,

@@ -383,7 +383,7 @@ class ListRouter:
         if parts.sent:
             requests = (evolve(parts.requests[position], context=position) for position in parts.sent)
             row = self._jobs.submit_decided(requests, asked.params, decision, asked.kind, JobOptions())
-            job = Job(self._service, row)
+            job = Job(lambda: self._service, row)
         cache = realtime.admission.cache
         return JobResults(
             job,
