@@ -22,10 +22,10 @@ from smartbatch.core.preparation.preparer import (
 )
 from smartbatch.events import Observer
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.submission import Fallback, JobOptions, WaitOptions
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary

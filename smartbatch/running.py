@@ -17,10 +17,10 @@ from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, Event, Observer
 from smartbatch.jobs.client_budget import ClientBudget
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
+from smartbatch.jobs.job_submission import JobSubmission, batches_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
-from smartbatch.jobs.submission import JobSubmission, batches_of
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.metrics import BatchMetrics

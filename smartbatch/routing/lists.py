@@ -16,9 +16,9 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.workload import Workload
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
-from smartbatch.jobs.submission import JobOptions, JobSubmission
 from smartbatch.plan import Plan
 from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap
@@ -198,7 +198,7 @@ class ListRouter:
 
         Raises:
             ConfigError: no route meets the constraints.
-            Exception: as :meth:`smartbatch.jobs.submission.JobSubmission.submit`.
+            Exception: as :meth:`smartbatch.jobs.job_submission.JobSubmission.submit`.
         """
         plain, given = split_constraints(params)
         if not given:
@@ -223,7 +223,7 @@ class ListRouter:
         """Store requests as a job by the route of a plan that was made for them.
 
         What goes in real time is asked only while a process waits for the job; see
-        :meth:`smartbatch.jobs.submission.JobSubmission.submit_attended`.
+        :meth:`smartbatch.jobs.job_submission.JobSubmission.submit_attended`.
         """
         if plan.route not in (Route.BATCH, Route.HYBRID):
             return self._jobs.submit_attended(requests, options, plan.route)
