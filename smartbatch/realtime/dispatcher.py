@@ -330,5 +330,5 @@ def _leave_exit_alone(pool: ThreadPoolExecutor) -> None:
     """
     listed = getattr(concurrent.futures.thread, "_threads_queues", None)
     if listed is not None:
-        for thread in list(pool._threads):
+        for thread in list(getattr(pool, "_threads", ())):
             listed.pop(thread, None)
