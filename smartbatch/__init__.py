@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.jobs.job import Job as Job
+    from smartbatch.jobs.job import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
     from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.results import ResultList as ResultList
+    from smartbatch.shortcuts import StoredJobs as StoredJobs
     from smartbatch.shortcuts import embed as embed
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
@@ -75,7 +77,7 @@ _NAMES_OF = {
         "ValidationFailed",
         "WrongProcess",
     ],
-    "jobs.job": ["Job"],
+    "jobs.job": ["Job", "StoredResult"],
     "jobs.status": ["JobStatus"],
     "results": ["ResultList"],
     "types": [
@@ -89,7 +91,7 @@ _NAMES_OF = {
         "Route",
         "Usage",
     ],
-    "shortcuts": ["embed", "generate", "job"],
+    "shortcuts": ["StoredJobs", "embed", "generate", "job"],
     "plan": ["Plan"],
     "prices": ["Price"],
     "realtime.text_stream": ["TextStream"],

@@ -47,15 +47,14 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "a web page instead of the provider",
         (
             "faults/test_faults_network.py::test_b13_a_page_to_sign_in_is_never_taken_for_the_provider",
-            "providers/test_openai_errors.py::test_a_web_page_is_not_the_provider",
+            "providers/test_conformance_answers.py::test_a_web_page_is_not_the_provider",
         ),
     ),
     "B15": (
         "redirects elsewhere",
         (
             "faults/test_faults_network.py::test_b15_no_call_follows_a_redirect_to_another_host",
-            "providers/test_openai_errors.py::test_redirects_are_not_followed",
-            "providers/test_anthropic_errors.py::test_redirects_are_not_followed",
+            "providers/test_conformance_answers.py::test_redirects_are_not_followed",
         ),
     ),
     "B16": (
@@ -71,7 +70,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_answers.py::test_c1_no_form_of_retry_after_is_obeyed_blindly",
             "providers/test_limit_headers.py::test_every_form_of_retry_after_is_read_or_refused",
             "providers/test_limit_headers.py::test_no_retry_after_can_raise_or_leave_its_range",
-            "core/test_retry.py::test_retry_after_is_a_minimum",
+            "core/limits/test_retry.py::test_retry_after_is_a_minimum",
         ),
     ),
     "C2": (
@@ -102,7 +101,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_faults_results.py::"
             "test_c5_answers_of_other_requests_are_noticed_and_asked_for_again",
-            "core/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
+            "core/batching/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
         ),
     ),
     "C6": (
@@ -118,7 +117,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
     "C7": (
         "packed calls with answers missing, doubled, renumbered (batches are never packed)",
         (
-            "core/test_packing.py::test_a_thousand_prompts_under_each_damage",
+            "core/batching/test_packing.py::test_a_thousand_prompts_under_each_damage",
             "realtime/test_packed_calls.py::test_a_thousand_prompts_a_hundred_hostile_under_all_damages",
         ),
     ),
@@ -261,7 +260,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_secrecy.py::"
             "test_c26_lines_of_results_that_repeat_key_and_prompt_fail_without_them",
             "faults/test_faults_secrecy.py::test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt",
-            "providers/test_openai_errors.py::test_errors_never_repeat_key_or_prompt",
+            "providers/test_conformance_answers.py::test_errors_never_repeat_key_or_prompt",
         ),
     ),
     "C27": (

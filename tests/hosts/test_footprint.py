@@ -124,7 +124,7 @@ def test_a_stopped_client_has_nothing_open() -> None:
                 assert all(result.ok for result in client.map([f"p{n}" for n in range(100)]))
             left = [thread for thread in threading.enumerate() if thread.name.startswith("smartbatch-")]
             for thread in left:
-                if thread.name not in ("smartbatch-emulator", "smartbatch-collected"):
+                if thread.name != "smartbatch-emulator":
                     thread.join(15)
             names = {thread.name for thread in threading.enumerate()}
         del client
@@ -138,7 +138,7 @@ def test_a_stopped_client_has_nothing_open() -> None:
         environ={"OPENAI_API_KEY": "sk-test-0000"},
     )
     assert ended.err == ""
-    assert ended.lines == ["['MainThread', 'smartbatch-collected', 'smartbatch-emulator']"]
+    assert ended.lines == ["['MainThread', 'smartbatch-emulator']"]
 
 
 @pytest.mark.parametrize("allowed", [1, 2])

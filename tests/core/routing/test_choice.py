@@ -6,7 +6,7 @@ import math
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.forecaster import Forecaster, Observation
@@ -306,11 +306,12 @@ def tried(n: int, constraints: Constraints, turnaround: float, spread: float) ->
     turnaround=st.floats(60, 20_000),
     spread=st.floats(1.2, 8),
 )
+@example(n=78, minutes=1.5, factor=2.0, turnaround=65.0, spread=1.25)
 def test_a_longer_deadline_costs_no_more(
     n: int, minutes: float, factor: float, turnaround: float, spread: float
 ) -> None:
-    """But for two parts in a hundred, which are not worth a wait, and what the few splits that are compared
-    miss of the best one."""
+    """With what being late may cost, which a longer deadline makes less likely; but for two parts in a
+    hundred, which are not worth a wait, and what the few splits that are compared miss of the best one."""
     short = tried(n, Constraints(deadline=60 * minutes), turnaround, spread)
     long = tried(n, Constraints(deadline=60 * minutes * factor), turnaround, spread)
     if short is None or not short.feasible:
@@ -318,7 +319,7 @@ def test_a_longer_deadline_costs_no_more(
     assert long is not None
     assert short.cost is not None
     assert long.cost is not None
-    assert long.cost.expected <= short.cost.expected * 1.06
+    assert long.cost.expected + long.late_cost <= (short.cost.expected + short.late_cost) * 1.06
 
 
 @settings(max_examples=30, deadline=None)
