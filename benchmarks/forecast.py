@@ -66,7 +66,7 @@ DRIFTING: dict[str, World] = {
 
 
 @frozen
-class Held:
+class HeldOut:
     """How forecasts held in one run.
 
     Attributes:
@@ -102,7 +102,7 @@ class Run:
         for _ in range(count):
             self.forecaster.observe(self.draw())
 
-    def hold(self, count: int) -> Held:
+    def hold(self, count: int) -> HeldOut:
         """See ``count`` more, and compare each with what was forecast of it."""
         within = dict.fromkeys(QUANTILES, 0)
         alarms = 0
@@ -112,7 +112,7 @@ class Run:
                 within[q] += seen.seconds <= self.forecaster.quantile(q, seen.size, seen.at)
             moved = self.forecaster.observe(seen)
             alarms += moved is not None and moved.sudden
-        return Held({q: number / count for q, number in within.items()}, alarms)
+        return HeldOut({q: number / count for q, number in within.items()}, alarms)
 
     def notice(self, factor: float, most: int = 80) -> int:
         """See times that are longer by ``factor`` from now on; return after how many that is told."""
@@ -123,7 +123,7 @@ class Run:
         return most
 
 
-def held(world: World, runs: int, count: int, *, sized: bool = False) -> list[Held]:
+def held(world: World, runs: int, count: int, *, sized: bool = False) -> list[HeldOut]:
     """Return how forecasts held in each run, after :data:`LEARNED` observations."""
     results = []
     for seed in range(runs):

@@ -247,7 +247,7 @@ class BatchingClient:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
         raising = (on_error or self.config.on_error) == "raise"
         routing = self._running.routing
-        return _Held(self, routing.results(prompts, params, raising=raising, ordered=ordered))
+        return _ClientResults(self, routing.results(prompts, params, raising=raising, ordered=ordered))
 
     def generate(
         self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
@@ -579,7 +579,7 @@ class BatchingClient:
         return self._running.service
 
 
-class _Held(Iterator[Result]):
+class _ClientResults(Iterator[Result]):
     """Results of a client, which is kept alive as long as they are.
 
     No generator: one that is collected would close the results, and so wait for a lock in a finaliser.

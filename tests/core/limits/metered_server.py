@@ -156,7 +156,7 @@ class Server:
 
 
 @define
-class Tally:
+class CallCounts:
     """What came of a run."""
 
     calls: int = 0
@@ -182,7 +182,7 @@ class Client:
     flying: int = 0
     again: list[Work] = field(factory=list)
     head: Work | None = None
-    tally: Tally = field(factory=Tally)
+    tally: CallCounts = field(factory=CallCounts)
 
     def next(self, rng: random.Random) -> Work:
         if self.head is None:
