@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,10 +47,19 @@ def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+_states = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tests' own state folders, which are made by whoever needs one."""
+    return tmp_path_factory.mktemp("states")
+
+
 @pytest.fixture(autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_state(states: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test's clients saw of calls and batches must not move the choices of the next."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(states / str(next(_states))))
 
 
 @pytest.fixture(autouse=True)

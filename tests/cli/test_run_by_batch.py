@@ -188,6 +188,7 @@ def when_created(event: threading.Event) -> Callable[[int, Mapping[str, str]], N
     return lambda *_: event.set()
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_the_job_to_the_next_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

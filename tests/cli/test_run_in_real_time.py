@@ -267,6 +267,7 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
     assert old is None
 
 
+@pytest.mark.full
 def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
     """Two samples of the same questions are two samples, whoever is first."""
     expected = prompts(4)

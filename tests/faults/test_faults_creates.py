@@ -46,6 +46,7 @@ def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: P
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settle", [MINUTE, 30 * MINUTE])
 def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
     provider: str, settle: float, tmp_path: Path

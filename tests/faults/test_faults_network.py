@@ -65,6 +65,7 @@ def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_pa
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: Path) -> None:
     """400 kB of gzip that are one line of 400 MB: 64 MB is the most of a line, which may be there twice while
     it grows, and 20 MiB the allowance."""

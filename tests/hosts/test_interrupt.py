@@ -163,6 +163,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
     assert ended.code == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
 def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: str) -> None:
     """Wherever an interrupt lands in a submit, the client works on, and a stop completes what was taken."""

@@ -58,6 +58,7 @@ def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingCl
     assert emu.ledger.received == 1
 
 
+@pytest.mark.full
 def test_a_list_is_embedded_in_order_and_split_by_the_providers_cap(emu: Emulator) -> None:
     """No call carries more than 2,048 texts, and 5,000 texts need few calls, however fast they are fed."""
     texts = [f"number {number}" for number in range(5_000)]

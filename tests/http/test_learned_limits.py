@@ -53,6 +53,7 @@ def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
     assert refused <= MOST
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["openai"])
 def test_a_limit_of_tokens_is_filled_and_kept(name: str) -> None:
     """60,000 a minute, of which each call is charged its output cap of 105."""

@@ -103,6 +103,7 @@ def test_every_question_is_answered_right_and_in_order_and_paid_once_despite_fau
     assert len(faults) >= 3, "the run met too few kinds of faults to mean anything"
 
 
+@pytest.mark.full
 def test_a_run_killed_at_half_goes_on_and_asks_no_answered_row_again(questions: Path, tmp_path: Path) -> None:
     """kill -9 at half, the same line again: all right, in order, no answered row is asked or paid again."""
     out = tmp_path / "out.jsonl"

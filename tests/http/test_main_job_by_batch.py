@@ -112,6 +112,7 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
     assert cost == pytest.approx(cost_in_real_time(questions, model, folder, answers) / 2, rel=1e-9)
 
 
+@pytest.mark.full
 def test_a_run_killed_twice_ends_right_in_order_paid_once_and_at_half_the_price(tmp_path: Path) -> None:
     """kill -9 in the middle of two creates, then the same line: nothing is lost and nothing bought twice."""
     killed_twice(own_questions(tmp_path, 120), OPENAI, tmp_path, batch=40)

@@ -100,6 +100,7 @@ def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -
         assert w.emu.ledger.paid_twice() == []
 
 
+@pytest.mark.full
 def test_a_cancel_that_is_refused_is_tried_again_after_pauses_and_told_once(tmp_path: Path) -> None:
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:

@@ -167,6 +167,7 @@ def test_a_slow_reader_gets_everything(emu: Emulator, client_of: ClientOf) -> No
     assert "".join(stream) == LONG
 
 
+@pytest.mark.full
 def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientOf) -> None:
     """Each gets its own answer, with two in a hundred requests failing before they begin."""
     emu.configure(faults={"503": 0.01, "reset": 0.01}, latency=0.005)
@@ -215,6 +216,7 @@ def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -
     assert (ended.code, ended.err, ended.lines) == (0, "", ["word0"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("service", sampled(list(SERVICES)))
 def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
     """It cannot read it, and its end does not close it; the child's own client works."""

@@ -338,6 +338,7 @@ def real() -> Iterator[Reached]:
             client.submit("the last").result(PATIENCE)
 
 
+@pytest.mark.full
 def test_one_agent_serves_many_threads_over_real_http(real: Reached) -> None:
     """100 runs on 8 workers, then on 8 new ones: none meets another's event loop, each is paid once."""
     prompts = [f"Question {number}" for number in range(50)]

@@ -448,6 +448,7 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
     assert "2 accepted, 2 finished" in client.status_summary()
 
 
+@pytest.mark.full
 def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
     """A script submits and dies; the next one takes futures by the job's id and has every answer."""
     environ = {

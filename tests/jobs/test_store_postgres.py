@@ -53,6 +53,7 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
 # -- the answer to a commit is lost --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: Relay, bench: Bench) -> None:
     """Every verb that writes returns as if nothing had happened, and has happened once."""
     store = through(relay, bench)

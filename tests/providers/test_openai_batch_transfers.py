@@ -64,6 +64,7 @@ def trickling_body(exchange):
         exchange.send(b"x")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("script", [silent, trickling_head, trickling_body])
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_every_call_ends_at_its_deadline(api, script, tls, monkeypatch):

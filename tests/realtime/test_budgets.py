@@ -32,6 +32,7 @@ def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> Ba
     return BatchingClient(provider, clock=clock, rng=random.Random(1), **given)
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
 def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:

@@ -111,6 +111,7 @@ def test_an_endless_generator_is_read_as_results_are_taken(clock: VirtualClock, 
     assert next(read) <= 250
 
 
+@pytest.mark.full
 def test_a_long_generator_needs_no_more_than_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
     """At no time more requests are under way than the capacity, whatever the list's length."""
     most = 0

@@ -73,6 +73,7 @@ class Watch:
             self.submitted[event.request_id] += 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shared", sampled([1, 10]))
 def test_two_hundred_threads_submit_fifty_requests_each(
     shared: int, clock: VirtualClock, client_of: ClientOf

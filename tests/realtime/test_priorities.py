@@ -23,6 +23,7 @@ def one_by_one(clock: VirtualClock, client_of: ClientOf, **settings: Any) -> tup
     return provider, client_of(provider, **{"parallelism": 1, **settings})
 
 
+@pytest.mark.full
 def test_an_urgent_request_overtakes_ten_thousand_background_ones(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -75,6 +75,7 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
     assert client.tally.share <= 0.001
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 2 s"]))
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
 def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, latency: str) -> None:
@@ -105,6 +106,7 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
     assert client.tally.refused <= refusals
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("limits", ["openai, requests", "openai, tokens", "anthropic, output"])
 def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
