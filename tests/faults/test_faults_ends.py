@@ -252,7 +252,7 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
 
 @pytest.mark.parametrize(
     ("provider", "refusal"),
-    [("openai", "late"), ("openai", "early"), ("anthropic", "early"), ("gemini", "early")],
+    sampled([("openai", "late"), ("openai", "early"), ("anthropic", "early"), ("gemini", "early")]),
 )
 def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
     provider: str, refusal: Any, tmp_path: Path

@@ -44,6 +44,7 @@ MOST = WORKERS + 6
 time; that headers keep refusals below 1 % is held in virtual time, by the tests of learned limits."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
 def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
     """Used to 95 %, none lost, and no second storm."""

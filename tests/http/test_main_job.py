@@ -89,6 +89,7 @@ def assert_all_right(questions: Path, out: Path) -> None:
     assert [row["text"] for row in answered] == [row["answer"] for row in asked]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", sampled([OPENAI, ANTHROPIC, GEMINI]))
 def test_every_question_is_answered_right_and_in_order_and_paid_once_despite_faults(
     questions: Path, tmp_path: Path, model: str

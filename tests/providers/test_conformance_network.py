@@ -44,7 +44,9 @@ def in_child(work: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("script", [hangs, trickles], ids=["hang", "trickle"])
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    "tls", [pytest.param(False, id="plain"), pytest.param(True, id="tls", marks=pytest.mark.full)]
+)
 def test_the_total_deadline_ends_a_call(serve, reach, script, tls, monkeypatch):
     """Neither silence nor a byte now and then outlives the timeout, whatever an SDK counts."""
     monkeypatch.setenv("SSL_CERT_FILE", CA)
