@@ -180,9 +180,7 @@ def test_c17_hundreds_of_races_of_end_and_cancel(
     usual = simulation.scenario
 
     def racing(plan: Plan) -> Scenario:
-        calm = dict.fromkeys(
-            ("lost", "dropped", "late", "lags", "lines", "calls", "freezes", "strangers"), 0.0
-        )
+        calm = dict.fromkeys(("lost", "dropped", "late", "lags", "lines", "calls", "freezes", "foreign"), 0.0)
         what = evolve(usual(plan), items=6, turnaround=400.0, ends=0.15, workers=1, cancel_at=None, **calm)
         return evolve(what, enqueued_tokens=None)
 

@@ -253,7 +253,7 @@ class World:
         return str(line["key" if self.provider == "gemini" else "custom_id"])
 
     def edit_answers(self, edit: Callable[[int, dict[str, Any]], None]) -> None:
-        """Change the answers inside lines of results: ``edit(position, answer)``; not those of strangers."""
+        """Change the answers inside lines of results: ``edit(position, answer)``; not others'."""
 
         def change(lines: list[bytes]) -> list[bytes]:
             changed = []

@@ -519,10 +519,10 @@ class StoreMachine(RuleBasedStateMachine):
         lines = [self.made(ix, words) for ix in self.some(shard.items)]
         lines += self.some(lines) + [self.made(ix, words) for ix in self.some(shard.items)][:2]
         self.rng.shuffle(lines)
-        strangers = sorted(set(range(len(job.items) + 1)) - set(shard.items))
+        others = sorted(set(range(len(job.items) + 1)) - set(shard.items))
         if self.rng.random() < 0.1:
             with pytest.raises(ValueError, match="not in shard"):
-                store.ingest(lease, shard.row, [*lines, self.made(self.rng.choice(strangers), words)], at=0.0)
+                store.ingest(lease, shard.row, [*lines, self.made(self.rng.choice(others), words)], at=0.0)
             return
         at = self.tick()
         told = store.ingest(lease, shard.row, lines, at=at)
