@@ -168,3 +168,22 @@ def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     kept = sum(isinstance(one, Watcher) for one in gc.get_objects())
     assert kept <= 12
     client.stop()
+
+
+def test_a_list_is_dropped_by_a_thread_that_holds_the_queues_lock() -> None:
+    """Also one that was checked as a whole, whose route was chosen."""
+    client = BatchingClient("sim:demo?latency=0", parallelism=1)
+    engine = engine_of(client)
+    results = [client.map([f"prompt {n}" for n in range(50)])]
+    assert next(results[0]).ok
+
+    def drop() -> None:
+        with engine.queue.monitor:
+            results.clear()
+            gc.collect()
+
+    dropping = threading.Thread(target=drop, daemon=True)
+    dropping.start()
+    dropping.join(30)
+    assert not dropping.is_alive()
+    client.stop()

@@ -7,6 +7,7 @@ from functools import partial
 
 from attrs import evolve, frozen
 
+from smartbatch._fork import run_after_collection
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import SmartbatchError
@@ -131,6 +132,12 @@ class JobResults(Iterator[Result]):
         if not self._ended and self._job is not None:
             self._ended = True
             self._job.cancel()
+
+    def __del__(self) -> None:
+        """Cancel what nobody reads any more; on another thread, as this one may hold any lock."""
+        if not self._ended and self._job is not None:
+            self._ended = True
+            run_after_collection(self._job.cancel)
 
     def _broke(self, error: BaseException) -> None:
         if self._ended or self._job is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,59 @@ class _List:
     constraints: Constraints
     kind: Kind
     batchable: bool
+
+
+@frozen
+class _Taken:
+    """A route that was taken.
+
+    Attributes:
+        results: of the list.
+        score: tells what it took, with the cost in USD; ``None`` where a price is unknown.
+    """
+
+    results: JobResults | BoundedMap
+    score: Callable[[float | None], None]
+
+
+class _ListResults(Iterator[Result]):
+    """The results of a list whose route was chosen; one thread reads it.
+
+    No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
+
+    Args:
+        begin: takes the route; called with the first result that is asked for.
+    """
+
+    def __init__(self, begin: Callable[[], _Taken]) -> None:
+        self._begin = begin
+        self._taken: _Taken | None = None
+        self._cost: float | None = 0.0
+        self._ended = False
+
+    def __next__(self) -> Result:
+        if self._ended:
+            raise StopIteration
+        try:
+            if self._taken is None:
+                self._taken = self._begin()
+            result = next(self._taken.results)
+        except StopIteration:
+            self._ended = True
+            if self._taken is not None:
+                self._taken.score(self._cost)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._cost = None if self._cost is None or result.cost is None else self._cost + result.cost
+        return result
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further."""
+        self._ended = True
+        if self._taken is not None:
+            self._taken.results.close()
 
 
 class ListRouter:
@@ -332,22 +385,21 @@ class ListRouter:
     # -- taking a route --------------------------------------------------------------------------------------
 
     def _take(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> Iterator[Result]:
-        """Yield the results by the route that was chosen, and score it at the end."""
-        decision_id = self._advisor.tell(decision, _common_purpose(asked.requests))
-        began = self._clock.now()
-        results: JobResults | BoundedMap
-        if decision.chosen.route in (Route.BATCH, Route.HYBRID):
-            results = self._by_job(asked, decision, raising, ordered)
-        else:
-            results = self._in_real_time(asked, decision, raising, ordered)
-        cost: float | None = 0.0
-        try:
-            for result in results:
-                cost = None if cost is None or result.cost is None else cost + result.cost
-                yield result
-        finally:
-            results.close()
-        self._advisor.score(decision_id, decision, self._clock.now() - began, cost)
+        """Return the results by the route that was chosen; taken with the first result, scored at the end."""
+
+        def begin() -> _Taken:
+            decision_id = self._advisor.tell(decision, _common_purpose(asked.requests))
+            began = self._clock.now()
+            by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
+            take = self._by_job if by_batch else self._in_real_time
+            results = take(asked, decision, raising, ordered)
+
+            def score(cost: float | None) -> None:
+                self._advisor.score(decision_id, decision, self._clock.now() - began, cost)
+
+            return _Taken(results, score)
+
+        return _ListResults(begin)
 
     def _carry_out(self, asked: _List, decision: Decision) -> ResultList:
         """Execute a plan within its budget, which is checked here.
