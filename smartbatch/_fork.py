@@ -146,7 +146,11 @@ class _Collected:
 
     def _run(self) -> None:
         while (act := self._todo.get()) is not None:
-            act()
+            thread = threading.Thread(target=act, name="smartbatch-stop", daemon=True)
+            try:
+                thread.start()  # one that takes long holds up no other
+            except RuntimeError:  # no thread can be had: better late than never
+                act()
 
 
 _collected: PerProcess[_Collected] = PerProcess(_Collected)

@@ -204,7 +204,8 @@ class Realtime:
         known = admission.recalled(request, key)
         if known is not None:
             return self._settled(request, hooks.process(known), delivery)
-        lane = self._running().lanes.of(
+        engine = self._running()  # once: a lane belongs to one engine, and another may have started since
+        lane = engine.lanes.of(
             call.model.provider, call.model.name, request.embedding, flex=call.flex and stream is None
         )
         if stream is None:
@@ -215,7 +216,7 @@ class Realtime:
         # without a budget nothing depends on the cost: it is not computed
         priced = call.own_budget is not None or self._config.budget is not None
         tokens, reserve = lane.demand(request, estimated, priced=priced)
-        return self._running().submit(
+        return engine.submit(
             Submission(
                 request,
                 admission.id_of(request),
@@ -302,16 +303,18 @@ class Realtime:
         with self._starting:
             self._stopped = False
 
-    def start(self) -> bool:
-        """Start the threads; False when they run already.
+    def start(self) -> None:
+        """Start the threads, unless they run already.
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.
         """
-        return self._start()[1]
+        self._start()
 
     def serve(self, provider: Provider) -> None:
         """Open and close a further provider with the threads: one that items of jobs need."""
+        if id(provider) in self._providers:
+            return
         self._providers[id(provider)] = provider
         if self._engine is not None:
             provider.open(self._config.parallelism)
@@ -347,7 +350,7 @@ class Realtime:
         """Close what no engine uses any more; one may have been started while another was stopping."""
         with self._opening, self._starting:
             if self._engine is None:
-                for provider in self._providers.values():
+                for provider in list(self._providers.values()):
                     provider.close()
 
     def abandon(self, error: WrongProcess) -> None:
@@ -403,10 +406,10 @@ class Realtime:
 
     def _running(self) -> RealtimeEngine:
         engine = self._engine
-        return self._start()[0] if engine is None else engine
+        return self._start() if engine is None else engine
 
-    def _start(self) -> tuple[RealtimeEngine, bool]:
-        """Return the engine, and whether this call started it.
+    def _start(self) -> RealtimeEngine:
+        """Return the engine, which is started if none runs.
 
         Providers are opened under a lock of its own, since that may import an SDK: whoever needs no start
         does not wait for it.
@@ -414,7 +417,7 @@ class Realtime:
         with self._opening:
             engine = self._engine
             if engine is not None:
-                return engine, False
+                return engine
             self._check_not_stopped()
             for provider in list(self._providers.values()):
                 provider.open(self._config.parallelism)
@@ -423,7 +426,7 @@ class Realtime:
                 engine = self._engine = self._new_engine()
         something_started()
         self._tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
-        return engine, True
+        return engine
 
     def _check_not_stopped(self) -> None:
         if self._stopped:

@@ -64,3 +64,25 @@ def test_a_job_keeps_its_client(tmp_path) -> None:
     assert job.wait(30).completed == 2
     assert smartbatch.job(job.id, store=store).status().done
     smartbatch.shortcuts.close_stores()
+
+
+def test_a_forgotten_client_that_is_busy_holds_up_no_other() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(_request: object, _attempt: int) -> str:
+        asked.set()
+        assert answer.wait(30)
+        return "done"
+
+    busy = BatchingClient(slow, parallelism=1).submit("prompt")
+    gc.collect()
+    assert asked.wait(30)
+    before = own_threads()
+    idle = BatchingClient("sim:demo?latency=0", parallelism=2)
+    assert idle.submit("prompt").result(30).ok
+    del idle
+    gc.collect()
+    assert within(SOON, lambda: own_threads() <= before)
+    assert not busy.done()
+    answer.set()
+    assert busy.result(30).ok
