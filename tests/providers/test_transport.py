@@ -60,6 +60,19 @@ def test_connections_idle_for_a_minute_are_closed_by_us(serve):
     transport.close()
 
 
+def test_a_call_whose_time_is_over_before_it_begins_is_a_timeout(serve):
+    """As between two pages of a list: nothing is sent, with an idle connection in the pool and without one."""
+    server = serve(says(chat()))
+    transport = Transport(parse_url(server.base_url))
+    for _ in range(2):
+        with pytest.raises(ProviderError) as caught:
+            transport.post("/late", b"{}", -0.001)
+        assert (caught.value.kind, caught.value.maybe_billed) == (ErrorKind.TIMEOUT, False)
+        transport.post("/in-time", b"{}", 10.0)
+    assert [request.target.rsplit("/", 1)[1] for request in server.requests] == ["in-time"] * 2
+    transport.close()
+
+
 def test_a_connection_the_server_closed_is_replaced(serve, connect):
     """A kept connection that the server ended while idle costs no request."""
     closed = threading.Event()

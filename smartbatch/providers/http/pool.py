@@ -75,9 +75,9 @@ class ConnectionPool:
         deadline = time.monotonic() + timeout
         self._sweep()
         try:
-            connection = self._pool.take(timeout)
+            connection = self._pool.take(max(0.0, timeout))
         except (EmptyPoolError, ClosedPoolError) as error:
-            raise failure(error, "connect", self.place, late=False) from None
+            raise failure(error, "connect", self.place, late=timeout <= 0) from None
         if connection.sock is not None and self._is_stale(connection):
             connection.close()
         connection.deadline = deadline
