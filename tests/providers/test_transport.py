@@ -61,7 +61,7 @@ def test_connections_idle_for_a_minute_are_closed_by_us(serve):
 
 
 def test_a_call_whose_time_is_over_before_it_begins_is_a_timeout(serve):
-    """As between two pages of a list: nothing is sent, with an idle connection in the pool and without one."""
+    """As between two pages of a list: nothing is sent, with an idle connection in the pool or without one."""
     server = serve(says(chat()))
     transport = Transport(parse_url(server.base_url))
     for _ in range(2):
