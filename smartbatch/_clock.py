@@ -15,10 +15,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 __all__ = ["Clock", "Monitor", "RealClock", "VirtualClock"]
+
+_T = TypeVar("_T")
 
 
 class Monitor(Protocol):
@@ -105,11 +108,27 @@ class _RealMonitor(threading.Condition):
 
 
 class RealClock:
-    """The machine's clocks."""
+    """The machine's clocks, and the waits that are for the interpreter itself and never virtual: at forks, in
+    finalisers, for a thread that handles signals."""
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
     sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def receive(inbox: SimpleQueue[_T]) -> _T:
+        """Return what was put in first, waiting for it."""
+        return inbox.get()
+
+    @staticmethod
+    def acquire(lock: threading.Lock, seconds: float) -> bool:
+        """Take a lock if it is free within ``seconds``; False when it is not."""
+        return lock.acquire(timeout=seconds)
+
+    @staticmethod
+    def join(thread: threading.Thread) -> None:
+        """Wait until a thread has ended."""
+        thread.join()
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
         return _RealMonitor(lock or threading.Lock())

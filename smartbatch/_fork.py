@@ -145,7 +145,7 @@ class _Collected:
         self._todo.put(act)
 
     def _run(self) -> None:
-        while (act := self._todo.get()) is not None:
+        while (act := RealClock.receive(self._todo)) is not None:
             thread = threading.Thread(target=act, name="smartbatch-stop", daemon=True)
             try:
                 thread.start()  # one that takes long holds up no other
@@ -208,9 +208,9 @@ class FileLocks:
             return
         if self.writing.locked() and self.writer == me:  # it forks in the middle of its own write
             return
-        if not self.writing.acquire(timeout=FORK_WAIT):
+        if not RealClock.acquire(self.writing, FORK_WAIT):
             return
-        if not self.reading.acquire(timeout=FORK_WAIT):
+        if not RealClock.acquire(self.reading, FORK_WAIT):
             self.writing.release()
             return
         self._close()

@@ -228,16 +228,16 @@ def test_no_sdk_is_imported_before_it_is_needed(file: Path) -> None:
     assert [str(one) for one in imports(file) if one.module.split(".")[0] == "pickle"] == []
 
 
-def monitors(module: ast.Module) -> set[str]:
-    """The names under which a file keeps monitors that a clock handed out."""
-    known = {"monitor"}
+def names_of(module: ast.Module, *made_by: str) -> set[str]:
+    """The names under which a file keeps what was made by one of the functions ``made_by``."""
+    known = set(made_by)
     assigned = [
         (target, set(re.findall(r"\w+", ast.unparse(node.value))))
         for node in ast.walk(module)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
-    for _ in range(3):  # a name for a name for a monitor
+    for _ in range(3):  # a name for a name for it
         for target, words in assigned:
             if words & known and isinstance(target, ast.Name | ast.Attribute):
                 known.add(target.attr if isinstance(target, ast.Attribute) else target.id)
@@ -247,15 +247,28 @@ def monitors(module: ast.Module) -> set[str]:
 def waits(file: Path) -> Iterator[str]:
     """Every call in the file that waits by itself and not by a clock."""
     module = tree(file)
-    allowed = monitors(module)
+    allowed = names_of(module, "monitor")
+    queues = names_of(module, "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
+    threads = names_of(module, "Thread", "Process", "Timer")
     own = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(module):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         owner, method = node.func.value, node.func.attr
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-        by_clock = name.lstrip("_") == "clock" or (method == "wait" and name in allowed)
-        if method in ("sleep", "wait", "wait_for") and not by_clock and method not in own:
+        by_clock = name.lstrip("_") in ("clock", "RealClock") or (method == "wait" and name in allowed)
+        keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        first = [ast.unparse(each) for each in node.args[:1]]
+        at_once = "False" in (keywords.get("blocking"), keywords.get("block"), *first)
+        blocks = {
+            "sleep": method not in own,
+            "wait": method not in own,
+            "wait_for": method not in own,
+            "get": name in queues and not at_once,
+            "join": name in threads | queues or not node.args,  # of texts it has one argument
+            "acquire": not at_once,
+        }
+        if blocks.get(method, False) and not by_clock:
             yield f"{file.name}:{node.lineno} {ast.unparse(node.func)}"
 
 
@@ -279,18 +292,34 @@ def test_only_the_clock_makes_conditions(file: Path) -> None:
 
 
 def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
-    """The walk sees sleeps and waits, and tells a monitor of a clock from anything else."""
+    """The walk sees every call that blocks, and tells those of a clock and those that only look apart."""
     sample = tmp_path / "sample.py"
     sample.write_text(
         "class A:\n"
         "    def __init__(self, clock):\n"
         "        self._room = clock.monitor()\n"
-        "    def f(self, event, time):\n"
+        "        self._todo = queue.SimpleQueue()\n"
+        "        self._worker = threading.Thread()\n"
+        "    def f(self, event, time, table, lock, left):\n"
         "        self._room.wait(1)\n"
         "        event.wait()\n"
         "        time.sleep(1)\n"
+        "        self._todo.get()\n"
+        "        self._todo.get(block=False)\n"
+        "        table.get(1)\n"
+        "        self._worker.join(left)\n"
+        "        ', '.join(left)\n"
+        "        lock.acquire(timeout=left)\n"
+        "        lock.acquire(blocking=False)\n"
+        "        clock.acquire(lock, left)\n"
     )
-    assert [found.split()[-1] for found in waits(sample)] == ["event.wait", "time.sleep"]
+    assert [found.split()[-1] for found in waits(sample)] == [
+        "event.wait",
+        "time.sleep",
+        "self._todo.get",
+        "self._worker.join",
+        "lock.acquire",
+    ]
 
 
 @pytest.mark.parametrize("file", FILES)

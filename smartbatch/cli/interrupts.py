@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from smartbatch._clock import RealClock
+
 __all__ = ["Interrupts", "RunInterrupted"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -55,7 +57,7 @@ class Interrupts:
         if self._pipe is not None and self._thread is not None:
             os.write(self._pipe[1], b".")
             if kind is None:  # after an error the thread, a daemon, is not waited for
-                self._thread.join()
+                RealClock.join(self._thread)
                 for fd in self._pipe:
                     os.close(fd)
 
