@@ -20,7 +20,7 @@ class HttpNetwork:
 
     Args:
         url: the base URL, already checked.
-        headers: sent with every request, already checked; none where an SDK makes them.
+        headers: sent with every real-time request, already checked; none where an SDK makes them.
         connect_timeout: most seconds until an address accepts the connection.
         max_body: most bytes of a decoded answer.
 
@@ -40,9 +40,7 @@ class HttpNetwork:
     ) -> None:
         self.prepare: Callable[[], object] = lambda: None
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
-        self.batches = Transport(
-            url, headers, connect_timeout=connect_timeout, max_body=max_body, reuse=False
-        )
+        self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def open(self, workers: int) -> None:
         """Make room for ``workers`` calls at once; connections are made when first needed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+
+from urllib3.filepost import encode_multipart_formdata
 
 from smartbatch.errors import ErrorKind, ProviderError
 
@@ -77,12 +78,10 @@ def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple
     Raises:
         ProviderError: as :class:`SpooledBody`.
     """
-    boundary = secrets.token_hex(16)
-    part = f"--{boundary}\r\nContent-Disposition: form-data; name="
-    plain = "".join(f'{part}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items())
-    head = f'{plain}{part}"file"; filename="{filename}"\r\nContent-Type: application/octet-stream\r\n\r\n'
-    body = SpooledBody(source, before=head.encode(), after=f"\r\n--{boundary}--\r\n".encode())
-    return body, f"multipart/form-data; boundary={boundary}"
+    file = ("file", (filename, b"", "application/octet-stream"))
+    form, content_type = encode_multipart_formdata([*fields.items(), file])
+    end = form.rindex(b"\r\n--")  # the file's bytes belong before it
+    return SpooledBody(source, before=form[:end], after=form[end:]), content_type
 
 
 def _unreadable(what: str, *, sent: bool = True) -> ProviderError:

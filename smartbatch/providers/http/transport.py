@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeGuard, cast
-from urllib.parse import urlencode
 
 from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url
 
 from smartbatch._fork import on_fork
-from smartbatch.errors import ConfigError, ProviderError
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.connections import Connection, PlainSocket, find_proxy
 from smartbatch.providers.http.cutoff import Cutoff, current
 from smartbatch.providers.http.live_reply import LiveReply, read_whole
@@ -44,6 +43,8 @@ class SizedBody(Protocol):
 
 
 Body = bytes | SizedBody
+
+_OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding")
 
 
 class Transport:
@@ -134,32 +135,6 @@ class Transport:
         """
         return self.send(self.head(path), body, timeout)
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        *,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: Body = b"",
-    ) -> LiveReply:
-        """Make any other request, and return its answer once the head of it is there.
-
-        Args:
-            method: such as ``GET``.
-            path: below the base URL; ids in it are checked by the caller.
-            timeout: total seconds, from here to the last byte of the answer.
-            query: what comes after the question mark.
-            headers: of this call only.
-            body: of the request.
-
-        Raises:
-            ProviderError: where no answer came.
-        """
-        target = (self._url.path or "").rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
-        return self.begin(self.head_of(method, target, self._lines + _encoded(headers or {})), body, timeout)
-
     def begin(self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None = None) -> LiveReply:
         """Send a request and return once the answer's head is there; its body is read piece by piece.
 
@@ -239,6 +214,27 @@ class Transport:
             proxied = _encoded(proxy_headers)
         first = f"{method} {target} HTTP/1.1\r\nHost: {self.place}\r\nAccept-Encoding: identity\r\n"
         return b"%b%b%bContent-Length: " % (first.encode("latin-1"), lines, proxied)
+
+    def head_for(self, method: str, url: Url, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Return the head of a request that a library has prepared; where it goes is not for it to decide.
+
+        Args:
+            method: such as ``POST``.
+            url: where the library would send it.
+            headers: names and values; those that this transport sets itself are left out.
+
+        Raises:
+            ProviderError: for another server than that of the base URL, and for a header with a line break.
+        """
+        if not self.leads_to(url.scheme or "", url.host or "", url.port):
+            raise ProviderError(
+                "the request would go to another server than the base URL", kind=ErrorKind.CLIENT_ERROR
+            )
+        fields = [(name, value) for name, value in headers if name.lower() not in _OURS]
+        lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+        if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
+            raise ProviderError("a header has a line break in it", kind=ErrorKind.CLIENT_ERROR)
+        return self.head_of(method, url.request_uri, lines)
 
     def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
         """True when this transport's base URL has that origin."""

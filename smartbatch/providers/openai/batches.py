@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import quote
 
 from attrs import evolve
@@ -27,14 +27,17 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.http.batch_calls import BatchCalls
+from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.http.timestamps import server_time
-from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.openai import batch_shapes as shapes
 from smartbatch.providers.openai.batch_lines import read_line
 from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
+
+if TYPE_CHECKING:
+    from requests import Response, Session
 
 __all__ = ["OpenAIBatches"]
 
@@ -48,7 +51,8 @@ class OpenAIBatches(BatchApi):
     """The Batch API next to an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
 
     Args:
-        transport: used by this API alone.
+        url: the base URL, with the version.
+        session: returns the ``requests`` session of this process, over a transport for batches.
         errors: makes the errors of the API's answers.
         scope: the provider's.
         api: ``chat`` or ``responses``; the endpoint generations go to.
@@ -64,7 +68,8 @@ class OpenAIBatches(BatchApi):
 
     def __init__(
         self,
-        transport: Transport,
+        url: str,
+        session: Callable[[], Session],
         errors: ErrorReader,
         *,
         scope: str,
@@ -74,7 +79,8 @@ class OpenAIBatches(BatchApi):
         purpose: str = "batch",
     ) -> None:
         self.scope = scope
-        self._transport = transport
+        self._url = url.rstrip("/")
+        self._session = session
         self._errors = errors
         self._calls = BatchCalls(errors, _is_refusal, self._read, shapes.mark_over_quota)
         self._api = api
@@ -111,7 +117,7 @@ class OpenAIBatches(BatchApi):
         4. the provider counts other bytes than were sent: the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + shapes.SUFFIX)
-        reply = self._call("POST", "/files", timeout, body=body, headers={"Content-Type": content_type})
+        reply = self._call("POST", "/files", timeout, data=body, headers={"Content-Type": content_type})
         file = shapes.read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != body.file_size:
             raise ProviderError(
@@ -127,7 +133,7 @@ class OpenAIBatches(BatchApi):
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MOST_PAGES):
-            reply = self._call("GET", "/files", deadline - time.monotonic(), query=query)
+            reply = self._call("GET", "/files", deadline - time.monotonic(), params=query)
             data = self._calls.decoded(reply)
             files = _listed(data)
             for each in files:
@@ -161,8 +167,8 @@ class OpenAIBatches(BatchApi):
             "completion_window": self._window,
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
-        body, headers = _encode(wanted).encode("ascii"), {"Idempotency-Key": creation.mark, **_JSON}
-        return self._calls.created(self._call("POST", "/batches", timeout, body=body, headers=headers))
+        headers = {"Idempotency-Key": creation.mark}
+        return self._calls.created(self._call("POST", "/batches", timeout, json=wanted, headers=headers))
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return a batch; ``None`` only when the provider itself says that there is none."""
@@ -173,7 +179,7 @@ class OpenAIBatches(BatchApi):
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
-        reply = self._call("GET", "/batches", timeout, query=query)
+        reply = self._call("GET", "/batches", timeout, params=query)
         data = self._calls.decoded(reply)
         listed = _listed(data)
         batches = []
@@ -200,9 +206,8 @@ class OpenAIBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results in pieces of at most 64 kB."""
-        yield from self._calls.results(
-            self._transport.call("GET", f"/files/{_quoted(output)}/content", timeout)
-        )
+        with self._send("GET", f"/files/{_quoted(output)}/content", timeout, stream=True) as response:
+            yield from self._calls.results(cast(LiveReply, response.raw))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
@@ -214,7 +219,12 @@ class OpenAIBatches(BatchApi):
         return "/v1/chat/completions" if self._api == "chat" else "/v1/responses"
 
     def _call(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
-        return self._transport.call(method, path, timeout, **more).whole()
+        response = self._send(method, path, timeout, **more)
+        return Reply(response.status_code, dict(response.headers.lower_items()), response.content)
+
+    def _send(self, method: str, path: str, timeout: float, **more: Any) -> Response:
+        url = self._url + path
+        return self._session().request(method, url, timeout=timeout, allow_redirects=False, **more)
 
     def _read(self, data: Any) -> RemoteBatch:
         return shapes.read_batch(shapes.unwrap(data, "job"), *self._errors.secrets)

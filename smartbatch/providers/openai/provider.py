@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve
 
@@ -39,7 +39,11 @@ from smartbatch.providers.openai.bodies import (
 )
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Generation, Request
+
+if TYPE_CHECKING:
+    from requests import Session
 
 __all__ = ["OpenAIProvider"]
 
@@ -132,8 +136,15 @@ class OpenAIProvider(Provider):
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
         sent = _headers(key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
+
+        def session() -> Session:
+            from smartbatch.providers.http.requests_bridge import open_session
+
+            return open_session(self.network.batches, sent)
+
         self._batches = OpenAIBatches(
-            self.network.batches,
+            url.url,
+            PerProcess(session).get,
             self._errors,
             scope=self.scope,
             api=api,
