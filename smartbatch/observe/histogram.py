@@ -69,10 +69,6 @@ class Histogram:
         if seconds < self.shortest:
             self.shortest = seconds
 
-    def copy(self) -> Histogram:
-        """Return an independent copy."""
-        return Histogram(self.counts.copy(), self.count, self.total, self.shortest, self.longest)
-
     def quantile(self, share: float) -> float:
         """Return the duration that ``share`` (0 to 1) of those recorded do not exceed, within 4.5 %."""
         rank = max(1, math.ceil(share * self.count))

@@ -74,9 +74,12 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
     number = _LEVELS.get(level.lower()) if isinstance(level, str) else level
     if number is None:
         raise ConfigError(f"unknown log level {level!r}; use one of {', '.join(_LEVELS)}")
+    filtering = structlog.make_filtering_bound_logger(number)
     if stream is None and structlog.is_configured():
-        # bound now, with the given level on top of the application's own filter
-        _enabled = _AtLevel(structlog.get_logger("smartbatch"), number)
+        # on top of the application's own filter and processors
+        _enabled = structlog.wrap_logger(
+            structlog.get_logger("smartbatch"), processors=[], wrapper_class=filtering
+        ).bind()
         return
     _enabled = structlog.wrap_logger(
         structlog.PrintLogger(stream or sys.stderr),
@@ -85,7 +88,7 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=filtering,
     ).bind(logger="smartbatch")
 
 
@@ -132,29 +135,6 @@ def job_error(job_id: str | None, error: BaseException) -> None:
     """Log what keeps jobs from going on; of foreign errors only the class: their text may hold an answer."""
     message = error.message if isinstance(error, StoreError) else ""
     warn("job_error", job_id=job_id or "", error=type(error).__name__, message=message)
-
-
-class _AtLevel:
-    """A logger that shows nothing below a level, whatever the application's own configuration shows."""
-
-    def __init__(self, logger: EventLogger, level: int) -> None:
-        self._logger = logger
-        self._level = level
-
-    def is_enabled_for(self, level: int) -> bool:
-        return level >= self._level
-
-    def debug(self, event: str, /, **fields: Any) -> None:
-        if self.is_enabled_for(logging.DEBUG):
-            self._logger.debug(event, **fields)
-
-    def info(self, event: str, /, **fields: Any) -> None:
-        if self.is_enabled_for(logging.INFO):
-            self._logger.info(event, **fields)
-
-    def warning(self, event: str, /, **fields: Any) -> None:
-        if self.is_enabled_for(logging.WARNING):
-            self._logger.warning(event, **fields)
 
 
 class LogObserver:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from attrs import define, evolve, field, fields
+from attrs import asdict, define, evolve, field
 
 from smartbatch import errors
 from smartbatch._clock import RealClock
@@ -33,8 +33,8 @@ from smartbatch.events import (
     snake_case,
 )
 from smartbatch.observe.histogram import Histogram
-from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
-from smartbatch.types import Priority, Route, Usage
+from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot
+from smartbatch.types import Priority, Route
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
 
@@ -66,55 +66,22 @@ _SCOPES = 1024
 """Quotas whose overlapping pauses are counted once; pauses of further ones are added up."""
 
 
-_TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-_FIGURES = (
-    *("succeeded", "failed", "cancelled", "deduplicated", "local", "unpriced"),
-    *("batches", "shared_batches", "sent", "batched", "largest_batch"),
-    *("retries_counted", "retries_uncounted", "rate_limits", "possible_double_bills"),
-    *("cooldowns", "parameters_dropped", "failed_at_stop"),
-    *("jobs_accepted", "jobs_finished", "job_incidents"),
-)
-"""Counts a snapshot shows under the same name."""
-_COUNTS = (*_FIGURES, *_TOKENS)
-
-
 @define
 class _Totals:
     """Everything counted since the last reset; not thread-safe."""
 
+    counts: EventCounts = field(factory=EventCounts)
     submitted: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
     ended: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
-    counts: dict[str, int] = field(factory=lambda: dict.fromkeys(_COUNTS, 0))
-    call_failures: dict[str, int] = field(factory=dict)
-    request_failures: dict[str, int] = field(factory=dict)
-    breaker_changes: dict[str, int] = field(factory=dict)
-    shard_changes: dict[str, int] = field(factory=dict)
     queue_time: Histogram = field(factory=Histogram)
     batch_time: Histogram = field(factory=Histogram)
     response_time: Histogram = field(factory=Histogram)
-    decisions: DecisionFigures = field(factory=DecisionFigures)
-    estimated: bool = False
-    """True when tokens of at least one call are an estimate."""
-    cooldown_seconds: float = 0.0
-    cost: float = 0.0
-    jobs_cost: float = 0.0
-    jobs_saved: float = 0.0
     busy: float = 0.0
     """Σ ends − Σ starts of calls; with ``open calls × now`` added, the seconds workers spent in calls."""
     running: float = 0.0
     """Seconds of the running periods that are over."""
     capacity: float = 0.0
     """Worker seconds of the running periods that are over."""
-
-    def copy(self) -> _Totals:
-        copied = _Totals.__new__(_Totals)
-        for name in _TOTALS_FIELDS:
-            value = getattr(self, name)
-            setattr(copied, name, value.copy() if isinstance(value, dict | Histogram) else value)
-        return copied
-
-
-_TOTALS_FIELDS = tuple(a.name for a in fields(_Totals))
 
 
 class BatchMetrics:
@@ -124,7 +91,7 @@ class BatchMetrics:
     the share of requests that shared a call. ``total`` are the requests sent and ``batched`` those of them
     sent in a call of two or more, both counted once for each call. A client that never shares calls has 0.
 
-    An event costs about 1 to 3 µs, and the memory does not grow. The lock is a leaf: nothing is called
+    An event costs about 1 to 3 µs, and the memory does not grow. The lock is a leaf: no other lock is taken
     while it is held. A forked child starts with empty figures.
 
     Args:
@@ -183,15 +150,35 @@ class BatchMetrics:
     def snapshot(self) -> MetricsSnapshot:
         """Return all figures of this moment."""
         with self._lock:
+            totals, counts, workers = self._totals, self._totals.counts, self._workers
             now = max(self._now(), self._since)
-            totals = self._totals.copy()
-            open_calls, open_requests = self._open_calls, self._open_requests
-            workers = self._workers
             period = now - self._since if self._state != "stopped" else 0.0
-        totals.busy += open_calls * now
-        totals.running += period
-        totals.capacity += period * workers
-        return _figures(totals, open_requests, workers, self._max_batch_size)
+            busy = max(0.0, totals.busy + self._open_calls * now)
+            capacity = totals.capacity + period * workers
+            # two threads may report an end before its submission: who ended was submitted
+            by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
+            submitted = sum(by_priority.values())
+            pending = submitted - counts.succeeded - counts.failed - counts.cancelled
+            in_flight = min(self._open_requests, pending)
+            mean = counts.sent / counts.batches if counts.batches else 0.0
+            share = counts.batched / counts.sent if counts.sent else 0.0
+            return MetricsSnapshot(
+                elapsed=totals.running + period,
+                workers=workers,
+                submitted=submitted,
+                waiting=pending - in_flight,
+                in_flight=in_flight,
+                by_priority=by_priority,
+                mean_batch_size=mean,
+                max_batch_size=self._max_batch_size,
+                queue_time=totals.queue_time.stats(),
+                batch_time=totals.batch_time.stats(),
+                response_time=totals.response_time.stats(),
+                busy_seconds=busy,
+                efficiency=min(1.0, mean / self._max_batch_size) * share,
+                utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
+                **_copied(counts),
+            )
 
     def reset(self) -> None:
         """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
@@ -207,44 +194,42 @@ class BatchMetrics:
         totals = self._totals
         totals.submitted[event.priority] += 1
         if event.joined:
-            totals.counts["deduplicated"] += 1
+            totals.counts.deduplicated += 1
 
     def _request_finished(self, event: RequestFinished) -> None:
-        totals = self._totals
-        counts = totals.counts
+        totals, counts = self._totals, self._totals.counts
         totals.ended[event.priority] += 1
         if event.cancelled:
-            counts["cancelled"] += 1
+            counts.cancelled += 1
         else:
             totals.response_time.record(event.seconds)
             if event.ok:
-                counts["succeeded"] += 1
+                counts.succeeded += 1
             else:
-                counts["failed"] += 1
-                _add(totals.request_failures, _NAMES.get(event.error or "unknown", "other"))
+                counts.failed += 1
+                _add(counts.request_failures, _NAMES.get(event.error or "unknown", "other"))
         if event.route is Route.LOCAL:
-            counts["local"] += 1
+            counts.local += 1
         elif event.attempts and not event.deduplicated:
             totals.queue_time.record(event.queued)
             if event.cost is None and (event.ok or event.usage.total_tokens):
-                counts["unpriced"] += 1
+                counts.unpriced += 1
 
     def _call_started(self, event: CallStarted) -> None:
         size, counts = event.size, self._totals.counts
-        counts["batches"] += 1
-        counts["sent"] += size
+        counts.batches += 1
+        counts.sent += size
         if size > 1:
-            counts["shared_batches"] += 1
-            counts["batched"] += size
-        if size > counts["largest_batch"]:
-            counts["largest_batch"] = size
+            counts.shared_batches += 1
+            counts.batched += size
+        if size > counts.largest_batch:
+            counts.largest_batch = size
         self._open_calls += 1
         self._open_requests += size
         self._totals.busy -= event.at
 
     def _call_finished(self, event: CallFinished) -> None:
-        totals, usage = self._totals, event.usage
-        counts = totals.counts
+        totals, counts = self._totals, self._totals.counts
         if self._open_calls:
             self._open_calls -= 1
             totals.busy += event.at
@@ -254,37 +239,35 @@ class BatchMetrics:
         totals.batch_time.record(event.seconds)
         if event.error is not None:
             kind = _NAMES.get(event.error, "other")
-            _add(totals.call_failures, kind)
+            _add(counts.call_failures, kind)
             if kind == _RATE_LIMIT:
-                counts["rate_limits"] += 1
-        counts["input_tokens"] += usage.input_tokens
-        counts["output_tokens"] += usage.output_tokens
-        counts["cached_tokens"] += usage.cached_tokens
-        counts["reasoning_tokens"] += usage.reasoning_tokens
-        if usage.estimated:
-            totals.estimated = True
+                counts.rate_limits += 1
+        counts.usage += event.usage
         if event.cost is not None:
-            totals.cost += event.cost
+            counts.cost += event.cost
 
     def _retry_scheduled(self, event: RetryScheduled) -> None:
         counts = self._totals.counts
-        counts["retries_counted" if event.counted else "retries_uncounted"] += 1
+        if event.counted:
+            counts.retries_counted += 1
+        else:
+            counts.retries_uncounted += 1
         if event.maybe_billed:
-            counts["possible_double_bills"] += 1
+            counts.possible_double_bills += 1
 
     def _cooldown_started(self, event: CooldownStarted) -> None:
-        self._totals.counts["cooldowns"] += 1
+        self._totals.counts.cooldowns += 1
         scope, end = (event.scope, event.model), event.at + event.seconds
         begin = max(event.at, self._pauses.get(scope, event.at))
-        self._totals.cooldown_seconds += max(0.0, end - begin)
+        self._totals.counts.cooldown_seconds += max(0.0, end - begin)
         if scope in self._pauses or len(self._pauses) < _SCOPES:
             self._pauses[scope] = max(begin, end)
 
     def _breaker_changed(self, event: BreakerChanged) -> None:
-        _add(self._totals.breaker_changes, event.after if event.after in _STATES else "other")
+        _add(self._totals.counts.breaker_changes, event.after if event.after in _STATES else "other")
 
     def _parameter_dropped(self, _: ParameterDropped) -> None:
-        self._totals.counts["parameters_dropped"] += 1
+        self._totals.counts.parameters_dropped += 1
 
     def _client_started(self, event: ClientStarted) -> None:
         if self._state == "running":
@@ -292,38 +275,35 @@ class BatchMetrics:
         self._state, self._since, self._workers = "running", event.at, event.workers
 
     def _client_stopped(self, event: ClientStopped) -> None:
-        self._totals.counts["failed_at_stop"] += event.failed
+        self._totals.counts.failed_at_stop += event.failed
         if self._state == "running":
             self._end_period(event.at)
         self._state, self._since = "stopped", event.at
 
     def _job_accepted(self, _: JobAccepted) -> None:
-        self._totals.counts["jobs_accepted"] += 1
+        self._totals.counts.jobs_accepted += 1
 
     def _shard_changed(self, event: ShardChanged) -> None:
         if event.before != event.after:
-            _add(self._totals.shard_changes, event.after if event.after in _SHARDS else "other")
+            _add(self._totals.counts.shard_changes, event.after if event.after in _SHARDS else "other")
 
     def _job_incident(self, _: JobIncident) -> None:
-        self._totals.counts["job_incidents"] += 1
+        self._totals.counts.job_incidents += 1
 
     def _job_finished(self, event: JobFinished) -> None:
-        self._totals.counts["jobs_finished"] += 1
-        self._totals.jobs_cost += event.cost
-        self._totals.jobs_saved += max(0.0, event.realtime_cost - event.cost)
+        self._totals.counts.jobs_finished += 1
+        self._totals.counts.jobs_cost += event.cost
+        self._totals.counts.jobs_saved += max(0.0, event.realtime_cost - event.cost)
 
     def _job_rescued(self, _: JobRescued) -> None:
-        before = self._totals.decisions
-        self._totals.decisions = evolve(before, rescued=before.rescued + 1)
+        decisions = self._totals.counts.decisions
+        self._totals.counts.decisions = evolve(decisions, rescued=decisions.rescued + 1)
 
     def _route_chosen(self, event: RouteChosen) -> None:
-        before = self._totals.decisions
-        chosen = before.chosen.copy()
-        _add(chosen, event.route.value)
-        self._totals.decisions = evolve(before, chosen=chosen)
+        _add(self._totals.counts.decisions.chosen, event.route.value)
 
     def _route_scored(self, event: RouteScored) -> None:
-        self._totals.decisions = _with_score(self._totals.decisions, event)
+        self._totals.counts.decisions = _with_score(self._totals.counts.decisions, event)
 
     def _end_period(self, at: float) -> None:
         period = max(0.0, at - self._since)
@@ -333,6 +313,13 @@ class BatchMetrics:
 
 def _add(table: dict[str, int], key: str) -> None:
     table[key] = table.get(key, 0) + 1
+
+
+def _copied(counts: EventCounts) -> dict[str, Any]:
+    """Return the counts by their names; tables are copies, so that they stay as they are."""
+    copied = asdict(counts, recurse=False)
+    copied["decisions"] = evolve(counts.decisions, chosen=counts.decisions.chosen.copy())
+    return {name: value.copy() if isinstance(value, dict) else value for name, value in copied.items()}
 
 
 def _with_score(before: DecisionFigures, event: RouteScored) -> DecisionFigures:
@@ -356,44 +343,4 @@ def _with_score(before: DecisionFigures, event: RouteScored) -> DecisionFigures:
         within_p95=before.within_p95 + (event.seconds <= event.forecast_p95),
         deadlines_met=before.deadlines_met + (event.met is True),
         deadlines_missed=before.deadlines_missed + (event.met is False),
-    )
-
-
-def _figures(totals: _Totals, open_requests: int, workers: int, max_batch_size: int) -> MetricsSnapshot:
-    counts = totals.counts
-    # two threads may report an end before its submission: who ended was submitted
-    by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
-    submitted = sum(by_priority.values())
-    pending = submitted - counts["succeeded"] - counts["failed"] - counts["cancelled"]
-    in_flight = min(open_requests, pending)
-    mean = counts["sent"] / counts["batches"] if counts["batches"] else 0.0
-    share = counts["batched"] / counts["sent"] if counts["sent"] else 0.0
-    busy = max(0.0, totals.busy)
-    given, made, cached, reasoning = (counts[name] for name in _TOKENS)
-    return MetricsSnapshot(
-        elapsed=totals.running,
-        workers=workers,
-        submitted=submitted,
-        waiting=pending - in_flight,
-        in_flight=in_flight,
-        by_priority=by_priority,
-        mean_batch_size=mean,
-        max_batch_size=max_batch_size,
-        queue_time=totals.queue_time.stats(),
-        batch_time=totals.batch_time.stats(),
-        response_time=totals.response_time.stats(),
-        busy_seconds=busy,
-        efficiency=min(1.0, mean / max_batch_size) * share,
-        utilisation=min(1.0, busy / totals.capacity) if totals.capacity > 0 else 0.0,
-        call_failures=totals.call_failures,
-        request_failures=totals.request_failures,
-        breaker_changes=totals.breaker_changes,
-        shard_changes=totals.shard_changes,
-        decisions=evolve(totals.decisions, chosen=totals.decisions.chosen.copy()),
-        jobs_cost=totals.jobs_cost,
-        jobs_saved=totals.jobs_saved,
-        cooldown_seconds=totals.cooldown_seconds,
-        usage=Usage(given, made, cached, reasoning, totals.estimated),
-        cost=totals.cost,
-        **{name: counts[name] for name in _FIGURES},
     )

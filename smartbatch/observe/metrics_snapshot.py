@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from attrs import asdict, field, frozen
+from attrs import asdict, define, field, frozen
 
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
-__all__ = ["DecisionFigures", "MetricsSnapshot"]
+__all__ = ["DecisionFigures", "EventCounts", "MetricsSnapshot"]
 
 _NO_TIMES = TimeStats()
 _NO_TOKENS = Usage()
@@ -45,35 +45,19 @@ class DecisionFigures:
     rescued: int = 0
 
 
-@frozen
-class MetricsSnapshot:
-    """All figures of a client at one moment; they belong together.
-
-    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds. Counts run from the
-    client's start, or from the last ``reset()``.
+@define(kw_only=True)
+class EventCounts:
+    """What the events of a client add up to, since its start or the last ``reset()``.
 
     Attributes:
-        elapsed: seconds the client has been running.
-        workers: threads that make calls.
-        submitted: requests taken, joined ones included.
-        waiting: requests that are in no call now: queued, gathered, or due for a retry.
-        in_flight: requests that are in a call now.
         succeeded, failed, cancelled: requests that ended, by how they ended.
-        by_priority: requests submitted, by the priority's name.
         deduplicated: requests that joined an identical one in flight.
         local: requests answered without a call, by preprocessing.
         batches: calls started, retries included; every call carries one batch.
         shared_batches: the batches of two requests or more.
         sent: requests in calls, counted once for each call.
         batched: the part of ``sent`` that shared a call.
-        mean_batch_size, largest_batch: requests a call.
-        max_batch_size: the most allowed.
-        queue_time: submission to the start of the call that answered.
-        batch_time: one call, failed ones included.
-        response_time: submission to the end, cancelled requests left out.
-        busy_seconds: time workers spent in calls.
-        efficiency: see :class:`~smartbatch.observe.metrics.BatchMetrics` for the formula; 0 to 1.
-        utilisation: ``busy_seconds / (workers × elapsed)``, 0 to 1.
+        largest_batch: requests of the largest call.
         call_failures: calls that failed, by kind.
         request_failures: requests that failed for good, by kind.
         retries_counted: retries that cost the request one of its tries.
@@ -96,30 +80,16 @@ class MetricsSnapshot:
         decisions: what the choices of routes brought.
     """
 
-    elapsed: float = 0.0
-    workers: int = 0
-    submitted: int = 0
-    waiting: int = 0
-    in_flight: int = 0
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    by_priority: dict[str, int] = field(factory=dict)
     deduplicated: int = 0
     local: int = 0
     batches: int = 0
     shared_batches: int = 0
     sent: int = 0
     batched: int = 0
-    mean_batch_size: float = 0.0
     largest_batch: int = 0
-    max_batch_size: int = 1
-    queue_time: TimeStats = _NO_TIMES
-    batch_time: TimeStats = _NO_TIMES
-    response_time: TimeStats = _NO_TIMES
-    busy_seconds: float = 0.0
-    efficiency: float = 0.0
-    utilisation: float = 0.0
     call_failures: dict[str, int] = field(factory=dict)
     request_failures: dict[str, int] = field(factory=dict)
     retries_counted: int = 0
@@ -141,6 +111,44 @@ class MetricsSnapshot:
     jobs_cost: float = 0.0
     jobs_saved: float = 0.0
     decisions: DecisionFigures = field(factory=DecisionFigures)
+
+
+@frozen(kw_only=True)
+class MetricsSnapshot(EventCounts):
+    """All figures of a client at one moment; they belong together.
+
+    ``submitted == waiting + in_flight + succeeded + failed + cancelled`` always holds.
+
+    Attributes:
+        elapsed: seconds the client has been running.
+        workers: threads that make calls.
+        submitted: requests taken, joined ones included.
+        waiting: requests that are in no call now: queued, gathered, or due for a retry.
+        in_flight: requests that are in a call now.
+        by_priority: requests submitted, by the priority's name.
+        mean_batch_size, max_batch_size: requests a call, and the most allowed.
+        queue_time: submission to the start of the call that answered.
+        batch_time: one call, failed ones included.
+        response_time: submission to the end, cancelled requests left out.
+        busy_seconds: time workers spent in calls.
+        efficiency: see :class:`~smartbatch.observe.metrics.BatchMetrics` for the formula; 0 to 1.
+        utilisation: ``busy_seconds / (workers × elapsed)``, 0 to 1.
+    """
+
+    elapsed: float = 0.0
+    workers: int = 0
+    submitted: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    by_priority: dict[str, int] = field(factory=dict)
+    mean_batch_size: float = 0.0
+    max_batch_size: int = 1
+    queue_time: TimeStats = _NO_TIMES
+    batch_time: TimeStats = _NO_TIMES
+    response_time: TimeStats = _NO_TIMES
+    busy_seconds: float = 0.0
+    efficiency: float = 0.0
+    utilisation: float = 0.0
 
     @property
     def total(self) -> int:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TextIO
 
 from smartbatch._clock import RealClock
@@ -101,7 +100,7 @@ class Progress:
         self._drawing = threading.RLock()
         self._process = os.getpid()
         self._closed = False
-        self._renderer: _Renderer | None = None
+        self._renderer: _Bar | _Lines | None = None
         if mode == "bar" or (mode == "auto" and watched(stream)):
             self._renderer = _Bar(SafeStream(stream), total, initial)
         elif mode != "quiet":
@@ -111,9 +110,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def advance(self, result: Result) -> None:
@@ -214,7 +211,8 @@ class _Counts:
         self.done = initial
         self.failed = 0
         self.cost = 0.0
-        self.priced = self.unpriced = False
+        self.priced = False
+        self.unpriced = 0
         self.job: JobFigures | None = None
         self.notes: dict[str, tuple[str, float | None]] = {}
         self._began = now
@@ -229,7 +227,7 @@ class _Counts:
             self.priced = True
             self.cost += result.cost
         elif result.ok:
-            self.unpriced = True
+            self.unpriced += 1
 
     def advance_to(self, status: JobFigures) -> None:
         elsewhere = 0 if self.total is None else self.total - status.total
@@ -237,7 +235,7 @@ class _Counts:
         self.failed = status.failed + status.cancelled
         self.cost = status.cost
         self.priced = status.finished > status.unpriced
-        self.unpriced = status.unpriced > 0
+        self.unpriced = status.unpriced
 
     def show(self, status: JobFigures) -> None:
         self.job = status
@@ -261,7 +259,7 @@ class _Counts:
         if rate > 0:
             parts.append(f"{rate:.3g}/s" if rate < 100 else f"{rate:,.0f}/s")
         if self.priced:
-            parts.append(("at least " if self.unpriced else "") + f"{self.cost:.4f} USD")
+            parts.append(_cost(self.cost, self.unpriced))
         if self.total is not None and self.done < self.total:
             if rate > 0:
                 parts.append(f"{duration((self.total - self.done) / rate)} left")
@@ -298,17 +296,16 @@ class _Counts:
 
 
 def _of_job(status: JobFigures) -> list[str]:
+    counts = {
+        "submitted": status.submitted if status.submitted != status.finished else 0,
+        "done at the provider": status.running,
+        "failed": status.failed,
+        "cancelled": status.cancelled,
+    }
     parts = [f"{status.finished:,}/{status.total:,}"]
-    for number, word in (
-        (status.submitted if status.submitted != status.finished else 0, "submitted"),
-        (status.running, "done at the provider"),
-        (status.failed, "failed"),
-        (status.cancelled, "cancelled"),
-    ):
-        if number:
-            parts.append(f"{number:,} {word}")
+    parts += [f"{number:,} {word}" for word, number in counts.items() if number]
     if status.cost:
-        parts.append(("at least " if status.unpriced else "") + f"{status.cost:.4f} USD")
+        parts.append(_cost(status.cost, status.unpriced))
     if status.finished == status.total:
         parts.append(duration(status.elapsed))
     elif status.remaining is not None:
@@ -316,18 +313,8 @@ def _of_job(status: JobFigures) -> list[str]:
     return parts
 
 
-class _Renderer(Protocol):
-    """One way to show progress."""
-
-    every: float
-
-    def draw(self, view: tuple[int, str, str]) -> None: ...
-
-    def hide(self) -> None: ...
-
-    def show(self) -> None: ...
-
-    def end(self, view: tuple[int, str, str]) -> None: ...
+def _cost(cost: float, unpriced: int) -> str:
+    return ("at least " if unpriced else "") + f"{cost:.4f} USD"
 
 
 class _Lines:
@@ -351,7 +338,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar of tqdm's, in a terminal or as a notebook's widget."""
+    """A bar of tqdm's, in a terminal or as a notebook's widget, with our own words."""
 
     every = BAR_EVERY
 
@@ -399,15 +386,8 @@ def _bar_class() -> Any:
 
 def watched(stream: TextIO) -> bool:
     """Whether a person can follow a bar: ``stream`` is a terminal, or this is a notebook."""
-    return _is_terminal(stream) or _in_notebook()
-
-
-def _is_terminal(stream: TextIO) -> bool:
     with contextlib.suppress(ValueError, AttributeError):  # closed, or no real stream
-        return stream.isatty() and os.environ.get("TERM") != "dumb"
-    return False
-
-
-def _in_notebook() -> bool:
+        if stream.isatty() and os.environ.get("TERM") != "dumb":
+            return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", {})

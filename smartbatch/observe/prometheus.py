@@ -8,7 +8,8 @@ Prometheus takes a counter that falls, after ``BatchMetrics.reset()``, for a res
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from smartbatch.errors import ConfigError
 from smartbatch.observe.histogram import TimeStats
@@ -146,22 +147,20 @@ _LEVELS = {
 }
 
 
-def _counter(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
+def _family(kind: str, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a family with one value for each key of ``values``; without a ``label`` there is one key."""
+    from prometheus_client import core
 
-    family = CounterMetricFamily(f"smartbatch_{name}", help_text, labels=[label] if label else [])
+    family: Any = getattr(core, f"{kind}MetricFamily")(
+        f"smartbatch_{name}", help_text, labels=[label] if label else []
+    )
     for key, value in values.items():
         family.add_metric([key] if label else [], value)
-    return family
+    return cast("Metric", family)
 
 
-def _gauge(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(f"smartbatch_{name}", help_text, labels=[label] if label else [])
-    for key, value in values.items():
-        family.add_metric([key] if label else [], value)
-    return family
+_counter = partial(_family, "Counter")
+_gauge = partial(_family, "Gauge")
 
 
 def _times(name: str, help_text: str, times: TimeStats) -> Metric:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.logs import EventLogger, clean, get_logger
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
@@ -57,31 +56,42 @@ class LogReporter:
 
 def status_summary(snapshot: MetricsSnapshot) -> str:
     """Return the figures as a few lines for people; what is 0 is left out."""
-    rows = list(_rows(snapshot))
+    rows = [(name, words) for name, words in _rows(snapshot) if words]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {escape(words)}" for name, words in rows)
 
 
 def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each figure; the text is empty where nothing was counted."""
     yield (
         "requests",
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
         f"{s.succeeded:,} succeeded, {s.failed:,} failed, {s.cancelled:,} cancelled",
     )
-    if s.submitted:
-        yield "by priority", _table({name: n for name, n in s.by_priority.items() if n})
-    if s.deduplicated or s.local:
-        yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
+    yield "by priority", _table(s.by_priority)
+    yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
     if s.batches:
         yield (
             "batches",
             f"{s.batches:,} ({s.shared_batches:,} shared), size mean {s.mean_batch_size:.2f}, "
             f"largest {s.largest_batch}, efficiency {s.efficiency:.0%}",
         )
-    yield from _times(s)
+    for name, times in (("queue", s.queue_time), ("call", s.batch_time), ("response", s.response_time)):
+        if times.count:
+            figures = {"mean": times.mean, "p50": times.p50, "p95": times.p95, "longest": times.longest}
+            yield f"{name} time", ", ".join(f"{label} {duration(t)}" for label, t in figures.items())
     if s.workers:
         yield "workers", f"{s.workers}, {s.utilisation:.0%} busy over {duration(s.elapsed)}"
-    yield from _failures(s)
+    yield "failed calls", _table(s.call_failures)
+    yield "failed requests", _table(s.request_failures)
+    yield "failed at stop", _number(s.failed_at_stop)
+    yield "retries", _number(s.retries, f" ({s.retries_uncounted:,} of them cost no try)")
+    if s.rate_limits or s.cooldowns:
+        paused = f"{s.cooldowns:,} pauses of {duration(s.cooldown_seconds)} in all"
+        yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
+    yield "breaker", _table(s.breaker_changes)
+    yield "parameters dropped", _number(s.parameters_dropped)
+    yield "maybe paid twice", _number(s.possible_double_bills)
     if s.usage.total_tokens:
         about = "about " if s.usage.estimated else ""
         cached = f" ({s.usage.cached_tokens:,} cached)" if s.usage.cached_tokens else ""
@@ -89,13 +99,17 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     if s.cost or s.unpriced:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
         yield "cost", f"{s.cost:.6f} USD{unknown}"
-    yield from _jobs(s)
+    if s.jobs_accepted or s.jobs_finished:
+        yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
+    yield "jobs' batches", _table(s.shard_changes)
+    if s.jobs_cost or s.jobs_saved:
+        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {s.jobs_saved:.6f} USD less than in real time"
+    yield "incidents", _number(s.job_incidents)
     yield from _decisions(s.decisions)
 
 
 def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
-    if d.chosen:
-        yield "routes", _table(d.chosen)
+    yield "routes", _table(d.chosen)
     if d.scored:
         yield (
             "choices",
@@ -109,8 +123,7 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
         )
     if d.deadlines_met or d.deadlines_missed:
         yield "deadlines", f"{d.deadlines_met:,} met, {d.deadlines_missed:,} missed"
-    if d.rescued:
-        yield "rescued", f"{d.rescued:,} batches taken back for a deadline"
+    yield "rescued", _number(d.rescued, " batches taken back for a deadline")
 
 
 def _difference(amount: float, unit: str, above: str, below: str) -> str:
@@ -118,45 +131,9 @@ def _difference(amount: float, unit: str, above: str, below: str) -> str:
     return f"{figure} {unit} {above if amount >= 0 else below}"
 
 
-def _jobs(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    if s.jobs_accepted or s.jobs_finished:
-        yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
-    if s.shard_changes:
-        yield "jobs' batches", _table(s.shard_changes)
-    if s.jobs_cost or s.jobs_saved:
-        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {s.jobs_saved:.6f} USD less than in real time"
-    if s.job_incidents:
-        yield "incidents", f"{s.job_incidents:,}"
-
-
-def _times(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    named: dict[str, TimeStats] = {"queue": s.queue_time, "call": s.batch_time, "response": s.response_time}
-    for name, times in named.items():
-        if times.count:
-            figures = {"mean": times.mean, "p50": times.p50, "p95": times.p95, "longest": times.longest}
-            words = ", ".join(f"{label} {duration(seconds)}" for label, seconds in figures.items())
-            yield f"{name} time", words
-
-
-def _failures(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
-    if s.call_failures:
-        yield "failed calls", _table(s.call_failures)
-    if s.request_failures:
-        yield "failed requests", _table(s.request_failures)
-    if s.failed_at_stop:
-        yield "failed at stop", f"{s.failed_at_stop:,}"
-    if s.retries:
-        yield "retries", f"{s.retries:,} ({s.retries_uncounted:,} of them cost no try)"
-    if s.rate_limits or s.cooldowns:
-        paused = f"{s.cooldowns:,} pauses of {duration(s.cooldown_seconds)} in all"
-        yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
-    if s.breaker_changes:
-        yield "breaker", _table(s.breaker_changes)
-    if s.parameters_dropped:
-        yield "parameters dropped", f"{s.parameters_dropped:,}"
-    if s.possible_double_bills:
-        yield "maybe paid twice", f"{s.possible_double_bills:,}"
-
-
 def _table(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
+
+
+def _number(count: int, words: str = "") -> str:
+    return f"{count:,}{words}" if count else ""
