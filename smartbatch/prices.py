@@ -27,6 +27,10 @@ __all__ = ["Price", "PriceBook", "Processing", "RateCard"]
 
 MILLION = 1_000_000
 
+SHORTEST_WRITTEN = 1024
+"""Tokens from which OpenAI's models write a prompt to the cache by themselves (its prompt caching guide).
+From gpt-5.6 on a write costs 1.25 times the price of input."""
+
 Processing: TypeAlias = Literal["standard", "batch", "flex"]
 """The way a request is processed: in real time, through the provider's Batch API, or in real time in its
 cheaper, slower tier."""
@@ -75,6 +79,8 @@ class Price:
         input: prompt tokens.
         output: answer tokens.
         cached_input: prompt tokens read from the provider's cache; the price of ``input`` when ``None``.
+        cache_write: prompt tokens written to the provider's cache; the price of ``input`` when ``None``.
+        cache_write_1h: those kept for an hour, as Anthropic prices apart; ``cache_write`` when ``None``.
         batch_discount: share of the price that a request saves in a batch; half, as with OpenAI, Anthropic
             and Gemini. Cached tokens cost there what they cost elsewhere, but no more than other input.
         batch_input: prompt tokens in a batch, where it is not the discounted ``input``.
@@ -91,6 +97,8 @@ class Price:
     input: float = field(validator=_usd)
     output: float = field(validator=_usd)
     cached_input: float | None = field(default=None, validator=_usd)
+    cache_write: float | None = field(default=None, validator=_usd)
+    cache_write_1h: float | None = field(default=None, validator=_usd)
     batch_discount: float = field(default=0.5, validator=_share)
     batch_input: float | None = field(default=None, validator=_usd)
     batch_output: float | None = field(default=None, validator=_usd)
@@ -129,6 +137,10 @@ class Band:
     cached: float
     output: float
     reasoning: float
+    written: float
+    """Of input written to the provider's cache."""
+    written_1h: float
+    """Of input written for an hour."""
 
 
 @frozen
@@ -140,13 +152,24 @@ class RateCard:
         bands: rates by size of the request, smallest first.
         per_request: USD for each request on top.
         valid_until: Unix seconds after which the price book must be asked again.
+        writes_by_itself: the model writes long prompts to its cache unasked, at a price above that of input.
     """
 
     source: str
     bands: tuple[Band, ...]
     per_request: float = 0.0
     valid_until: float = math.inf
+    writes_by_itself: bool = False
     _exact: Callable[[Usage], float] | None = None
+
+    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
+        """Return the tokens of a request that is not sent yet, as they are to be priced.
+
+        A model that writes its cache by itself is taken to write the whole of each prompt that is long
+        enough: a prompt's own end is new each time.
+        """
+        written = input_tokens if self.writes_by_itself and input_tokens >= SHORTEST_WRITTEN else 0
+        return Usage(input_tokens, output_tokens, cache_write_tokens=written)
 
     def cost(self, usage: Usage) -> float:
         """Return the USD of one request that used ``usage``; never give it a sum over requests."""
@@ -163,8 +186,15 @@ class RateCard:
         if cached > tokens:  # some servers do not count cached tokens as prompt tokens
             cached = tokens
         thought = usage.reasoning_tokens
+        extra = 0.0
+        if usage.cache_write_tokens:
+            written = min(usage.cache_write_tokens, tokens - cached)
+            longer = min(usage.cache_write_1h_tokens, written)
+            extra = (written - longer) * (band.written - band.input)
+            extra += longer * (band.written_1h - band.input)
         return (
             (tokens - cached) * band.input
+            + extra
             + cached * band.cached
             + (usage.output_tokens - thought) * band.output
             + thought * band.reasoning
@@ -224,8 +254,15 @@ def _card_of(price: Price, processing: Processing) -> RateCard | None:
     cached = entry if price.cached_input is None else price.cached_input
     if processing != "standard":
         cached = min(cached, entry)
-    entry, cached, output = entry / MILLION, cached / MILLION, output / MILLION
-    return RateCard("user", (Band(-1, entry, cached, output, output),))
+    # what a write costs more than other input, it costs more in each way of processing
+    written = entry if price.cache_write is None else price.cache_write * _share_of(entry, price.input)
+    longer = written if price.cache_write_1h is None else price.cache_write_1h * _share_of(entry, price.input)
+    usd = (entry, cached, output, output, written, longer)
+    return RateCard("user", (Band(-1, *(each / MILLION for each in usd)),))
+
+
+def _share_of(price: float, standard: float) -> float:
+    return price / standard if standard else 1.0
 
 
 def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
@@ -255,13 +292,15 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
             min(band.cached * cached_share, band.input * share),
             band.output * share,
             band.reasoning * share,
+            band.written * share,
+            band.written_1h * share,
         )
         for band in card.bands
     )
     source = f"{card.source}, batch at {share:.0%} as documented"
     exact = card._exact
     whole = None if exact is None else lambda usage: share * exact(usage)
-    return RateCard(source, bands, card.per_request, card.valid_until, whole)
+    return evolve(card, source=source, bands=bands, exact=whole)
 
 
 @frozen
@@ -284,9 +323,15 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
         tokens: dict[str, Any] = {
             "input_tokens": usage.input_tokens,
             "cache_read_tokens": min(usage.cached_tokens, usage.input_tokens),
+            "cache_write_tokens": min(
+                usage.cache_write_tokens, max(0, usage.input_tokens - usage.cached_tokens)
+            ),
             "output_tokens": usage.output_tokens,
             "output_reasoning_tokens": usage.reasoning_tokens,
         }
+        written = tokens["cache_write_tokens"]
+        if usage.cache_write_1h_tokens:
+            tokens["cache_write_1h_tokens"] = min(usage.cache_write_1h_tokens, written)
         return genai_prices.calc_price(
             genai_prices.Usage(**tokens),
             model,
@@ -308,7 +353,9 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     dated = isinstance(found.model.prices, list) or (context is not None and found.model.price_variants)
     valid_until = (wall // 60 + 1) * 60 if dated else math.inf
     source = f"genai-prices {genai_prices.__version__}"
-    card = RateCard(source, _bands(found.model_price), _per_request(found.model_price), valid_until)
+    bands = _bands(found.model_price)
+    itself = found.provider.id == "openai" and any(band.written > band.input for band in bands)
+    card = RateCard(source, bands, _per_request(found.model_price), valid_until, itself)
     if not _agrees(card, exact):
         card = evolve(card, exact=exact)
     return _Listed(card, found.provider.id, dict(vars(found.model_price)))
@@ -325,7 +372,14 @@ def _per_request(price: ModelPrice) -> float:
 
 def _bands(price: ModelPrice) -> tuple[Band, ...]:
     """Merge the tiers of all rates into bands, so that one band has all rates of a request."""
-    units = (price.input_mtok, price.cache_read_mtok, price.output_mtok, price.output_reasoning_mtok)
+    units = (
+        price.input_mtok,
+        price.cache_read_mtok,
+        price.output_mtok,
+        price.output_reasoning_mtok,
+        price.cache_write_mtok,
+        price.cache_write_1h_mtok,
+    )
     starts = {tier.start for unit in units for tier in getattr(unit, "tiers", ())}
     bands = []
     for above in [-1, *sorted(starts)]:
@@ -333,7 +387,10 @@ def _bands(price: ModelPrice) -> tuple[Band, ...]:
         entry, output = listed[0] or Decimal(0), listed[2] or Decimal(0)
         cached = entry if listed[1] is None else listed[1]
         reasoning = output if listed[3] is None else listed[3]
-        bands.append(Band(above, *(float(rate / MILLION) for rate in (entry, cached, output, reasoning))))
+        written = entry if listed[4] is None else listed[4]
+        longer = written if listed[5] is None else listed[5]
+        usd = (entry, cached, output, reasoning, written, longer)
+        bands.append(Band(above, *(float(rate / MILLION) for rate in usd)))
     return tuple(bands)
 
 
@@ -348,5 +405,8 @@ def _at(unit: Any, tokens: int) -> Decimal | None:
 def _agrees(card: RateCard, exact: Callable[[Usage], float]) -> bool:
     """Whether the card gives the library's costs around every tier; where not, the library computes them."""
     sizes = {0, 1000, *(size for band in card.bands[1:] for size in (band.above, band.above + 1))}
-    usages = [Usage(size, 500, size // 3, 120) for size in sizes]
+    usages = [
+        Usage(size, 500, size // 3, 120, cache_write_tokens=size // 2, cache_write_1h_tokens=size // 4)
+        for size in sizes
+    ]
     return all(math.isclose(card.cost(u), exact(u), rel_tol=1e-9, abs_tol=1e-15) for u in usages)

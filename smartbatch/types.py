@@ -119,6 +119,9 @@ class Usage:
         cached_tokens: the part of ``input_tokens`` read from the provider's cache.
         reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
         estimated: True when the provider did not say and the numbers are our own estimate.
+        cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
+        cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic keeps for an hour, at a
+            higher price than its five minutes.
     """
 
     input_tokens: int = 0
@@ -126,6 +129,8 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     estimated: bool = False
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -138,6 +143,8 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.estimated or other.estimated,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
-from smartbatch.prices import Price, PriceBook, RateCard
+from smartbatch.prices import Price, PriceBook, Processing, RateCard
 from smartbatch.types import Usage
 
 WALL = datetime(2026, 11, 20, 9, 30, tzinfo=UTC).timestamp()
@@ -28,9 +28,12 @@ def listed_price(provider: str, model: str, usage: Usage, wall: float = WALL, **
     tokens: dict[str, Any] = {
         "input_tokens": usage.input_tokens,
         "cache_read_tokens": usage.cached_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
         "output_tokens": usage.output_tokens,
         "output_reasoning_tokens": usage.reasoning_tokens,
     }
+    if usage.cache_write_1h_tokens:
+        tokens["cache_write_1h_tokens"] = usage.cache_write_1h_tokens
     price = genai_prices.calc_price(
         genai_prices.Usage(**tokens),
         model,
@@ -60,12 +63,65 @@ def test_the_cost_of_any_request_to_any_listed_model_is_what_the_library_works_o
             assert rates._exact is None, f"{model.id} leaves the fast way"
             sizes = {0, 1, 999, *(b.above + d for b in rates.bands[1:] for d in (-1, 0, 1))}
             for size in sizes:
-                for cached, reasoning in ((0, 0), (size // 2, 0), (size, 40)):
-                    usage = Usage(size, 77, cached, reasoning)
+                for cached, reasoning, written in ((0, 0, 0), (size // 2, 0, size // 3), (size, 40, 0)):
+                    usage = Usage(size, 77, cached, reasoning, False, written, written // 2)
                     expected = listed_price(provider.id, model.id, usage)
                     assert math.isclose(rates.cost(usage), expected, rel_tol=1e-9, abs_tol=1e-15), model.id
                     compared += 1
     assert compared > 1000
+
+
+@pytest.mark.parametrize("processing", ["standard", "batch"])
+@pytest.mark.parametrize(
+    ("provider", "model", "for_minutes", "for_an_hour"),
+    [
+        ("anthropic", "claude-sonnet-4-5", 1.25, 2.0),
+        ("openai", "gpt-5.6", 1.25, 1.25),
+        ("openai", "gpt-5-mini", 1.0, 1.0),
+        ("gemini", "gemini-2.5-flash", 1.0, 1.0),
+    ],
+)
+def test_tokens_written_to_a_cache_cost_what_the_provider_asks(
+    processing: Processing, provider: str, model: str, for_minutes: float, for_an_hour: float
+) -> None:
+    rates = PriceBook().rates(provider, model, WALL, processing)
+    assert rates is not None
+    fresh = rates.cost(Usage(1000))
+    written = Usage(1000, cache_write_tokens=1000)
+    assert rates.cost(written) == pytest.approx(for_minutes * fresh)
+    longer = Usage(1000, cache_write_tokens=1000, cache_write_1h_tokens=1000)
+    assert rates.cost(longer) == pytest.approx(for_an_hour * fresh)
+    assert rates.cost(Usage(1000, 0, 400, cache_write_tokens=600)) == pytest.approx(
+        rates.cost(Usage(400, 0, 400)) + 0.6 * for_minutes * fresh
+    )
+
+
+def test_more_written_tokens_than_a_prompt_has_cost_no_more_than_the_prompt() -> None:
+    rates = card("anthropic", "claude-sonnet-4-5")
+    most = rates.cost(Usage(1000, cache_write_tokens=1000, cache_write_1h_tokens=1000))
+    assert rates.cost(Usage(1000, cache_write_tokens=5000, cache_write_1h_tokens=9000)) == most
+
+
+def test_what_a_user_asks_for_writes_holds_in_every_way_of_processing() -> None:
+    book = PriceBook({"m": Price(2, 8, cache_write=2.5, cache_write_1h=4)})
+    minutes, hour = (Usage(1_000_000, 0, 0, 0, False, 1_000_000, longer) for longer in (0, 1_000_000))
+    for processing, share in (("standard", 1.0), ("batch", 0.5)):
+        rates = book.rates("openai", "m", WALL, processing)  # type: ignore[arg-type]
+        assert rates is not None
+        assert rates.cost(minutes) == pytest.approx(2.5 * share)
+        assert rates.cost(hour) == pytest.approx(4 * share)
+    plain = PriceBook({"m": Price(2, 8)}).rates("openai", "m", WALL)
+    assert plain is not None
+    assert plain.cost(hour) == pytest.approx(2), "without a price of its own a write costs what input costs"
+
+
+def test_a_model_that_writes_its_cache_by_itself_is_expected_to_write_long_prompts() -> None:
+    """OpenAI from gpt-5.6 on; elsewhere the caller asks for it."""
+    by_itself, asked = card("openai", "gpt-5.6"), card("anthropic", "claude-sonnet-4-5")
+    assert by_itself.expected_usage(1024, 9) == Usage(1024, 9, cache_write_tokens=1024)
+    assert by_itself.expected_usage(1023, 9) == Usage(1023, 9)
+    assert asked.expected_usage(5000, 9) == Usage(5000, 9)
+    assert card("openai", "gpt-5-mini").expected_usage(5000, 9) == Usage(5000, 9)
 
 
 def test_a_request_above_a_tier_pays_the_tier_for_all_its_tokens_and_one_at_the_tier_does_not() -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Final
 
-from attrs import define, frozen
+from attrs import asdict, define, frozen
 
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.errors import InputError
@@ -432,12 +432,7 @@ def _outcome(result: Result, model: str) -> dict[str, Any]:
         line["parsed"] = result.parsed
     usage = result.usage
     line["finish_reason"] = result.finish_reason
-    line["usage"] = {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-    }
+    line["usage"] = asdict(usage, filter=lambda attribute, _: attribute.name != "estimated")
     line["cost"] = result.cost
     line["latency"] = round(result.latency, 6)
     line["attempts"] = result.attempts

@@ -335,6 +335,7 @@ def _usage(used: Any) -> Usage | None:
         min(used.cache_read_tokens, used.input_tokens),
         min(used.output_reasoning_tokens, used.output_tokens),
         bool(used.unmeasured_requests),
+        cache_write_tokens=min(used.cache_write_tokens, used.input_tokens),
     )
 
 

@@ -37,8 +37,8 @@ from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook
-from smartbatch.types import Request, Usage
+from smartbatch.prices import PriceBook, RateCard
+from smartbatch.types import Request
 
 __all__ = [
     "Bill",
@@ -89,18 +89,19 @@ class CostCeiling:
             tokens: its estimated input tokens, where they are known.
         """
         request = decode_request(payload, self._shared, id=None)
-        return 0.0 if self._batch is None else self._batch.cost(self._usage(request, tokens))
+        return self._most(request, tokens, self._batch)
 
     def in_real_time(self, payload: bytes) -> float:
         """Return the most one call for a request can cost in real time."""
         request = decode_request(payload, self._shared, id=None)
-        return 0.0 if self._standard is None else self._standard.cost(self._usage(request, None))
+        return self._most(request, None, self._standard)
 
-    def _usage(self, request: Request, tokens: int | None) -> Usage:
+    def _most(self, request: Request, tokens: int | None, card: RateCard | None) -> float:
+        if card is None:
+            return 0.0
         given = self._calibration.input(estimate_request(request) if tokens is None else tokens)
-        if request.embedding is not None:
-            return Usage(given, 0)
-        return Usage(given, self._calibration.most_output(request.params.max_tokens))
+        made = 0 if request.embedding else self._calibration.most_output(request.params.max_tokens)
+        return card.cost(card.expected_usage(given, made))
 
 
 # -- what a job has and what it has cost ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from attrs import evolve, fields_dict, frozen
+from attrs import astuple, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
@@ -391,9 +391,11 @@ def _damaged() -> StoreError:
 
 
 def _usage_form(usage: Usage) -> list[Any]:
-    """Return the arguments that make ``usage`` again."""
-    told = [usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens]
-    return [*told, True] if usage.estimated else told
+    """Return the arguments that make ``usage`` again, but for the last ones that have their default."""
+    told = list(astuple(usage, recurse=False))
+    while told and not told[-1] and len(told) > 4:
+        told.pop()
+    return told
 
 
 def _vector_text(vector: Any) -> str:

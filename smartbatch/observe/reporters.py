@@ -94,8 +94,10 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
     yield "maybe paid twice", _number(s.possible_double_bills)
     if s.usage.total_tokens:
         about = "about " if s.usage.estimated else ""
-        cached = f" ({s.usage.cached_tokens:,} cached)" if s.usage.cached_tokens else ""
-        yield "tokens", f"{about}{s.usage.input_tokens:,} in{cached}, {about}{s.usage.output_tokens:,} out"
+        parts = {"cached": s.usage.cached_tokens, "written to the cache": s.usage.cache_write_tokens}
+        told = ", ".join(f"{count:,} {name}" for name, count in parts.items() if count)
+        inward = f"{about}{s.usage.input_tokens:,} in" + (f" ({told})" if told else "")
+        yield "tokens", f"{inward}, {about}{s.usage.output_tokens:,} out"
     if s.cost or s.unpriced:
         unknown = f"; {s.unpriced:,} requests of unknown price" if s.unpriced else ""
         yield "cost", f"{s.cost:.6f} USD{unknown}"

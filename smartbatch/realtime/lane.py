@@ -23,7 +23,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.call.layers import Call
 from smartbatch.realtime.shared_quota import SharedQuota
-from smartbatch.types import Request, Usage
+from smartbatch.types import Request
 
 __all__ = ["Lane", "ProviderHealth"]
 
@@ -115,7 +115,7 @@ class Lane:
         if not priced or rates is None or request.call is not None:
             return given + made, 0.0
         most = 0 if request.embedding else self.calibration.most_output(request.params.max_tokens)
-        return given + made, rates.cost(Usage(given, most))
+        return given + made, rates.cost(rates.expected_usage(given, most))
 
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.

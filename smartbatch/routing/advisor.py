@@ -29,7 +29,7 @@ from smartbatch.providers.batch_api import BatchApi
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.types import Kind, Route, Strategy, Usage
+from smartbatch.types import Kind, Route, Strategy
 
 __all__ = ["Advisor"]
 
@@ -304,7 +304,8 @@ class Advisor:
         if not limits or card is None or cost is None or not workload.requests:
             return None
         n = workload.requests
-        most = card.cost(Usage(math.ceil(workload.tokens_in / n), math.ceil(workload.tokens_most / n)))
+        given, made = math.ceil(workload.tokens_in / n), math.ceil(workload.tokens_most / n)
+        most = card.cost(card.expected_usage(given, made))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 
     # -- what is known ---------------------------------------------------------------------------------------

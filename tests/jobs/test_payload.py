@@ -314,7 +314,12 @@ class TestResults:
 ERRORS = [
     SmartbatchError("plain"),
     ProviderError("busy", kind=ErrorKind.RATE_LIMIT, status=429, code="slow_down", retry_after=2.5),
-    ProviderError("cut", kind=ErrorKind.TIMEOUT, maybe_billed=True, usage=Usage(5, 6)),
+    ProviderError(
+        "cut",
+        kind=ErrorKind.TIMEOUT,
+        maybe_billed=True,
+        usage=Usage(5, 6, cache_write_tokens=4, cache_write_1h_tokens=1),
+    ),
     ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=400, provider_request_id="req_1", batch_id="b"),
     RequestCancelled("gone"),
     ValidationFailed("bad form", finish_reason="length", tries=3, usage=Usage(1, 2, estimated=True)),

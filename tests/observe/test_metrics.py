@@ -294,6 +294,7 @@ def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics)
         """Tokens that, when read, let another thread try."""
 
         output_tokens = cached_tokens = reasoning_tokens = 0
+        cache_write_tokens = cache_write_1h_tokens = 0
         estimated = False
 
         @property

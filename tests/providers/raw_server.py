@@ -172,7 +172,7 @@ def chat(text: str | None = "Lima", **changes: object) -> dict:
             "prompt_tokens": 31,
             "completion_tokens": 78,
             "total_tokens": 109,
-            "prompt_tokens_details": {"cached_tokens": 5},
+            "prompt_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 20},
             "completion_tokens_details": {"reasoning_tokens": 64},
         },
         **changes,

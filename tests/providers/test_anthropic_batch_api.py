@@ -146,14 +146,14 @@ def test_an_answer_is_read_as_in_real_time():
     assert (line.wire_id, line.outcome, line.error) == ("n-0", LineOutcome.OK, None)
     answer = line.answer
     assert (answer.text, answer.finish_reason, answer.provider_request_id) == ("Lima", "length", "msg_1")
-    assert answer.usage == Usage(138, 14, 100, 5)
+    assert answer.usage == Usage(138, 14, 100, 5, cache_write_tokens=7)
 
 
 def test_an_answer_that_is_none_may_be_asked_for_again_and_was_billed():
     """Its tokens are kept."""
     line = line_of({"type": "succeeded", "message": message(content=None)})
     assert (line.outcome, line.error.kind) == (LineOutcome.RETRY, ErrorKind.INVALID_RESPONSE)
-    assert (line.error.usage, line.error.maybe_billed) == (Usage(138, 14, 100, 5), True)
+    assert (line.error.usage, line.error.maybe_billed) == (Usage(138, 14, 100, 5, cache_write_tokens=7), True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from claude import MODEL, message, opened
 from raw_server import says
 
 from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.providers.anthropic.answers import usage_of
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.types import Message, Usage
 
@@ -129,7 +130,24 @@ def test_a_wrong_model_name_and_a_hot_temperature_are_refused():
 
 def test_three_counters_of_input_add_up(serve):
     """Fresh, written to the cache and read from it; thinking is part of the output."""
-    assert sent(serve)[2].usage == Usage(138, 14, cached_tokens=100, reasoning_tokens=5)
+    assert sent(serve)[2].usage == Usage(138, 14, cached_tokens=100, reasoning_tokens=5, cache_write_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("told", "written", "for_an_hour"),
+    [
+        ({"cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4}}, 7, 4),
+        ({"cache_creation": None}, 7, 0),
+        ({"cache_creation": {"ephemeral_1h_input_tokens": 99}}, 7, 7),
+        ({"cache_creation": {"ephemeral_1h_input_tokens": -1}}, 7, 0),
+        ({"cache_creation_input_tokens": None}, 0, 0),
+    ],
+)
+def test_tokens_written_for_an_hour_are_counted_apart(told, written, for_an_hour):
+    """They cost twice the price of input, those for five minutes a quarter more."""
+    usage = usage_of({**message()["usage"], **told})
+    assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (written, for_an_hour)
+    assert usage.input_tokens == 131 + written
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_a_text_becomes_one_user_message(serve, connect):
         "messages": [{"role": "user", "content": "Capital of Peru?"}],
     }
     assert answer.text == "Lima"
-    assert answer.usage == Usage(31, 78, 5, 64)
+    assert answer.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
     assert answer.finish_reason == "stop"
     assert answer.model == "gpt-5-mini-2026-01-01"
 
@@ -182,7 +182,7 @@ def test_tokens_of_an_unusable_answer_are_still_told(serve, connect):
     """An answer without choices was paid for; the error carries its usage."""
     with pytest.raises(ProviderError) as caught:
         ask(connect(serve(says(chat(choices=[])))))
-    assert caught.value.usage == Usage(31, 78, 5, 64)
+    assert caught.value.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
 def test_limits_and_the_request_id_are_read(serve, connect):

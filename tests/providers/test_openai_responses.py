@@ -25,7 +25,7 @@ def response(*parts: dict, status: str = "completed", **changes: object) -> dict
         ],
         "usage": {
             "input_tokens": 31,
-            "input_tokens_details": {"cached_tokens": 2},
+            "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 40},
             "output_tokens": 78,
             "output_tokens_details": {"reasoning_tokens": 64},
         },
@@ -61,7 +61,7 @@ def test_the_body_of_a_response(serve, connect):
             "format": {"type": "json_schema", "name": "answer", "strict": False, "schema": {"type": "object"}}
         },
     }
-    assert (answer.text, answer.usage) == ("Lima", Usage(31, 78, 2, 64))
+    assert (answer.text, answer.usage) == ("Lima", Usage(31, 78, 2, 64, cache_write_tokens=29))
 
 
 def test_messages_and_formats_change_their_shape(serve, connect):
@@ -126,7 +126,7 @@ def test_a_failed_response_is_an_error_although_the_status_is_200(serve, connect
     with pytest.raises(ProviderError) as caught:
         ask(connect(serve(says(body)), api="responses"))
     assert (caught.value.kind, caught.value.code) == (kind, code)
-    assert caught.value.usage == Usage(31, 78, 2, 64)
+    assert caught.value.usage == Usage(31, 78, 2, 64, cache_write_tokens=29)
 
 
 @pytest.mark.parametrize("body", [{}, response(output=None), response(status="in_progress"), {"output": "x"}])

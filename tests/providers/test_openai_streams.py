@@ -258,7 +258,7 @@ def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Conn
     """Its whole answer is one piece."""
     reading = stream(connect(serve(says(chat("Lima")))))
     assert list(reading) == ["Lima"]
-    assert reading.answer.usage == Usage(31, 78, 5, 64)
+    assert reading.answer.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
 def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:

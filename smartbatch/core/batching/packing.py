@@ -318,12 +318,24 @@ def split_usage(
     # Cached tokens are part of the input tokens in each share as well, so the parts are split, not the sums.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
-    fresh = _largest_remainder(usage.input_tokens - of_input, weights)
+    of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)
+    for_an_hour = min(usage.cache_write_1h_tokens, of_written)
+    fresh = _largest_remainder(usage.input_tokens - of_input - of_written, weights)
     cached = _largest_remainder(of_input, weights)
+    brief = _largest_remainder(of_written - for_an_hour, weights)
+    longer = _largest_remainder(for_an_hour, weights)
     spoken = _largest_remainder(usage.output_tokens - of_output, for_output)
     thought = _largest_remainder(of_output, for_output)
     return [
-        Usage(fresh[i] + cached[i], spoken[i] + thought[i], cached[i], thought[i], usage.estimated)
+        Usage(
+            fresh[i] + cached[i] + brief[i] + longer[i],
+            spoken[i] + thought[i],
+            cached[i],
+            thought[i],
+            usage.estimated,
+            brief[i] + longer[i],
+            longer[i],
+        )
         for i in range(len(weights))
     ]
 

@@ -26,6 +26,9 @@ class Rates(Protocol):
     def cost(self, usage: Usage) -> float:
         """Return USD of one request."""
 
+    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
+        """Return the tokens of a request that is not sent yet, as they are to be priced."""
+
 
 class Workload:
     """Adds up requests in constant memory; each takes some microseconds.
@@ -66,15 +69,13 @@ class Workload:
             self.tokens_most += learned.most_output(limit)
         if made and limit is None:
             self._bounded = False
-        asked, answered = Usage(given, 0), Usage(given, math.ceil(made))
-        longest = Usage(given, limit) if made and limit else None
         for name, card in self._rates.items():
-            alone = card.cost(asked)
+            alone = card.cost(card.expected_usage(given, 0))
             self._given[name] += alone
             if made:
-                self._made[name] += card.cost(answered) - alone
-            if longest is not None:
-                self._most[name] += card.cost(longest) - alone
+                self._made[name] += card.cost(card.expected_usage(given, math.ceil(made))) - alone
+                if limit:
+                    self._most[name] += card.cost(card.expected_usage(given, limit)) - alone
 
     @property
     def load(self) -> Load:

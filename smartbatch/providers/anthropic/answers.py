@@ -79,7 +79,19 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
     if fresh is None or made is None:
         return None
     written = count(usage.get("cache_creation_input_tokens")) or 0
+    for_an_hour = _detail(usage, "cache_creation", "ephemeral_1h_input_tokens")
     cached = count(usage.get("cache_read_input_tokens")) or 0
-    details = usage.get("output_tokens_details")
-    thought = (count(details.get("thinking_tokens")) or 0) if isinstance(details, Mapping) else 0
-    return Usage(fresh + written + cached, made, cached, min(thought, made))
+    thought = _detail(usage, "output_tokens_details", "thinking_tokens")
+    return Usage(
+        fresh + written + cached,
+        made,
+        cached,
+        min(thought, made),
+        cache_write_tokens=written,
+        cache_write_1h_tokens=min(for_an_hour, written),
+    )
+
+
+def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
+    details = usage.get(part)
+    return (count(details.get(name)) or 0) if isinstance(details, Mapping) else 0

@@ -145,9 +145,11 @@ def _usage(usage: Any, inward: str, outward: str) -> Usage | None:
     taken, made = count(usage.get(f"{inward}_tokens")), count(usage.get(f"{outward}_tokens", 0))
     if taken is None or made is None:
         return None
-    cached = _detail(usage.get(f"{inward}_tokens_details"), "cached_tokens")
+    details = usage.get(f"{inward}_tokens_details")
+    cached = min(_detail(details, "cached_tokens"), taken)
+    written = min(_detail(details, "cache_write_tokens"), taken - cached)
     reasoning = _detail(usage.get(f"{outward}_tokens_details"), "reasoning_tokens")
-    return Usage(taken, made, min(cached, taken), min(reasoning, made))
+    return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 
 def _detail(details: Any, name: str) -> int:

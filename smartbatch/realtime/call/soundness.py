@@ -62,7 +62,14 @@ def _mended(error: ProviderError) -> ProviderError:
 def _is_usage(usage: object) -> bool:
     if not isinstance(usage, Usage):
         return False
-    counts = (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens)
+    counts = (
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        usage.reasoning_tokens,
+        usage.cache_write_tokens,
+        usage.cache_write_1h_tokens,
+    )
     return all(isinstance(count, int) and 0 <= count <= MOST_TOKENS for count in counts)
 
 
