@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,11 +38,14 @@ class Lost:
         self, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, lag: float | None
     ) -> None:
         self.sizes: list[int] = []
+        self._refused_from = sys.maxsize
         create, page = api.create, api.page
         hidden: dict[str, float] = {}
 
         def losing(creation: Creation, timeout: float) -> RemoteBatch:
             self.sizes.append(creation.size)
+            if len(self.sizes) >= self._refused_from:
+                refused("")
             if len(self.sizes) != 2:
                 return create(creation, timeout)
             if lag is not None:
@@ -52,6 +58,10 @@ class Lost:
 
         monkeypatch.setattr(api, "create", losing)
         monkeypatch.setattr(api, "page", lagging)
+
+    def refuse_from(self, create: int) -> None:
+        """Refuse the account's key from this create on, counted from 1."""
+        self._refused_from = create
 
 
 @pytest.fixture
@@ -159,6 +169,35 @@ def test_a_batch_that_is_found_late_answers_the_question(
     job, lost = start(4 * MINUTE)
     assert job.wait(8 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1]
+
+
+def test_a_question_that_is_answered_resumes_the_job_whatever_its_note_says(
+    start: Callable[[float | None], tuple[Job, Lost]], tmp_path: Path
+) -> None:
+    """Another release has other words; what it waits for is known by the marks of its shards."""
+    job, lost = start(4 * MINUTE)
+    with pytest.raises(JobTimeout):
+        job.wait(3.5 * MINUTE)
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db", timeout=10)) as database:
+        database.execute("UPDATE job SET note = ?", (b"held: in other words",))
+        database.commit()
+    status = job.status()
+    assert (status.state, status.note) == ("held", "held: in other words")
+    assert job.wait(8 * MINUTE).completed == 3
+    assert lost.sizes == [1, 1, 1]
+
+
+def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
+    start: Callable[[float | None], tuple[Job, Lost]],
+) -> None:
+    job, lost = start(4 * MINUTE)
+    with pytest.raises(JobTimeout):
+        job.wait(3.5 * MINUTE)
+    assert job.status().state == "held"
+    lost.refuse_from(3)
+    with pytest.raises(JobTimeout, match="the key is refused"):
+        job.wait(60 * MINUTE)
+    assert (job.status().state, lost.sizes) == ("held", [1, 1, 1])
 
 
 def test_after_the_watch_it_is_certain_and_goes_again(

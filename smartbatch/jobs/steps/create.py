@@ -160,7 +160,7 @@ def adopt(step: StepContext, shard: ShardRow, batch: RemoteBatch, reason: str = 
         reason,
         batch_id=batch.id,
         candidate=None,
-        remote=RemoteProgress(status=batch.word),
+        remote=RemoteProgress(status=batch.word, held_job=shard.remote.held_job),
         results_until=submitted + step.api.abilities.retention,
         due_at=step.wall + min(step.limits.poll_interval, MINUTE),
     )

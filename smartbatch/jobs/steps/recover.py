@@ -27,7 +27,7 @@ from smartbatch.providers.batch_api import RemoteBatch
 __all__ = [
     "READINGS",
     "mark_uncertain",
-    "outcome_is_known",
+    "resume_if_known",
     "search",
     "search_after_fence",
     "tell_unreadable",
@@ -43,17 +43,32 @@ HELD = (
     "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or until you "
     "looked at the provider's list and resume it"
 )
+_UNKNOWN = frozenset({ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED})
 SEARCHED = (
     "nobody knows yet whether its batch was created: it is searched for, and nothing is sent again meanwhile"
 )
 
 
-def outcome_is_known(step: StepContext) -> bool:
-    """Whether a job is held because of creates whose outcome is known by now."""
-    if step.job.state is not JobState.HELD or step.job.note != HELD:
+def resume_if_known(step: StepContext) -> bool:
+    """Resume a job that is held because of creates, once the outcome of each is known.
+
+    Their shards are marked with ``held_job``. The marks are removed after the job is resumed, so that a job
+    that is held later for another reason waits for a person.
+
+    Returns:
+        True when anything changed.
+    """
+    if step.policy.on_unknown != "hold":
         return False
-    states = (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
-    return not any(shard.remote.held_job for shard in step.store.shards(step.job.id, states=states))
+    marked = [shard for shard in step.store.shards(step.job.id) if shard.remote.held_job]
+    if not marked or any(shard.state in _UNKNOWN for shard in marked):
+        return False
+    if step.job.state is JobState.HELD:
+        step.store.unhold(step.job.id)
+    for shard in marked:
+        remote = evolve(shard.remote, held_job=False)
+        step.store.advance(step.lease, shard, shard.state, remote=remote)
+    return True
 
 
 def mark_uncertain(step: StepContext, shard: ShardRow) -> ShardRow:

@@ -144,8 +144,7 @@ class StepRunner:
             speed=self._speed,
             calibration=self._calibration,
         )
-        if recover.outcome_is_known(step):
-            self._store.unhold(job.id)
+        if recover.resume_if_known(step):
             return StepResult(step.wall)
         if job.state is JobState.ACTIVE and not job.cancel_requested and plan_shards(step):
             return StepResult(step.wall, self._has_realtime(job))
