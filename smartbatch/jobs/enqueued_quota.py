@@ -20,14 +20,15 @@ from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import enqueued_limit
 
-__all__ = ["QUOTA_CODES", "admitted", "is_quota", "known_limit", "known_most", "refused", "room_for"]
+__all__ = ["QUOTA_CODES", "admitted", "known_limit", "known_most", "refused", "room_for"]
 
 ALONE = 3
 """Refusals in a row, with no other batch of ours enqueued, after which shards become smaller: fewer may be
 caused by other users of the account."""
 
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
-"""OpenAI and Azure; Gemini says RESOURCE_EXHAUSTED at the create, which is an ordinary refusal."""
+"""Codes of refusals because too many tokens are enqueued, of OpenAI and Azure. Gemini says RESOURCE_EXHAUSTED
+at the create, which is an ordinary refusal."""
 
 ENQUEUED = (
     ShardState.SUBMITTING,
@@ -36,11 +37,6 @@ ENQUEUED = (
     ShardState.FENCED,
     ShardState.SUBMITTED,
 )
-
-
-def is_quota(code: str | None) -> bool:
-    """Whether a refusal means that too many tokens are enqueued."""
-    return code in QUOTA_CODES
 
 
 def known_limit(step: StepContext, named: float = math.inf) -> float:

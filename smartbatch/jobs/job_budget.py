@@ -27,7 +27,6 @@ from smartbatch.jobs.records import (
     JobRow,
     JobState,
     NewResult,
-    NewShard,
     OpenItem,
     OverJobBudget,
     ShardRow,
@@ -35,7 +34,6 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.types import Request
@@ -198,9 +196,7 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     if least <= remaining_budget(row) + _TINY:
         return True  # there is room since just now
     error = exceeded(row, len(items), least)
-    nonce = new_nonce(step.rng)
-    ixs = tuple(item.ix for item in items)
-    shard = step.store.plan(step.lease, NewShard(f"shard-{nonce}", nonce, ixs, 0, 0, step.wall))
+    shard = step.plan(item.ix for item in items)
     step.store.fail_shard(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
     report(step.store, step.job, step.tell, step.clock)
     return True

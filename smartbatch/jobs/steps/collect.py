@@ -7,7 +7,7 @@ Results are matched by id, never by position, and reading them again changes not
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from attrs import define, evolve
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
-from smartbatch.jobs.records import NewResult, ShardItem, ShardRow, ShardState
+from smartbatch.jobs.records import NewResult, RemoteProgress, ShardItem, ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.steps.result_lines import (
     OddLines,
@@ -31,12 +31,12 @@ __all__ = [
     "ResultTotals",
     "clear",
     "cost_of",
+    "download_all",
     "ended_by_itself",
     "fetch",
     "ingest",
     "no_longer_kept",
     "nonces_in",
-    "salvage",
     "store_results",
 ]
 
@@ -56,15 +56,14 @@ def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
     """
     assert shard.batch_id is not None
     try:
-        batch = step.api.get(
-            shard.batch_id, step.limits.call_timeout
-        )  # the addresses of results may have changed
+        # the addresses of results may have changed
+        batch = step.api.get(shard.batch_id, step.limits.call_timeout)
         nothing = batch is None or (batch.state is RemoteState.COMPLETED and not batch.outputs)
         if nothing and no_longer_kept(step, shard):
             return _gone(step, shard)
         if batch is None or not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
-        _download_all(step, shard, batch)
+        download_all(step, shard, batch)
     except StoreError:
         raise  # the disk is full: nothing is wrong at the provider
     except Exception as error:
@@ -104,7 +103,7 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     Returns:
         True when everything was read, so that the shard can be settled.
     """
-    paths = [_path(step, shard, number) for number in range(len(shard.remote.outputs))]
+    paths = _paths(step, shard, shard.remote)
     if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
             doubled = store_results(step, shard, paths).doubled
@@ -117,7 +116,7 @@ def ingest(step: StepContext, shard: ShardRow) -> bool:
     return False
 
 
-def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> ResultTotals:
+def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
     The files are read twice. The first pass learns how the provider counts the tokens of these prompts,
@@ -142,15 +141,19 @@ def store_results(step: StepContext, shard: ShardRow, paths: list[Path]) -> Resu
             "other requests. Compare some before you use them",
             shard,
         )
-    totals = ResultTotals()
+    totals, calibration = ResultTotals(), step.calibration(step.job)
     before = step.store.job(step.job.id) or step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
         items = step.store.items_at(shard.id, [line.position for line in page])
         results = _results(reader, items, page)
         stored = step.store.ingest(step.lease, shard, results, at=step.wall)
         totals.doubled += len(stored.doubled)
-        totals.add(results, stored.final)
-        _calibrate(step, page, items, frozenset(stored.final))
+        final = frozenset(stored.final)
+        totals.add(results, final)
+        for line in page:  # learn from answers that were stored now how many tokens requests take
+            item, answer = items.get(line.position), line.line.answer
+            if item is not None and item.ix in final and answer is not None and answer.usage is not None:
+                calibration.observe(item.tokens, answer.usage)
         before = report(step.store, before, step.tell, step.clock)
     mismatched = "answers were billed for a prompt of another length than theirs; they run again in real time"
     _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
@@ -165,30 +168,14 @@ def _results(
     ]
 
 
-def _calibrate(
-    step: StepContext, page: list[ResultLine], items: Mapping[int, ShardItem], final: Collection[int]
-) -> None:
-    """Learn from answers that were stored now how many tokens requests of the model take."""
-    known = step.calibration(step.job)
-    for line in page:
-        item, answer = items.get(line.position), line.line.answer
-        if item is not None and item.ix in final and answer is not None and answer.usage is not None:
-            known.observe(item.tokens, answer.usage)
-
-
-def salvage(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
-    """Fetch and store the results of an orphan, which are paid for, where they can still be used."""
-    return store_results(step, shard, _download_all(step, shard, batch))
-
-
 def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
-    paths = _download_all(step, shard, batch)
+    paths = download_all(step, shard, batch)
     reader = ResultReader(step, Crosscheck())
     totals = ResultTotals()
     for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.measures(shard.id)):
         items = step.store.items_at(shard.id, [line.position for line in page])
-        totals.add(_results(reader, items, page), ())
+        totals.add(_results(reader, items, page), frozenset())
     clear(step, shard)
     return totals
 
@@ -223,7 +210,12 @@ class ResultTotals:
     usd: float | None = 0.0
     wasted: float | None = 0.0
 
-    def add(self, results: list[NewResult], final: tuple[int, ...]) -> None:
+    @property
+    def price(self) -> str:
+        """What the billed ones cost, in words."""
+        return "an unknown amount" if self.usd is None else f"{self.usd:.4f} USD"
+
+    def add(self, results: list[NewResult], final: Collection[int]) -> None:
         """Add a page of results, of which those in ``final`` were stored now."""
         for result in results:
             if result.outcome == "unrun" or not (result.input_tokens or result.outcome == "succeeded"):
@@ -238,7 +230,6 @@ class ResultTotals:
 
 
 def _tell_odd_lines(step: StepContext, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:
-    """Write an incident for each kind of odd line."""
     _tell(step, shard, "malformed_line", odd.malformed, "lines of the results could not be read")
     foreign = "lines of the results carry ids that were never sent; not delivered"
     _tell(step, shard, "foreign_line", odd.foreign, foreign)
@@ -256,8 +247,9 @@ def _tell(
         step.incident(kind, f"{count:,} {text}", shard, money)
 
 
-def _download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
-    paths = [_path(step, shard, number) for number in range(len(batch.outputs))]
+def download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
+    """Fetch every output of a batch into a local file."""
+    paths = _paths(step, shard, batch)
     for path, output in zip(paths, batch.outputs, strict=True):
         with closing(_received(step, batch, output)) as pieces:
             step.write_file(path, pieces)
@@ -277,8 +269,9 @@ def _first(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
             return
 
 
-def _path(step: StepContext, shard: ShardRow, number: int) -> Path:
-    return step.spool_path(shard, f"out{number}")
+def _paths(step: StepContext, shard: ShardRow, remote: RemoteBatch | RemoteProgress) -> list[Path]:
+    """Return the local file of each output."""
+    return [step.spool_path(shard, f"out{number}") for number in range(len(remote.outputs))]
 
 
 def clear(step: StepContext, shard: ShardRow) -> None:

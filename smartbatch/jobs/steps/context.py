@@ -17,6 +17,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
+from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     IncidentRow,
     ItemState,
@@ -24,16 +25,21 @@ from smartbatch.jobs.records import (
     JobPolicy,
     JobRow,
     JobState,
+    NewShard,
     ShardRow,
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.types import Request
 
 __all__ = ["StepContext", "StepLimits", "held_note", "report", "unlearned", "write_whole"]
 
+PAGE = 1000
+"""Requests read at a time."""
 MINUTE = 60.0
 HOUR = 3600.0
 
@@ -141,7 +147,6 @@ class StepContext:
         return moved
 
     def tell_change(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
-        """Tell a change of state that is committed."""
         self.tell(
             ShardChanged(
                 at=self.clock.now(),
@@ -162,6 +167,16 @@ class StepContext:
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
 
+    def plan(self, ixs: Iterable[int], *, bytes: int = 0, tokens: int = 0, reserved: float = 0.0) -> ShardRow:
+        """Put open items into a new shard with a nonce of its own.
+
+        Raises:
+            OverJobBudget: the job's budget has no room for what it can cost.
+        """
+        nonce = new_nonce(self.rng)
+        new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved)
+        return self.store.plan(self.lease, new)
+
     def discard(
         self,
         shard: ShardRow,
@@ -176,6 +191,13 @@ class StepContext:
             self.lease, shard, items=to, tried=tried, note=reason, at=self.wall, maybe_billed=maybe_billed
         )
         self.tell_change(shard, dead, reason)
+        return dead
+
+    def fail(self, shard: ShardRow, error: SmartbatchError, note: str) -> ShardRow:
+        """End a shard that was refused for good: its items fail with ``error``."""
+        dead = self.store.fail_shard(self.lease, shard, encode_error(error), note=note, at=self.wall)
+        self.tell_change(shard, dead, note)
+        report(self.store, self.job, self.tell, self.clock)
         return dead
 
     def retry_later(
@@ -198,15 +220,9 @@ class StepContext:
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
         if self.store.add_incident(row, lease=self.lease):
+            at, job_id = self.clock.now(), self.job.id
             self.tell(
-                JobIncident(
-                    at=self.clock.now(),
-                    job_id=self.job.id,
-                    shard_id=shard_id,
-                    kind=kind,
-                    detail=detail,
-                    money=money,
-                )
+                JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)
             )
 
     def ignored(self, call: str, error: Exception) -> None:
@@ -221,6 +237,15 @@ class StepContext:
     def spool_path(self, shard: ShardRow, what: str) -> Path:
         """Return the path of a local file of a shard, whose content can always be made again."""
         return Path(self.store.spool) / f"{shard.id}.{what}"
+
+    def requests_of(self, shard: ShardRow) -> Iterator[tuple[int, Request]]:
+        """Yield the requests of a shard with their positions in it."""
+        shared = decode_params(self.job.params)
+        position = -1
+        while page := self.store.payloads(shard.id, after=position, limit=PAGE):
+            for item in page:
+                yield item.position, decode_request(item.payload, shared, id=None)
+            position = page[-1].position
 
     def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:
         """Write a local file; see :func:`write_whole`.

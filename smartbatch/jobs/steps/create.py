@@ -8,24 +8,24 @@ the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``REA
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
 from attrs import evolve
 
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
-from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
-from smartbatch.jobs.steps.context import MINUTE, StepContext, report
+from smartbatch.jobs.steps.context import MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
-from smartbatch.jobs.steps.redaction import redacted
 from smartbatch.jobs.steps.shard import most_key
 from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch
+from smartbatch.providers.foreign_text import echoes, texts
 from smartbatch.types import Kind
 
-__all__ = ["adopt", "begin", "resume_upload", "submit", "tries_of"]
+__all__ = ["adopt", "begin", "repeats_a_prompt", "resume_upload", "submit", "tries_of"]
 
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
@@ -33,9 +33,11 @@ _REPEAT = frozenset(
 _ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN = "waits until another create of this account is settled"
-"""What a shard remembers: how often its input was sent again, each time under a name of its own."""
 FILE_PAUSE = 2.0
 """Seconds between two polls of a file that the provider still processes; it takes a few."""
+LEAST = 8
+"""Least characters of a prompt that is searched for in texts: single words occur in every error."""
+_LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
 def begin(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -60,13 +62,14 @@ def resume_upload(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
-        return _upload_failed(step, shard, redacted(step, shard, step.api.classify(error)))
+        return _call_failed(step, shard, error)
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
         return _send_file(step, step.reschedule(shard, 0.0, remote=remote))
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
-        return _give_up(step, shard, "its input file is another than the one meant", file_id=found.id)
+        shard = step.reschedule(shard, 0.0, file_id=found.id)  # it is deleted when the shard is cleaned up
+        return step.discard(shard, "its input file is another than the one meant")
     if not found.ready:
         return step.reschedule(shard, FILE_PAUSE)
     return step.advance(shard, ShardState.READY, file_id=found.id)
@@ -81,14 +84,18 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         file = step.api.upload(_input_name(shard), source, step.limits.transfer_timeout)
     except Exception as error:
-        return _upload_failed(step, shard, redacted(step, shard, step.api.classify(error)))
+        return _call_failed(step, shard, error)
     if not file.ready:
         return step.reschedule(shard, FILE_PAUSE)
     return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
-def _upload_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Try again what may pass: an upload costs nothing. End the shard otherwise."""
+def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
+    """Go on after a call that costs nothing: try again what may pass, end the shard otherwise.
+
+    A server without batches refuses the list, before anything is created.
+    """
+    error = _redacted(step, shard, failure)
     if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return step.retry_later(shard, error)
     return _refused(step, shard, error)
@@ -117,7 +124,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         page = step.api.page(None, step.limits.call_timeout)
     except Exception as error:
-        return _list_failed(step, shard, redacted(step, shard, step.api.classify(error)))
+        return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
     began = step.clock.now()
     now = step.wall
@@ -146,7 +153,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     try:
         batch = step.api.create(creation, step.limits.transfer_timeout)
     except Exception as error:
-        return _create_failed(step, intended, redacted(step, intended, step.api.classify(error)))
+        return _create_failed(step, intended, _redacted(step, intended, error))
     return adopt(step, intended, batch)
 
 
@@ -185,13 +192,6 @@ def _turn(step: StepContext, shard: ShardRow) -> float:
     return step.limits.poll_interval if long else min(step.limits.poll_interval, 5.0)
 
 
-def _list_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
-    """Try again what may pass. A server without batches refuses here, before anything is created."""
-    if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
-        return step.retry_later(shard, error)
-    return _refused(step, shard, error)
-
-
 def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
     """Go on after a create that raised. The cases, in order:
 
@@ -213,16 +213,15 @@ def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> 
         )
     reason = f"its create was refused ({error.kind.value})"
     back = step.advance(shard, ShardState.READY, reason, tries=shard.tries)
-    if enqueued_quota.is_quota(error.code) or error.kind is ErrorKind.RATE_LIMIT:
+    if error.code in enqueued_quota.QUOTA_CODES or error.kind is ErrorKind.RATE_LIMIT:
         if enqueued_quota.refused(step, back, error, error.message):
-            return _give_up(
-                step, back, "more than the quota of enqueued tokens; it goes again in smaller parts"
-            )
+            reason = "more than the quota of enqueued tokens; it goes again in smaller parts"
+            return step.discard(back, reason)
         return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
     if error.kind in _REPEAT:
         return step.retry_later(back, error)
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
-        return _give_up(step, back, "its input file is gone; its requests go again", tried=True)
+        return step.discard(back, "its input file is gone; its requests go again", tried=True)
     return _refused(step, back, error)
 
 
@@ -254,42 +253,17 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     if error.status == 413 and shard.size > 1:
-        return _halve(step, shard)
+        step.store.remember(most_key(step), max(1, shard.size // 2))  # from now on for this model
+        return step.discard(shard, "too big for the server; it goes again in halves")
     if step.falls_back:
-        return _give_up(step, shard, f"refused: {error.message}", to=ItemState.REALTIME)
-    now = step.wall
-    dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=error.message, at=now)
-    step.tell_change(shard, dead, error.message)
-    report(step.store, step.job, step.tell, step.clock)
-    return dead
-
-
-def _halve(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Send the items again in shards of half the size, from now on for this model."""
-    step.store.remember(most_key(step), max(1, shard.size // 2))
-    return _give_up(step, shard, "too big for the server; it goes again in halves")
-
-
-def _give_up(
-    step: StepContext,
-    shard: ShardRow,
-    reason: str,
-    *,
-    to: ItemState = ItemState.OPEN,
-    file_id: str | None = None,
-    tried: bool = False,
-) -> ShardRow:
-    """End a shard that certainly has no batch; its file is deleted when it is cleaned up."""
-    if file_id is not None:
-        shard = step.reschedule(shard, 0.0, file_id=file_id)
-    return step.discard(shard, reason, to=to, tried=tried)
+        return step.discard(shard, f"refused: {error.message}", to=ItemState.REALTIME)
+    return step.fail(shard, error, error.message)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:
     """Return the file of the shard's lines; made again with the same bytes where it is missing.
 
     Raises:
-        InvalidRequest: never for requests that were accepted; their lines were encoded once already.
         StoreError: the disk is full.
     """
     path = step.spool_path(shard, "in")
@@ -300,13 +274,34 @@ def _spool(step: StepContext, shard: ShardRow) -> Path:
 
 
 def _lines(step: StepContext, shard: ShardRow) -> Iterator[bytes]:
-    shared = decode_params(step.job.params)
-    position = -1
-    while page := step.store.payloads(shard.id, after=position, limit=1000):
-        for item in page:
-            request = decode_request(item.payload, shared, id=None)
-            wire = wire_id(shard.nonce, item.position)
-            yield step.api.encode(request, model=step.model, wire_id=wire) + b"\n"
-        position = page[-1].position
-    if position < 0:
-        raise InvalidRequest("a shard without requests cannot be sent")
+    for position, request in step.requests_of(shard):
+        wire = wire_id(shard.nonce, position)
+        yield step.api.encode(request, model=step.model, wire_id=wire) + b"\n"
+
+
+# -- texts of the provider -----------------------------------------------------------------------------------
+
+
+def _redacted(step: StepContext, shard: ShardRow, failure: Exception) -> ProviderError:
+    """Return the error of a failed call about a shard, without the provider's text where it repeats a prompt.
+
+    An adapter that sends one request searches its error for the prompt. A batch is sent as a file, so the
+    texts about it are searched here for all its prompts.
+    """
+    error = step.api.classify(failure)
+    ours = error.kind in (ErrorKind.NETWORK_ERROR, ErrorKind.TIMEOUT)
+    if ours or not repeats_a_prompt(step, shard, error.message):
+        return error
+    quiet = copy.copy(error)
+    before = error.message.partition(": ")[0]
+    quiet.message = f"the call was refused {_LEFT_OUT}"
+    if before != error.message and not repeats_a_prompt(step, shard, before):
+        quiet.message = f"{before}: {_LEFT_OUT}"
+    quiet.args = (quiet.message,)
+    return quiet
+
+
+def repeats_a_prompt(step: StepContext, shard: ShardRow, text: str) -> bool:
+    """Whether a text of the provider's repeats a prompt of a shard, or a good piece of one."""
+    prompts = (prompt for _, request in step.requests_of(shard) for prompt in texts((request,)))
+    return echoes(text, (prompt for prompt in prompts if len(prompt) >= LEAST))

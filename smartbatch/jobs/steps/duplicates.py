@@ -99,11 +99,11 @@ def _tell_cost(step: StepContext, shard: ShardRow, duplicate: RemoteBatch) -> fl
     """Say what a second batch cost, and return it, USD; what is not known counts nothing."""
     money = collect.cost_of(step, shard, duplicate)
     if money.billed:
-        known = "an unknown amount" if money.usd is None else f"{money.usd:.4f} USD"
         step.incident(
             "double_submission",
             f"batch {duplicate.id} was created a second time for the same requests: {money.billed:,} of "
-            f"them were run by it, for {known}; something between here and the provider repeats requests",
+            f"them were run by it, for {money.price}; something between here and the provider repeats "
+            "requests",
             shard,
             money.usd,
         )

@@ -84,14 +84,13 @@ def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
 
 
 def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
-    """Use the orphan's answers for items that are still open, and say what it cost."""
-    totals = collect.salvage(step, shard, batch)
+    """Use the orphan's answers for items that are still open: they are paid for. Say what it cost."""
+    totals = collect.store_results(step, shard, collect.download_all(step, shard, batch))
     if totals.billed:
-        known = "an unknown amount" if totals.usd is None else f"{totals.usd:.4f} USD"
         step.incident(
             "double_submission",
             f"batch {batch.id} was given up, but exists: {totals.billed:,} requests were run by it, for "
-            f"{known}; {totals.used:,} of its answers were still of use",
+            f"{totals.price}; {totals.used:,} of its answers were still of use",
             shard,
             totals.usd,
         )

@@ -6,11 +6,9 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
-from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import HOUR, StepContext, report
-from smartbatch.jobs.steps.redaction import repeats
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = ["cancel", "poll"]
@@ -105,10 +103,10 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
-    if repeats(step, shard, f"{reason} {error.message}"):
+    if create.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)
-    if enqueued_quota.is_quota(batch.code):
+    if batch.code in enqueued_quota.QUOTA_CODES:
         enqueued_quota.refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
     if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
@@ -118,11 +116,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         return step.discard(shard, reason, tried=True)
     if step.falls_back:
         return step.discard(shard, reason, tried=True, to=ItemState.REALTIME)
-    now = step.wall
-    dead = step.store.fail_shard(step.lease, shard, encode_error(error), note=reason, at=now)
-    step.tell_change(shard, dead, reason)
-    report(step.store, step.job, step.tell, step.clock)
-    return dead
+    return step.fail(shard, error, reason)
 
 
 def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:

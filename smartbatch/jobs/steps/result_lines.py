@@ -15,7 +15,7 @@ from typing import BinaryIO
 from attrs import define, field, frozen
 
 from smartbatch.core.batching.crosscheck import Crosscheck
-from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
+from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
@@ -25,7 +25,7 @@ from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
-from smartbatch.types import Answer, Embedding, Kind, Request, Result, Route, Usage
+from smartbatch.types import Answer, Kind, Result, Route, Usage
 
 __all__ = [
     "MAX_LINE",
@@ -47,6 +47,7 @@ MAX_LINE = 64 * 2**20
 """Longest line, bytes: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and
 small enough to hold in memory."""
 
+_OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -228,10 +229,9 @@ class ResultReader:
         self._step = step
         self._check = check
         self._shared: Shared = decode_params(step.job.params)
-        provider = step.job.model.partition(":")[0]
-        wall = step.wall
-        self._batch = step.prices.rates(provider, step.model, wall, processing="batch")
-        self._realtime = step.prices.rates(provider, step.model, wall)
+        provider, _, model = step.job.model.partition(":")
+        self._batch = step.prices.rates(provider, model, step.wall, processing="batch")
+        self._realtime = step.prices.rates(provider, model, step.wall)
         self.suspicious = 0
 
     def result(self, item: ShardItem, line: Line, digest: bytes) -> NewResult:
@@ -249,8 +249,7 @@ class ResultReader:
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
         error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
-        outcome = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
-        return self._new_result(item.ix, outcome[line.outcome], encode_error(error), digest, usage)
+        return self._new_result(item.ix, _OUTCOMES[line.outcome], encode_error(error), digest, usage)
 
     def cost(self, usage: Usage) -> float | None:
         """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
@@ -258,7 +257,7 @@ class ResultReader:
 
     def _answered(self, item: ShardItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
-        usage = answer.usage or self._estimated(item, answer)
+        usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
         if not usage.estimated and self._check.suspicious(item.tokens, usage.input_tokens):
             self.suspicious += 1
             error = ProviderError(
@@ -266,14 +265,13 @@ class ResultReader:
                 kind=ErrorKind.INVALID_RESPONSE,
             )
             return self._new_result(item.ix, "again", encode_error(error), digest, usage)
-        parsed, problem = _parsed(request, answer)
-        if problem is not None:
-            error_body = encode_error(
-                ValidationFailed(problem.message, finish_reason=answer.finish_reason, usage=usage)
-            )
-            outcome = "failed" if problem.final else "again"
-            return self._new_result(item.ix, outcome, error_body, digest, usage)
-        if (dimensions := _dimensions(request.embedding)) and len(answer.embedding or ()) != dimensions:
+        verdict = read_answer(request.params, answer.text, answer.finish_reason)
+        if not isinstance(verdict, Parsed):
+            failure = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
+            outcome = "failed" if verdict.final else "again"
+            return self._new_result(item.ix, outcome, encode_error(failure), digest, usage)
+        dimensions = None if request.embedding is None else request.embedding.dimensions
+        if dimensions and len(answer.embedding or ()) != dimensions:
             error = ProviderError(
                 f"the vector has {len(answer.embedding or ())} numbers instead of {dimensions}",
                 kind=ErrorKind.INVALID_RESPONSE,
@@ -282,10 +280,10 @@ class ResultReader:
         result = Result(
             "",
             text=answer.text,
-            parsed=parsed,
+            parsed=verdict.value,
             embedding=answer.embedding,
             usage=usage,
-            cost=_cost(self._batch, usage) if answer.cost is None else answer.cost,
+            cost=self.cost(usage) if answer.cost is None else answer.cost,
             attempts=1,
             route=Route.BATCH,
             finish_reason=answer.finish_reason,
@@ -298,29 +296,9 @@ class ResultReader:
     def _new_result(
         self, ix: int, outcome: str, body: bytes, digest: bytes, usage: Usage, cost: float | None = None
     ) -> NewResult:
-        return NewResult(
-            ix,
-            outcome,
-            body,
-            digest,
-            usage.input_tokens,
-            usage.output_tokens,
-            _cost(self._batch, usage) if cost is None else cost,
-            _cost(self._realtime, usage),
-        )
-
-    def _estimated(self, item: ShardItem, answer: Answer) -> Usage:
-        return Usage(item.tokens, estimate(answer.text or ""), estimated=True)
-
-
-def _parsed(request: Request, answer: Answer) -> tuple[object, Problem | None]:
-    """Return the object an answer stands for, recovered from fences and noise, or why there is none."""
-    verdict = read_answer(request.params, answer.text, answer.finish_reason)
-    return (verdict.value, None) if isinstance(verdict, Parsed) else (None, verdict)
-
-
-def _dimensions(embedding: Embedding | None) -> int | None:
-    return None if embedding is None else embedding.dimensions
+        tokens = usage.input_tokens, usage.output_tokens
+        cost = self.cost(usage) if cost is None else cost
+        return NewResult(ix, outcome, body, digest, *tokens, cost, _cost(self._realtime, usage))
 
 
 def _cost(rates: RateCard | None, usage: Usage) -> float | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.tokens import Calibration
@@ -29,7 +29,7 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-from smartbatch.jobs.steps import cleanup, collect, create, job_rescue, orphans, poll, recover, settle
+from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, recover, settle
 from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
 from smartbatch.jobs.steps.shard import plan_shards
 from smartbatch.jobs.store import SqlStore
@@ -50,7 +50,7 @@ _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
     _S.DEAD: orphans.watch_dead_shard,
-    _S.SETTLED: cleanup.clean_up,
+    _S.SETTLED: settle.clean_up,
 }
 
 
@@ -69,6 +69,7 @@ class StepResult:
     finished: bool = False
 
 
+@frozen
 class StepRunner:
     """Runs the steps of jobs. One thread at a time may run a job's step; different jobs may run concurrently.
 
@@ -85,28 +86,15 @@ class StepRunner:
         calibration: says what was learned of the tokens of a job's model; nothing by default.
     """
 
-    def __init__(
-        self,
-        store: SqlStore,
-        *,
-        api_of: Callable[[JobRow], BatchApi | None],
-        clock: Clock,
-        rng: Random,
-        tell: Callable[[Event], None],
-        prices: PriceBook,
-        limits: StepLimits,
-        speed: Callable[[JobRow], Speed] = assumed_speed,
-        calibration: Callable[[JobRow], Calibration] = unlearned,
-    ) -> None:
-        self._store = store
-        self._api_of = api_of
-        self._clock = clock
-        self._rng = rng
-        self._tell = tell
-        self._prices = prices
-        self._limits = limits
-        self._speed = speed
-        self._calibration = calibration
+    _store: SqlStore
+    _api_of: Callable[[JobRow], BatchApi | None] = field(kw_only=True)
+    _clock: Clock = field(kw_only=True)
+    _rng: Random = field(kw_only=True)
+    _tell: Callable[[Event], None] = field(kw_only=True)
+    _prices: PriceBook = field(kw_only=True)
+    _limits: StepLimits = field(kw_only=True)
+    _speed: Callable[[JobRow], Speed] = field(default=assumed_speed, kw_only=True)
+    _calibration: Callable[[JobRow], Calibration] = field(default=unlearned, kw_only=True)
 
     def run_step(self, lease: JobLease) -> StepResult:
         """Run the step of a job that is due first, if one is due. The cases, in order:
@@ -151,11 +139,17 @@ class StepRunner:
         return self._step(step)
 
     def _step(self, step: StepContext) -> StepResult:
-        shards = [shard for shard in step.store.shards(step.job.id) if _needs_steps(shard)]
+        shards = [
+            shard
+            for shard in step.store.shards(step.job.id)
+            if shard.state in OPEN_SHARDS or not shard.cleaned_up
+        ]
         check_at = job_rescue.rescue_late_job(step, shards)
         if check_at <= step.wall:
             return StepResult(step.wall, self._has_realtime(step.job))
-        runnable = [shard for shard in shards if not self._is_held(step, shard)]
+        # what was sent is followed to its end, also while the job is held
+        held = step.job.state is JobState.HELD and not step.job.cancel_requested
+        runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
         due = min(runnable, key=lambda shard: shard.due_at, default=None)
         direct = self._has_realtime(step.job)
         if due is None:
@@ -183,27 +177,13 @@ class StepRunner:
             return report(self._store, job, self._tell, self._clock)
         return job
 
-    def _is_held(self, step: StepContext, shard: ShardRow) -> bool:
-        """Whether a shard must not be sent because its job is held; what was sent is followed to its end."""
-        return (
-            step.job.state is JobState.HELD and shard.state in UNSENT_SHARDS and not step.job.cancel_requested
-        )
-
     def _due_at(self, step: StepContext, shard: ShardRow) -> float:
         """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
-        longest = max(
-            step.limits.longest_pause,
-            step.limits.poll_interval,
-            step.limits.reread_pause,
-            step.limits.visibility,
-        )
+        limits = step.limits
+        longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
         return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
 
     def _has_realtime(self, job: JobRow) -> bool:
         return job.state is JobState.ACTIVE and bool(
             self._store.open_items(job.id, state=ItemState.REALTIME, limit=1)
         )
-
-
-def _needs_steps(shard: ShardRow) -> bool:
-    return shard.state in OPEN_SHARDS or not shard.cleaned_up

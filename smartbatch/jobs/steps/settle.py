@@ -1,4 +1,7 @@
-"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction."""
+"""Settlement of a shard: every item has a result, or goes elsewhere, in one transaction.
+
+The remote files of a settled shard are deleted when the user's retention is over, and never before.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, encode_error
-from smartbatch.jobs.records import NewResult, ShardRow, UnsettledItem
-from smartbatch.jobs.steps import collect
+from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
+from smartbatch.jobs.steps import collect, duplicates
 from smartbatch.jobs.steps.context import StepContext, report
 
-__all__ = ["settle"]
+__all__ = ["clean_up", "settle"]
 
 
 def settle(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -48,6 +51,9 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             "may be paid twice",
             shard,
         )
+    lost = 0.0
+    if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
+        lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
     items = _Classification(step, shard)
     for item in rest:
         items.add(item)
@@ -63,7 +69,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         finals=items.finals,
         at=now,
         settled_at=now,
-        reserved=_lost(step, shard, missing) if may_have_run or shard.remote.results_gone else 0.0,
+        reserved=lost,
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
         note=None,
     )
@@ -71,11 +77,6 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     collect.clear(step, shard)
     report(step.store, before, step.tell, step.clock)
     return settled
-
-
-def _lost(step: StepContext, shard: ShardRow, missing: list[UnsettledItem]) -> float:
-    """Return what items without a line may have cost: it stays reserved, because nobody can know."""
-    return job_budget.lost_cost(step, shard, [item.ix for item in missing])
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem]) -> bool:
@@ -159,3 +160,34 @@ class _Classification:
                 kind=ErrorKind.SERVER_ERROR,
             )
         )
+
+
+def clean_up(step: StepContext, shard: ShardRow) -> ShardRow:
+    """``SETTLED``, not cleaned up. The cases, in order:
+
+    1. There may be a second batch of the shard: examine it first.
+    2. The user sets no retention: nothing is deleted, and the shard is cleaned up.
+    3. The job is not done, or its retention is not over: later.
+    4. Delete the outputs, the batch and the input at the provider.
+    """
+    if shard.remote.suspected_duplicates:
+        return duplicates.examine_suspect(step, shard)
+    retention = step.policy.retention
+    if retention is None:
+        return step.reschedule(shard, 0.0, cleaned_up=True)
+    if step.job.state is not JobState.DONE:
+        return step.reschedule(shard, step.limits.longest_pause)
+    rest = (step.job.finished_at or step.wall) + retention - step.wall
+    if rest > 0:
+        return step.reschedule(shard, min(rest, step.limits.longest_pause))
+    try:
+        batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
+        if batch is not None:
+            for file_id in step.api.output_files(batch):
+                step.api.delete_file(file_id, step.limits.call_timeout)
+            step.api.delete_batch(batch.id, step.limits.call_timeout)
+        if shard.file_id is not None:
+            step.api.delete_file(shard.file_id, step.limits.call_timeout)
+    except Exception as error:
+        return step.retry_later(shard, step.api.classify(error))
+    return step.reschedule(shard, 0.0, cleaned_up=True)

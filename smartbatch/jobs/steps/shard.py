@@ -8,9 +8,8 @@ from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, NewShard, OverJobBudget
+from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
 from smartbatch.jobs.steps.context import StepContext, report
-from smartbatch.jobs.wire_ids import new_nonce
 
 __all__ = ["most_key", "plan_shards"]
 
@@ -56,18 +55,13 @@ def plan_shards(step: StepContext) -> bool:
     by_ix = {item.ix: item for item in items}
     for ixs in pieces.shards:
         members = [by_ix[ix] for ix in ixs]
-        nonce = new_nonce(step.rng)
-        shard = NewShard(
-            id=f"shard-{nonce}",
-            nonce=nonce,
-            items=tuple(ixs),
-            bytes=sum(item.size + 1 for item in members),
-            tokens=sum(item.tokens for item in members),
-            due_at=step.wall,
-            reserved=sum(costs.get(ix, 0.0) for ix in ixs),
-        )
         try:
-            step.store.plan(step.lease, shard)
+            step.plan(
+                ixs,
+                bytes=sum(item.size + 1 for item in members),
+                tokens=sum(item.tokens for item in members),
+                reserved=sum(costs.get(ix, 0.0) for ix in ixs),
+            )
         except OverJobBudget:  # items in real time took the room meanwhile: cut anew
             return True
     if pieces.too_big:
@@ -91,11 +85,9 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
         f"the request alone is above what a batch may have ({step.api.abilities.max_bytes:,} bytes{tokens}); "
         "shorten it or send it in real time"
     )
-    nonce = new_nonce(step.rng)
-    shard = step.store.plan(step.lease, NewShard(f"shard-{nonce}", nonce, tuple(ixs), 0, 0, step.wall))
+    shard = step.plan(ixs)
     if step.falls_back:
-        reason = "too big for a batch; asked in real time"
-        step.discard(shard, reason, to=ItemState.REALTIME)
+        step.discard(shard, "too big for a batch; asked in real time", to=ItemState.REALTIME)
         return
     step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
     report(step.store, step.job, step.tell, step.clock)

@@ -23,7 +23,8 @@ from attrs import frozen
 from smartbatch import _fork
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.steps import collect, create, listing, recover, result_lines, shard
+from smartbatch.jobs.steps import collect, create, listing, recover, result_lines
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.per_process import PerProcess
@@ -129,7 +130,7 @@ MUTANTS = (
     Mutant(
         6,
         "one nonce for the whole job",
-        ((shard.plan_shards, (("new_nonce(step.rng)", "new_nonce(type(step.rng)(step.job.id))"),)),),
+        ((StepContext.plan, (("new_nonce(self.rng)", "new_nonce(type(self.rng)(self.job.id))"),)),),
     ),
     Mutant(
         7,
@@ -175,7 +176,7 @@ MUTANTS = (
         "the file of errors is not read",
         (
             (
-                collect._download_all,
+                collect.download_all,
                 (
                     ("range(len(batch.outputs))", "range(len(batch.outputs[:1]))"),
                     ("zip(paths, batch.outputs", "zip(paths, batch.outputs[:1]"),
