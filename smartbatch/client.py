@@ -13,7 +13,6 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered, run_after_collection
 from smartbatch.config import BatchingConfig, with_settings
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
-from smartbatch.core.limits.priced import check_priced
 from smartbatch.core.preparation.preparer import (
     GENERATION,
     Preprocess,
@@ -610,4 +609,4 @@ def _check_prices(
     if config.budget is None or config.allow_unknown_price:
         return
     models = [each for each in (model, fallback) if each is not None and each.provider.capabilities.priced]
-    check_priced(PriceBook(config.prices), [(each.label, "standard") for each in models], clock.wall())
+    PriceBook(config.prices).check_known([(each.label, "standard") for each in models], clock.wall())

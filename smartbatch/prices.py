@@ -11,7 +11,7 @@ costs are added, never usages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -239,6 +239,25 @@ class PriceBook:
         card = _bundled(provider, model, wall, processing) if price is None else _card_of(price, processing)
         self._cards[key] = card
         return card
+
+    def check_known(self, asked: Iterable[tuple[str, Processing]], wall: float) -> None:
+        """Check that a budget can be kept.
+
+        Args:
+            asked: models, as ``provider:model``, and how their requests are processed.
+            wall: Unix seconds, for prices that change.
+
+        Raises:
+            ConfigError: a price is unknown.
+        """
+        for label, processing in asked:
+            provider, _, model = label.partition(":")
+            if self.rates(provider, model, wall, processing) is None:
+                where = " in batches" if processing == "batch" else ""
+                raise ConfigError(
+                    f"a budget is set, but the price of {label}{where} is unknown, so it could not be kept: "
+                    "give a price under prices, or set allow_unknown_price"
+                )
 
 
 def _card_of(price: Price, processing: Processing) -> RateCard | None:

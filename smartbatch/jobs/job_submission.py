@@ -11,7 +11,6 @@ from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.priced import check_priced
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError, InvalidRequest
@@ -242,7 +241,7 @@ class JobSubmission:
         priced = [
             (model.label, processing) for model, processing in asked if model.provider.capabilities.priced
         ]
-        check_priced(PriceBook(self._config.prices), priced, self._clock.wall())
+        PriceBook(self._config.prices).check_known(priced, self._clock.wall())
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 from attrs import define, field
 
 from smartbatch.core.batching.packing import packable
-from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.retry import RetryBudget

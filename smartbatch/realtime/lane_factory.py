@@ -14,7 +14,7 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
-from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.classifiers import Classifiers

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from attrs import define
 
-from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from smartbatch.core.limits.flex_health import FlexHealth
+from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.core.limits.quota import Quota
 
 __all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
@@ -57,6 +57,7 @@ class Transition:
     reason: str
 
 
+@define(eq=False)
 class Permit:
     """A call that may go; ended once.
 
@@ -66,18 +67,18 @@ class Permit:
         ended: whether the call has ended.
     """
 
-    __slots__ = ("deadline", "ended", "epoch")
-
-    def __init__(self, epoch: int, deadline: float) -> None:
-        self.epoch = epoch
-        self.deadline = deadline
-        self.ended = False
+    epoch: int
+    deadline: float
+    ended: bool = False
 
 
 _WINDOW = 20
 _MASK = (1 << _WINDOW) - 1
+_SHARE, _LEAST = 0.5, 10
+"""Share of failures among the last 20 outcomes that opens the breaker, given at least 10 failures."""
 
 
+@define(eq=False)
 class CircuitBreaker:
     """Opens after failures in a row or at a share of the last 20 calls; see :data:`LEGAL` for its states.
 
@@ -89,57 +90,23 @@ class CircuitBreaker:
         pause: seconds of the first pause; each failed probe doubles it.
         max_pause: longest pause in seconds. Each pause is drawn between 50 % and 100 %.
         probes: most probes in flight at once.
-        share: share of failures among the last 20 outcomes that opens it, given ``least`` failures.
-        least: see ``share``.
     """
 
-    __slots__ = (
-        "_changes",
-        "_consecutive",
-        "_epoch",
-        "_error",
-        "_failures",
-        "_jitter",
-        "_least",
-        "_max_pause",
-        "_openings",
-        "_pause",
-        "_probes",
-        "_probing",
-        "_seen",
-        "_share",
-        "_state",
-        "_threshold",
-        "_until",
-    )
-
-    def __init__(
-        self,
-        threshold: int = 5,
-        pause: float = 1.0,
-        max_pause: float = 15.0,
-        probes: int = 1,
-        *,
-        share: float = 0.5,
-        least: int = 10,
-    ) -> None:
-        self._threshold, self._pause, self._max_pause, self._probes = threshold, pause, max_pause, probes
-        self._share, self._least = share, least
-        self._state = _CLOSED
-        self._epoch = 0
-        self._consecutive = 0
-        self._failures = 0  # the last outcomes as bits, 1 is a failure
-        self._seen = 0
-        self._openings = 0
-        self._until = 0.0
-        self._jitter = 1.0
-        self._probing: list[Permit] = []
-        self._error: Exception | None = None
-        self._changes: list[Transition] = []
-
-    @property
-    def state(self) -> BreakerState:
-        return self._state
+    _threshold: int = 5
+    _pause: float = 1.0
+    _max_pause: float = 15.0
+    _probes: int = 1
+    state: BreakerState = field(default=_CLOSED, init=False)
+    _epoch: int = field(default=0, init=False)
+    _consecutive: int = field(default=0, init=False)
+    _failures: int = field(default=0, init=False)  # the last outcomes as bits, 1 is a failure
+    _seen: int = field(default=0, init=False)
+    _openings: int = field(default=0, init=False)
+    _until: float = field(default=0.0, init=False)
+    _jitter: float = field(default=1.0, init=False)
+    _probing: list[Permit] = field(factory=list, init=False)
+    _error: Exception | None = field(default=None, init=False)
+    _changes: list[Transition] = field(factory=list, init=False)
 
     def look(self, now: float) -> float:
         """Return the earliest time a call may go; ``now`` when it may.
@@ -150,10 +117,10 @@ class CircuitBreaker:
         4. Half open with all probes in flight: the first probe's deadline; by then it has answered or failed.
         5. Open: the end of the pause.
         """
-        if self._state is _CLOSED:
+        if self.state is _CLOSED:
             return now
-        if self._state is _HALF_OPEN:
-            if self._overdue(now):
+        if self.state is _HALF_OPEN:
+            if any(probe.deadline <= now for probe in self._probing):
                 self._reopen(now, "a probe did not come back in time")
             elif len(self._probing) < self._probes:
                 return now
@@ -165,17 +132,16 @@ class CircuitBreaker:
         """Count a call that :meth:`look` let go.
 
         Args:
-            now: monotonic seconds.
-            probe_deadline: monotonic seconds by which the call, if it is a probe, has to be back.
+            probe_deadline: when the call, if it is a probe, has to be back.
 
         Raises:
             RuntimeError: when :meth:`look` would not let it go.
         """
-        if self._state is _CLOSED:
+        if self.state is _CLOSED:
             return Permit(self._epoch, probe_deadline)
         if self.look(now) > now:
             raise RuntimeError("the breaker does not let this call go; ask look() first")
-        if self._state is _OPEN:
+        if self.state is _OPEN:
             self._transition(_HALF_OPEN, "the pause is over")
         permit = Permit(self._epoch, probe_deadline)
         self._probing.append(permit)
@@ -197,7 +163,7 @@ class CircuitBreaker:
         if permit.epoch != self._epoch:
             return None
         before = len(self._changes)
-        if self._state is _CLOSED:
+        if self.state is _CLOSED:
             if outcome is not Outcome.IGNORED:
                 self._count(outcome is Outcome.FAILURE, now, rng)
         else:
@@ -210,7 +176,7 @@ class CircuitBreaker:
         After that time one probe goes, as after any pause.
         """
         before = len(self._changes)
-        if self._state is not _OPEN:
+        if self.state is not _OPEN:
             self._transition(_OPEN, "permanent error")
         self._error = error
         self._until = max(now, until)
@@ -218,7 +184,7 @@ class CircuitBreaker:
 
     def stopped(self, now: float) -> Exception | None:
         """Return the permanent error that holds all calls now, if there is one."""
-        return self._error if self._state is _OPEN and now < self._until else None
+        return self._error if self.state is _OPEN and now < self._until else None
 
     def changes(self) -> list[Transition]:
         """Return, once, the changes that :meth:`look` and :meth:`take` caused since the last call."""
@@ -235,7 +201,7 @@ class CircuitBreaker:
         failures = self._failures.bit_count()
         if self._consecutive >= self._threshold:
             reason = f"{self._consecutive} failures in a row"
-        elif failures >= self._least and failures >= self._share * self._seen:
+        elif failures >= _LEAST and failures >= _SHARE * self._seen:
             reason = f"{failures} of the last {self._seen} calls failed"
         else:
             return
@@ -250,9 +216,6 @@ class CircuitBreaker:
             self._jitter = jittered(1.0, rng)
             self._reopen(now, "a probe failed")
 
-    def _overdue(self, now: float) -> bool:
-        return any(probe.deadline <= now for probe in self._probing)
-
     def _reopen(self, now: float, reason: str) -> None:
         # An overdue probe is found by look(), which has no random source: it keeps the jitter drawn last.
         self._until = now + self._jitter * min(self._pause * 2.0**self._openings, self._max_pause)
@@ -260,15 +223,9 @@ class CircuitBreaker:
         self._transition(_OPEN, reason)
 
     def _transition(self, after: BreakerState, reason: str) -> None:
-        """Change the state; nothing else does. Permits taken before no longer count.
-
-        Raises:
-            RuntimeError: for a change that is not in :data:`LEGAL`.
-        """
-        before = self._state
-        if (before, after) not in LEGAL:
-            raise RuntimeError(f"a breaker cannot go from {before.value} to {after.value}")
-        self._state = after
+        """Change the state, see :data:`LEGAL`; nothing else does. Permits taken before no longer count."""
+        before = self.state
+        self.state = after
         self._epoch += 1
         self._probing = []
         self._error = None

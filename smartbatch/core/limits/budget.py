@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 
+from attrs import define
+
 __all__ = ["Budget", "SpendReservation"]
 
 _NANO = 1_000_000_000
 """Amounts are kept in whole billionths of a USD: sums of floats drift, and a token costs some 10⁻⁸ USD."""
 
 
+@define(eq=False)
 class SpendReservation:
     """Money held back for one call, or for a job; settled or released once."""
 
-    __slots__ = ("_lasting", "_nano", "_open", "_outer")
-
-    def __init__(self, nano: int, outer: SpendReservation | None = None, *, lasting: bool = False) -> None:
-        self._nano = nano
-        self._outer = outer
-        self._lasting = lasting
-        self._open = True
+    _nano: int
+    _outer: SpendReservation | None
+    _lasting: bool
+    _open: bool = True
 
     @property
     def amount(self) -> float:
@@ -46,8 +46,6 @@ class Budget:
     Raises:
         ValueError: for a negative or non-finite limit.
     """
-
-    __slots__ = ("_lasting", "_limit", "_outer", "_overrun", "_reserved", "_spent")
 
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
@@ -85,16 +83,9 @@ class Budget:
             return False
         return self._outer is None or self._outer.fits(cost)
 
-    def look(self, now: float, cost: float) -> float:
-        """As a gate: ``now``, or infinity when the call has to wait for reservations to be settled."""
-        return now if self.fits(cost) else math.inf
-
-    def hopeless(self, cost: float) -> bool:
-        """Whether ``cost`` USD would not fit even if all calls in flight turned out free."""
-        return self.short(cost) is not None
-
     def short(self, cost: float) -> Budget | None:
-        """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless."""
+        """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless: they would
+        not fit even if all calls in flight turned out free."""
         if self._limit is not None and self._spent + self._lasting + _up(cost) > self._limit:
             return self
         return None if self._outer is None else self._outer.short(cost)
@@ -105,10 +96,9 @@ class Budget:
             self._limit += round(more * _NANO)
 
     def reserve(self, cost: float, *, lasting: bool = False) -> SpendReservation:
-        """Hold back ``cost`` USD, after :meth:`fits` or :meth:`look` agreed, in the same critical section.
+        """Hold back ``cost`` USD, after :meth:`fits` agreed, in the same critical section.
 
         Args:
-            cost: USD.
             lasting: held for so long that nobody should wait for its end.
 
         Raises:
@@ -121,7 +111,7 @@ class Budget:
         self._reserved += nano
         if lasting:
             self._lasting += nano
-        return SpendReservation(nano, outer, lasting=lasting)
+        return SpendReservation(nano, outer, lasting)
 
     def settle(self, reservation: SpendReservation, actual: float) -> None:
         """Count what the call really cost, in USD, as spent and release the rest.

@@ -6,6 +6,8 @@ Each is a bucket of :mod:`smartbatch.core.limits.reported_bucket`; a call goes w
 
 from __future__ import annotations
 
+from attrs import define
+
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
 from smartbatch.types import LimitReport
 
@@ -25,6 +27,7 @@ _SETTLED = 1.0
 """Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
 
 
+@define(eq=False)
 class Reservation:
     """One call's share of the quota; ended once.
 
@@ -38,18 +41,16 @@ class Reservation:
         held: calls, tokens and output in flight then, this call included.
     """
 
-    __slots__ = ("ended", "held", "order", "output", "sent", "started", "tokens")
-
-    def __init__(self, started: float, tokens: float, output: float) -> None:
-        self.started = started
-        self.tokens = tokens
-        self.output = output
-        self.ended = False
-        self.order = 0
-        self.sent = (0.0, 0.0)
-        self.held: tuple[int, float, float] = (0, 0.0, 0.0)
+    started: float
+    tokens: float
+    output: float
+    ended: bool = False
+    order: int = 0
+    sent: tuple[float, float] = (0.0, 0.0)
+    held: tuple[int, float, float] = (0, 0.0, 0.0)
 
 
+@define(eq=False)
 class Traffic:
     """What was sent through one quota, and what of it is in flight, in expected tokens.
 
@@ -61,12 +62,13 @@ class Traffic:
         refused_at: when the last call was refused, monotonic seconds.
     """
 
-    __slots__ = ("calls", "held_output", "held_tokens", "in_flight", "output", "refused_at", "tokens")
-
-    def __init__(self) -> None:
-        self.calls = self.in_flight = 0
-        self.tokens = self.output = self.held_tokens = self.held_output = 0.0
-        self.refused_at = float("-inf")
+    calls: int = 0
+    in_flight: int = 0
+    tokens: float = 0.0
+    output: float = 0.0
+    held_tokens: float = 0.0
+    held_output: float = 0.0
+    refused_at: float = float("-inf")
 
     def start(self, call: Reservation) -> None:
         """Count a call that is sent, and note in it what had been sent until then."""
@@ -109,8 +111,6 @@ class Traffic:
 
 class HeaderLimits:
     """The limits reported so far. False while there are none: then nothing is held back."""
-
-    __slots__ = ("_buckets", "_explained_at")
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}

@@ -107,36 +107,6 @@ class Quota:
     Without a configured limit, a reported limit or a refusal it holds nothing back.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_base",
-        "_baseline",
-        "_burst_at",
-        "_burst_wait",
-        "_clean",
-        "_configured",
-        "_consecutive",
-        "_cool_before",
-        "_cool_began",
-        "_cool_until",
-        "_evidence",
-        "_filled_at",
-        "_grown_at",
-        "_growth",
-        "_header_limits",
-        "_judged",
-        "_kept",
-        "_peak",
-        "_requests",
-        "_searching",
-        "_spacing",
-        "_steady",
-        "_threshold",
-        "_tokens",
-        "_traffic",
-        "_window",
-    )
-
     def __init__(self) -> None:
         self._traffic = Traffic()
         self._header_limits = HeaderLimits()

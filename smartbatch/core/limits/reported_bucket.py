@@ -110,31 +110,6 @@ class ReportedBucket:
         charged_at_end: whether calls are charged when they end, as output is, and not when they are admitted.
     """
 
-    __slots__ = (
-        "_calls",
-        "_capacity",
-        "_charge_per_call",
-        "_charge_ratio",
-        "_charged",
-        "_charged_at_end",
-        "_charged_more",
-        "_claimed_share",
-        "_counted_from",
-        "_expected",
-        "_follows_server",
-        "_last_order",
-        "_last_reading",
-        "_per_call",
-        "_per_call_error",
-        "_rate",
-        "_ratio_error",
-        "_reported_at",
-        "_rounding",
-        "bucket",
-        "learned_at",
-        "limit",
-    )
-
     def __init__(
         self, limit: float, now: float, *, rounded: bool = False, charged_at_end: bool = False
     ) -> None:

@@ -142,34 +142,31 @@ def decide(
 class RetryBudget:
     """A gate for retries: while most calls fail, retries stay within a tenth of the first calls, plus three.
 
-    A first call adds ``ratio`` to the level, a retry takes 1. A retry that succeeds returns 2, so after an
+    A first call adds a tenth to the level, a retry takes 1. A retry that succeeds returns 2, so after an
     outage the gate opens exponentially instead of at the rate of new calls. With a level below 1 one retry
-    still goes every ``trickle_every`` seconds, so that none waits for ever when no new calls come.
+    still trickles through every 5 seconds, so that none waits for ever when no new calls come.
 
-    Held at every step: failed retries <= reserve + ratio * first calls + succeeded retries
-    + elapsed / trickle_every.
-
-    Args:
-        ratio: retries allowed for each first call.
-        reserve: retries allowed before any.
-        trickle_every: seconds.
+    Held at every step: failed retries <= 3 + first calls / 10 + succeeded retries + elapsed / 5 s.
     """
 
-    __slots__ = ("_level", "_most", "_ratio", "_trickle_at", "_trickle_every")
+    RATIO = 0.1
+    """Retries allowed for each first call."""
+    RESERVE = 3.0
+    """Retries allowed before any call."""
+    TRICKLE_EVERY = 5.0
+    """Seconds."""
 
-    def __init__(self, ratio: float = 0.1, reserve: float = 3.0, trickle_every: float = 5.0) -> None:
-        self._ratio = ratio
-        self._level = self._most = reserve
-        self._trickle_every = trickle_every
+    def __init__(self) -> None:
+        self._level = self._most = self.RESERVE
         self._trickle_at = -math.inf
 
     def called(self) -> None:
         """Count a request's first call."""
-        self._most += self._ratio
-        self._level = min(self._level + self._ratio, self._most)
+        self._most += self.RATIO
+        self._level = min(self._level + self.RATIO, self._most)
 
     def look(self, now: float) -> float:
-        """Return the earliest time a retry may go: ``now``, or when ``trickle_every`` is over."""
+        """Return the earliest time a retry may go: ``now``, or when the next one may trickle."""
         return now if self._level >= _WHOLE else max(now, self._trickle_at)
 
     def take(self, now: float) -> None:
@@ -178,7 +175,7 @@ class RetryBudget:
             self._level -= 1.0
             if self._level >= _WHOLE:
                 return
-        self._trickle_at = now + self._trickle_every
+        self._trickle_at = now + self.TRICKLE_EVERY
 
     def succeeded(self) -> None:
         """The retry was answered. One that failed is not reported at all."""

@@ -23,7 +23,7 @@ from smartbatch.core.batching.packing import (
     suspicious,
     usage_weights,
 )
-from smartbatch.core.batching.packing_health import PackingHealth
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.types import Embedding, Generation, Message, Request, Usage
 
 PACK = 10

@@ -19,7 +19,7 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
     budget, held = Budget(limit), list[SpendReservation]()
     for step, cost, share in steps:
         if step == "call":
-            if budget.look(5.0, cost) == 5.0:
+            if budget.fits(cost):
                 held.append(budget.reserve(cost))
         elif held and step == "settle":
             reservation = held.pop()
@@ -59,10 +59,10 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
     """What does not fit now may fit once a call turns out cheaper; what was spent does not come back."""
     budget = Budget(1.0)
     reservation = budget.reserve(0.9)
-    assert budget.look(3.0, 0.5) == math.inf
-    assert not budget.hopeless(0.5)
+    assert not budget.fits(0.5)
+    assert budget.short(0.5) is None
     budget.settle(reservation, 0.8)
-    assert budget.hopeless(0.5)
+    assert budget.short(0.5) is not None
     with pytest.raises(RuntimeError):
         budget.reserve(0.5)
 
@@ -71,7 +71,7 @@ def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
     """The account is kept for the summary."""
     budget = Budget()
     budget.settle(budget.reserve(1e6), 2.5)
-    assert (budget.spent, budget.left, budget.hopeless(1e9)) == (2.5, None, False)
+    assert (budget.spent, budget.left, budget.short(1e9)) == (2.5, None, None)
 
 
 def test_a_reservation_ends_once() -> None:
@@ -103,8 +103,8 @@ def test_what_is_held_back_for_long_is_not_waited_for() -> None:
     budget = Budget(10.0)
     call, job = budget.reserve(4.0), budget.reserve(4.0, lasting=True)
     assert not budget.fits(3.0)
-    assert not budget.hopeless(6.0)
-    assert budget.hopeless(6.1)
+    assert budget.short(6.0) is None
+    assert budget.short(6.1) is not None
     assert (budget.reserved, budget.lasting, budget.left) == (8.0, 4.0, 2.0)
     budget.spend(job, 1.5)
     assert (budget.spent, budget.lasting, budget.left) == (1.5, 2.5, 2.0)
@@ -135,7 +135,7 @@ def test_all_that_is_left_can_be_held_back_and_spent_part_by_part(limit: float, 
 
 def test_a_limit_can_be_moved() -> None:
     budget = Budget(0.0)
-    assert budget.hopeless(0.3)
+    assert budget.short(0.3) is not None
     budget.widen(0.3)
     assert budget.fits(0.3)
     budget.widen(-0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smartbatch.core.limits.flex_health import FlexHealth
+from smartbatch.core.limits.suspension import FlexHealth
 
 WHY = "no capacity"
 
