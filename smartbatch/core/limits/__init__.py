@@ -6,7 +6,7 @@
 - ``retry`` and ``backoff``: whether a failed call is made again, and after what wait.
 - ``classifiers``: the user's own verdicts on errors.
 - ``budget`` and ``budget_reservations``: money that may be spent.
-- ``flex_health``: whether the provider's slower tier is worth asking.
+- ``suspension``: features that are left off for a while after they failed: the slower tier, packing.
 
 A gate is asked with ``look``, which returns the earliest time a call may go, and told with ``take`` that the
 call goes. Times are monotonic seconds.

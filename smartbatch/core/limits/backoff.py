@@ -45,11 +45,9 @@ def jittered_minimum(retry_after: float, rng: RandomSource) -> float:
 def backoff(
     failures: int, rng: RandomSource, *, first: float, longest: float, asked: float | None = None
 ) -> float:
-    """Return the seconds to wait after ``failures`` failures in a row, with jitter.
+    """Return the seconds to wait after ``failures`` failures in a row (1 or more), half of it jitter.
 
     Args:
-        failures: 1 after the first failure.
-        rng: source of the jitter, which is half of the wait.
         first: seconds after the first failure; doubled with every further one.
         longest: seconds that are never exceeded.
         asked: seconds the server asked to wait; the wait is no shorter, up to ``longest``.

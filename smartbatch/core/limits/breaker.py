@@ -1,7 +1,7 @@
 """The circuit breaker: stops calls to a provider that fails, and probes it with one call at a time.
 
-There is one breaker for each provider and model. Only the provider's own failures count; a wrong request, a
-refusal for the rate limit and a cancelled call are ``IGNORED``.
+There is one for each provider and model. Only the provider's own failures count; a wrong request, a refusal
+for the rate limit and a cancelled call are ``IGNORED``.
 """
 
 from __future__ import annotations
@@ -59,12 +59,8 @@ class Transition:
 
 @define(eq=False)
 class Permit:
-    """A call that may go; ended once.
-
-    Attributes:
-        epoch: the breaker's when the call was taken.
-        deadline: monotonic seconds by which the call, if it is a probe, has to be back.
-        ended: whether the call has ended.
+    """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken, ``deadline`` when
+    the call, if it is a probe, has to be back.
     """
 
     epoch: int
@@ -129,10 +125,8 @@ class CircuitBreaker:
         return max(now, self._until)
 
     def take(self, now: float, probe_deadline: float) -> Permit:
-        """Count a call that :meth:`look` let go.
-
-        Args:
-            probe_deadline: when the call, if it is a probe, has to be back.
+        """Count a call that :meth:`look` let go; ``probe_deadline`` is when it, if it is a probe, has to be
+        back.
 
         Raises:
             RuntimeError: when :meth:`look` would not let it go.
@@ -171,9 +165,8 @@ class CircuitBreaker:
         return self._changes.pop() if len(self._changes) > before else None
 
     def stop(self, error: Exception, now: float, until: float) -> Transition | None:
-        """Hold all calls until ``until`` (monotonic seconds) for a permanent error: a wrong key, no money.
-
-        After that time one probe goes, as after any pause.
+        """Hold all calls until ``until`` for a permanent error: a wrong key, no money. After that one probe
+        goes.
         """
         before = len(self._changes)
         if self.state is not _OPEN:

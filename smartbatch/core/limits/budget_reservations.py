@@ -1,8 +1,7 @@
 """What a client's budget holds back for its jobs, from their submission to their end.
 
-A job keeps to a budget of its own, which is in the store, whichever process runs the job. What is held back
-here is what the job can still spend, so that the job and everything else the client does stay within the
-client's budget together.
+A job keeps to a budget of its own, in the store, whichever process runs it. What it can still spend is held
+back here, so that it and everything else the client does stay within the client's budget together.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ class _JobReservation:
 
 @define
 class NewReservation:
-    """Money held back for a job that is being submitted.
-
-    Attributes:
-        usd: the amount.
-        held: the reservation.
-        job_id: the job it was assigned to; ``None`` until then.
-    """
+    """Money held back for a job that is being submitted, USD; ``job_id`` once it was assigned to the job."""
 
     usd: float
     held: SpendReservation
@@ -88,11 +81,9 @@ class JobReservations:
                     self.budget.release(reservation.held)
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
-        """Give a job what was held back for it.
+        """Give a job what was held back for it, before the block of :meth:`reserved` ends.
 
         Args:
-            job_id: the job.
-            reservation: from :meth:`reserved`, whose block has not ended.
             cost: USD the job has cost so far; they are not spent of this budget.
         """
         reservation.job_id = job_id
@@ -102,7 +93,7 @@ class JobReservations:
         """Count what a job has cost so far as spent; at its end, release the rest.
 
         Args:
-            job_id: the job; one that nothing is held back for is ignored.
+            job_id: one that nothing is held back for is ignored.
             cost: USD since the job began; the same figure may come twice.
             ended: whether it can cost nothing more.
             still: USD that it can still cost, where all its requests have their results; what is held back

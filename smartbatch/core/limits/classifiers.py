@@ -30,22 +30,14 @@ def _as_tuple(chain: Iterable[Classifier]) -> tuple[Classifier, ...]:
 class Classifiers:
     """An ordered chain of classifiers; the first that does not pass decides.
 
-    A classifier that raises, or returns anything else, is skipped: it must not turn one failed call into a
-    failed client. A note on the verdict names it, so that the mistake shows in the traceback.
-
-    Args:
-        chain: the classifiers in the order they are asked.
+    One that raises, or returns anything else, is skipped: it must not turn one failed call into a failed
+    client. A note on the verdict names it, so that the mistake shows in the traceback.
     """
 
     chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
-        """Return the verdict on ``error``. May be called from any thread, without a lock.
-
-        Args:
-            error: what the call raised.
-            provider_error: the provider's own verdict.
-        """
+        """Return the verdict on what the call raised. May be called from any thread, without a lock."""
         for classifier in self.chain:
             try:
                 said: object = classifier(error, provider_error)

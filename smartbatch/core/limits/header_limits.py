@@ -1,7 +1,7 @@
 """All the limits that a provider reports for one quota, and what this client sent around each report.
 
 Providers report up to three dimensions: requests, and tokens either together or apart as input and output.
-Each is a bucket of :mod:`smartbatch.core.limits.reported_bucket`; a call goes when all of them let it.
+Each is a bucket of its own; a call goes when all of them let it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class Reservation:
     """One call's share of the quota; ended once.
 
     Attributes:
-        started: when the call was sent, monotonic seconds.
+        started: when the call was sent.
         tokens: expected, input and output.
         output: the part of ``tokens`` that is output.
-        ended: whether the call has ended.
         order: the call's number among all calls of the quota, from 1.
         sent: tokens and output sent until then, this call included.
         held: calls, tokens and output in flight then, this call included.
@@ -52,15 +51,7 @@ class Reservation:
 
 @define(eq=False)
 class Traffic:
-    """What was sent through one quota, and what of it is in flight, in expected tokens.
-
-    Attributes:
-        calls: calls sent.
-        in_flight: calls that have not ended.
-        tokens, output: tokens sent, and the part of them that is output.
-        held_tokens, held_output: the same of calls in flight.
-        refused_at: when the last call was refused, monotonic seconds.
-    """
+    """What was sent through one quota, and what of it (``held_…``) is in flight, in expected tokens."""
 
     calls: int = 0
     in_flight: int = 0
@@ -83,7 +74,6 @@ class Traffic:
         call.held = self.in_flight, self.held_tokens, self.held_output
 
     def end(self, call: Reservation) -> None:
-        """Count a call that ended."""
         self.in_flight -= 1
         if self.in_flight:
             self.held_tokens -= call.tokens
@@ -121,7 +111,7 @@ class HeaderLimits:
 
     @property
     def requests_per_second(self) -> float | None:
-        """The reported limit of requests, a second; ``None`` where there is none."""
+        """The reported limit of requests, a second."""
         bucket = self._buckets.get(_REQUESTS)
         return None if bucket is None else bucket.limit / _MINUTE
 
@@ -130,7 +120,7 @@ class HeaderLimits:
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
     def look(self, now: float, tokens: float, output: float) -> float:
-        """Return the earliest time a call that is expected to need so many tokens may go."""
+        """Return the earliest time a call may go that is expected to need so many tokens."""
         at = now
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, _cost(dimension, tokens, output))
@@ -139,7 +129,6 @@ class HeaderLimits:
         return at
 
     def take(self, now: float, call: Reservation) -> None:
-        """Take what a call is expected to need."""
         for dimension, bucket in self._buckets.items():
             bucket.take(now, _cost(dimension, call.tokens, call.output))
 

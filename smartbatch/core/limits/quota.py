@@ -91,7 +91,7 @@ class Cooldown:
     Attributes:
         seconds: until it ends.
         consecutive: cooldowns without a success between them.
-        fresh: False when the refused call was sent before the cooldown began, so that it is the same event.
+        fresh: False when the refused call was sent before the cooldown began: it is the same event.
     """
 
     seconds: float
@@ -154,7 +154,6 @@ class Quota:
 
     @property
     def in_flight(self) -> int:
-        """Calls taken and not ended."""
         return self._traffic.in_flight
 
     @property
@@ -169,7 +168,7 @@ class Quota:
 
     @property
     def spaced_rate(self) -> float | None:
-        """Calls a second that calls are spaced to, once refusals made that necessary; else ``None``."""
+        """Calls a second that calls are spaced to, once refusals made that necessary."""
         return None if self._spacing is None else self._spacing.rate
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
@@ -179,7 +178,6 @@ class Quota:
         sooner than the time returned, so ask again after each.
 
         Args:
-            now: monotonic seconds.
             tokens: expected input and output.
             output: the part of ``tokens`` that is output, for providers that limit the two apart.
         """
@@ -293,10 +291,7 @@ class Quota:
            a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
-            reservation: the call's.
-            now: monotonic seconds.
             retry_after: seconds the provider asked to wait, already clamped.
-            rng: source of the jitter.
             report: what the refusal said about limits; :meth:`learn` need not be called.
         """
         in_flight = self.in_flight
@@ -329,7 +324,7 @@ class Quota:
 
     @property
     def _known(self) -> float | None:
-        """Requests a second that are allowed according to the user or the provider; ``None`` if unknown."""
+        """Requests a second that are allowed according to the user or the provider."""
         reported = self._header_limits.requests_per_second
         if self._configured is None or reported is None:
             return reported if self._configured is None else self._configured

@@ -56,13 +56,7 @@ each second: between two clients that is one refusal each 15 s."""
 
 
 class LimitReading(NamedTuple):
-    """What a report says about one limit; ``None`` where it says nothing.
-
-    Attributes:
-        limit: units a minute.
-        remaining: units left.
-        reset: seconds until the bucket is full.
-    """
+    """What a report says about one limit: units a minute, units left, seconds until the bucket is full."""
 
     limit: float | None
     remaining: float | None
@@ -73,8 +67,6 @@ class SentAround(NamedTuple):
     """What this client had sent around the call a report came with, in the units of one limit.
 
     Attributes:
-        started: when the call was sent, monotonic seconds.
-        order: its number among all calls of the quota.
         mark: what was sent until then, this call included.
         since: what was sent after it.
         open: what was sent after it, or was unanswered when it was sent: all the server may have charged
@@ -96,16 +88,12 @@ class SentAround(NamedTuple):
 
 
 class ReportedBucket:
-    """The bucket of one limit, whose level follows the server's.
+    """The bucket of one limit (units a minute), whose level follows the server's.
 
     Attributes:
-        bucket: the level, as far as the server's is known.
-        limit: units a minute.
-        learned_at: when the limit last changed, monotonic seconds.
+        learned_at: when the limit last changed.
 
     Args:
-        limit: units a minute.
-        now: monotonic seconds.
         rounded: whether the figures that remain may be rounded; the first one that is not shows they are not.
         charged_at_end: whether calls are charged when they end, as output is, and not when they are admitted.
     """
@@ -132,21 +120,14 @@ class ReportedBucket:
         self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
-        """Return the earliest time a call that is expected to need ``cost`` may go."""
         return self.bucket.look(now, self._needed(cost))
 
     def take(self, now: float, cost: float) -> None:
-        """Take what a call is expected to need."""
         self.bucket.take(now, self._needed(cost))
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
-        """Correct what a call took to what it used; a server that charges more than that returns nothing.
-
-        Args:
-            now: monotonic seconds.
-            order: the call's number among all calls of the quota.
-            expected: what it took.
-            actual: what it used; 0 when it was never admitted.
+        """Correct what the call number ``order`` took to what it used (0 when it was never admitted). A
+        server that charges more than that returns nothing.
         """
         if order < self._counted_from:
             return
@@ -160,7 +141,7 @@ class ReportedBucket:
         return reading.remaining is not None and reading.remaining < self._needed(cost) + self._rounding
 
     def _needed(self, cost: float) -> float:
-        """Return what a call takes: what it is expected to need, or more where the server charges more."""
+        """What a call takes: what it is expected to need, or more where the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
     def _price(self, cost: float, calls: float) -> float:

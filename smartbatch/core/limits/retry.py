@@ -41,7 +41,7 @@ class RetryPolicy:
     limit_retries: int = field(default=30, validator=validators.ge(0))
 
     def delay(self, attempt: int, rng: RandomSource) -> float:
-        """Return the seconds to wait before retry ``attempt`` (0 is the first)."""
+        """Return the seconds to wait before retry ``attempt``, from 0."""
         seconds = exponential(attempt, self.initial, self.multiplier, self.max_delay)
         return jittered(seconds, rng) if self.jitter else seconds
 
@@ -63,11 +63,9 @@ class RetryCount:
 
 @frozen
 class Retry:
-    """The decision that the call is made again.
-
-    Attributes:
-        delay: seconds to wait at least; the gates may hold it longer.
-        counted: False when the failure was the provider's state and did not count against the request.
+    """The decision that the call is made again, after ``delay`` seconds at least; the gates may hold it
+    longer. ``counted`` is False when the failure was the provider's state and did not count against the
+    request.
     """
 
     delay: float
@@ -108,15 +106,9 @@ def decide(
     5. A retry that counts, after the server's delay if it named one, else after the policy's backoff.
 
     Args:
-        policy: the limits.
-        kind: what the failure was.
         count: the request's own; changed when the decision is a retry.
         retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
         outage: True when the provider is unavailable and the breaker is not closed.
-        rng: source of the jitter.
-
-    Returns:
-        the retry, or ``None``: the request has failed.
     """
     if kind in _NEVER:
         return None
@@ -166,11 +158,9 @@ class RetryBudget:
         self._level = min(self._level + self.RATIO, self._most)
 
     def look(self, now: float) -> float:
-        """Return the earliest time a retry may go: ``now``, or when the next one may trickle."""
         return now if self._level >= _WHOLE else max(now, self._trickle_at)
 
     def take(self, now: float) -> None:
-        """Count a retry that :meth:`look` let go."""
         if self._level >= _WHOLE:
             self._level -= 1.0
             if self._level >= _WHOLE:

@@ -71,7 +71,6 @@ class FlexHealth:
         self._in_a_row = 0
 
     def is_open(self, now: float) -> bool:
-        """Whether requests may be sent to the tier."""
         return self._suspension.until(now) <= now
 
     def resume(self, now: float) -> str | None:
@@ -82,7 +81,6 @@ class FlexHealth:
         return "the pause is over; the next request is a trial"
 
     def answered(self) -> None:
-        """Note that the tier answered a request."""
         if not self._suspension.active:
             self._in_a_row = 0
             self._suspension.proven()
@@ -91,7 +89,6 @@ class FlexHealth:
         """Note that the tier refused a request; return the reason when this suspends it.
 
         Args:
-            why: what the provider said, in a few words.
             in_flight: calls to the tier that have not ended.
             permanent: the model, or the account, does not have the tier; suspends it for the longest time.
         """
@@ -132,11 +129,8 @@ class PackingHealth:
         return "the pause is over; the next pack is a trial" if self._suspension.end(now) else None
 
     def observe(self, now: float, items: int, missing: int) -> str | None:
-        """Count a pack; return the reason when this suspends packing.
-
-        Args:
-            items: requests it carried.
-            missing: those of them that have to be sent again alone.
+        """Count a pack of ``items`` requests, of which those ``missing`` have to be sent again alone; return
+        the reason when this suspends packing.
         """
         if self._suspension.active:
             return None  # the call started before the suspension
