@@ -13,10 +13,10 @@ from operator import attrgetter
 from attrs import define, field
 
 from smartbatch.core.batching.packing import packable
-from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.retry import RetryBudget
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider

@@ -14,11 +14,11 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
-from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.limits.retry import RetryBudget
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ConfigError
 from smartbatch.prices import PriceBook, RateCard

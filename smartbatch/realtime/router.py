@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from attrs import define
 
-from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import RetryPolicy, decide
+from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
 from smartbatch.realtime.accounting import account, route_of, sum_cost, sum_usage

@@ -11,8 +11,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.suspension import FlexHealth
 
 __all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]
 

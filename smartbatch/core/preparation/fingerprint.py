@@ -6,20 +6,50 @@ import hashlib
 import json
 import weakref
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from attrs import asdict
+from attrs import asdict, frozen
 
 from smartbatch.core.preparation.schemas import BuiltSchema
 from smartbatch.types import Generation, Request
 
-__all__ = ["fingerprint", "remember"]
+__all__ = ["ByIdentity", "fingerprint", "remember"]
 
 VERSION = 1
 """Raised when the form of the key changes, so that stored keys of the old form match nothing."""
 
-_written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
-"""Canonical JSON of parameters that many requests share, by identity."""
+_T = TypeVar("_T")
+
+
+@frozen
+class _Noted(Generic[_T]):
+    """What is known of parameters, while they live."""
+
+    params: weakref.ref[Generation]
+    value: _T
+
+
+class ByIdentity(Generic[_T]):
+    """What is known of parameters, each by its identity; forgotten with them. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Noted[_T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, params: Generation) -> _Noted[_T] | None:
+        known = self._known.get(id(params))
+        return known if known is not None and known.params() is params else None
+
+    def put(self, params: Generation, value: _T) -> None:
+        number = id(params)
+        forget = self._known.pop  # bound here: the interpreter's end may take the name before the object
+        self._known[number] = _Noted(weakref.ref(params, lambda _: forget(number, None)), value)
+
+
+_written: ByIdentity[bytes] = ByIdentity()
+"""Canonical JSON of parameters that many requests share."""
 
 
 def fingerprint(request: Request, model: str, scope: str) -> bytes:
@@ -52,17 +82,12 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 def remember(params: Generation) -> None:
     """Keep the canonical JSON of ``params`` for all requests that carry this very object."""
-    number = id(params)
-    written = _write(params)
-    forget = _written.pop  # bound here: at the end of the interpreter the name may be gone before the object
-    _written[number] = (weakref.ref(params, lambda _: forget(number, None)), written)
+    _written.put(params, _write(params))
 
 
 def _canonical(params: Generation) -> bytes:
-    known = _written.get(id(params))
-    if known is not None and known[0]() is params:
-        return known[1]
-    return _write(params)
+    known = _written.get(params)
+    return _write(params) if known is None else known.value
 
 
 def _write(params: Generation) -> bytes:

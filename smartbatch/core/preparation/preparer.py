@@ -75,9 +75,8 @@ class RequestPreparer:
             raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
         defaults = self.defaults_of(params)
         others = {name: value for name, value in params.items() if name not in GENERATION}
-        return (
-            validation.normalise(prompt, defaults, row=row, **others) for row, prompt in enumerate(prompts)
-        )
+        normalise = partial(validation.normalise, defaults=defaults, **others)
+        return (row_named(row, partial(normalise, prompt)) for row, prompt in enumerate(prompts))
 
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
         """Return the client's generation parameters with those of ``params`` over them."""

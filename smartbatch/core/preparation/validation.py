@@ -1,4 +1,4 @@
-"""What callers pass becomes a checked request, or an error that names field, row and range.
+"""What callers pass becomes a checked request, or an error that names field and range.
 
 A bad request raises at once and never reaches a provider. No error repeats the prompt. Everything that the
 caller could change later is copied here.
@@ -7,21 +7,20 @@ caller could change later is copied here.
 from __future__ import annotations
 
 import difflib
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeAlias
 
 from attrs import evolve
 
-from smartbatch.core.preparation.fingerprint import fingerprint, remember
+from smartbatch.core.preparation.fingerprint import ByIdentity, remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import check_schema
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
-__all__ = ["admit_defaults", "fingerprint", "normalise"]
+__all__ = ["admit_defaults", "normalise"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
@@ -41,36 +40,32 @@ NEAR = {
 }
 """Names that other libraries use, and the name here."""
 
-FieldCheck: TypeAlias = Callable[[Any, str, "int | None"], Any]
-"""Takes value, field and row; returns the value in its one form or raises ``InvalidRequest``."""
+FieldCheck: TypeAlias = Callable[[Any, str], Any]
+"""Takes value and field; returns the value in its one form or raises ``InvalidRequest``."""
 
 _NO_DEFAULTS = Generation()
-_admitted: dict[int, tuple[weakref.ref[Generation], Generation | None]] = {}
-"""Defaults that were checked, by identity, with the copy that requests carry; ``None`` for the copy
-itself."""
+_admitted: ByIdentity[Generation | None] = ByIdentity()
+"""Defaults that were checked, with the copy that requests carry; ``None`` for the copy itself."""
 
 
-def normalise(
-    prompt: Any, defaults: Generation = _NO_DEFAULTS, *, row: int | None = None, **overrides: Any
-) -> Request:
+def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
     """Return ``prompt`` as a request, checked and with every parameter filled in.
 
     Args:
         prompt: a text, a sequence of messages, or a request.
         defaults: the client's parameters; checked when first seen. Fill what the request leaves ``None``.
-        row: the position in the list the prompt comes from, counted from 0, for the error.
         overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own.
             ``None`` means "not given".
 
     Raises:
-        InvalidRequest: for anything a provider could not take, with ``field`` and ``row``.
+        InvalidRequest: for anything a provider could not take, with ``field``.
     """
     params = admit_defaults(defaults)
     if type(prompt) is str and not overrides:  # the common case stays short: some two microseconds
         if not prompt or prompt.isspace() or not prompt.isascii():
-            _text(prompt, "prompt", row)
+            _text(prompt, "prompt")
         return Request(prompt, params)
-    fields, generation = _separate(overrides, row)
+    fields, generation = _separate(overrides)
     levels = [generation]
     if isinstance(prompt, Request):
         levels.insert(0, _set_fields(prompt.params))
@@ -79,13 +74,13 @@ def normalise(
         prompt = prompt.prompt
     for level in levels:
         if level:
-            params = _merge(params, level, row)
-    checked = {name: _FIELDS[name](value, name, row) for name, value in fields.items()}
+            params = _merge(params, level)
+    checked = {name: _FIELDS[name](value, name) for name, value in fields.items()}
     if "call" not in checked or prompt != "":  # an own callable needs no prompt
-        prompt = _prompt(prompt, row)
+        prompt = _prompt(prompt)
     if "embedding" in checked:
         if not isinstance(prompt, str):
-            _refuse("prompt", "must be a text where a vector is asked for", row)
+            _refuse("prompt", "must be a text where a vector is asked for")
         params = _NO_DEFAULTS  # they are parameters of generation
     return Request(prompt, params, **checked)
 
@@ -96,20 +91,14 @@ def admit_defaults(defaults: Generation) -> Generation:
     Raises:
         InvalidRequest: as :func:`normalise`.
     """
-    known = _admitted.get(id(defaults))
-    if known is not None and known[0]() is defaults:
-        return known[1] or defaults
-    params = _merge(Generation(), _set_fields(defaults), None)
+    known = _admitted.get(defaults)
+    if known is not None:
+        return known.value or defaults
+    params = _merge(Generation(), _set_fields(defaults))
     remember(params)
-    _note(params, None)
-    _note(defaults, params)
+    _admitted.put(params, None)
+    _admitted.put(defaults, params)
     return params
-
-
-def _note(seen: Generation, copy: Generation | None) -> None:
-    number = id(seen)
-    forget = _admitted.pop  # bound here: at the end of the interpreter the name may be gone before the object
-    _admitted[number] = (weakref.ref(seen, lambda _: forget(number, None)), copy)
 
 
 def _set_fields(params: Generation) -> dict[str, Any]:
@@ -117,16 +106,14 @@ def _set_fields(params: Generation) -> dict[str, Any]:
     return {name: value for name, value in every if value is not None}
 
 
-def _separate(overrides: Mapping[str, Any], row: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate arguments by name into fields of the request and parameters of the generation."""
     fields: dict[str, Any] = {}
     generation: dict[str, Any] = {}
     for name, value in overrides.items():
         home = generation if name in _GENERATION else fields if name in _FIELDS else None
         if home is None:
-            _refuse(
-                name, f"is no parameter{_nearest(name)}; what only the provider knows goes into extra", row
-            )
+            _refuse(name, f"is no parameter{_nearest(name)}; what only the provider knows goes into extra")
         if value is not None:
             home[name] = value
     return fields, generation
@@ -137,11 +124,11 @@ def _nearest(name: str) -> str:
     return f", did you mean {near}?" if near else ""
 
 
-def _merge(below: Generation, level: Mapping[str, Any], row: int | None) -> Generation:
+def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
     """Return ``below`` with the parameters of ``level``; only those of ``level`` are checked."""
     if "schema" in level and "response_format" in level:
-        _refuse("schema", "and response_format exclude each other: leave one out", row)
-    checked = {name: _GENERATION[name](value, name, row) for name, value in level.items()}
+        _refuse("schema", "and response_format exclude each other: leave one out")
+    checked = {name: _GENERATION[name](value, name) for name, value in level.items()}
     if "schema" in checked:  # the output form of the inner level replaces that of the outer one
         checked["response_format"] = None
     elif "response_format" in checked:
@@ -149,40 +136,39 @@ def _merge(below: Generation, level: Mapping[str, Any], row: int | None) -> Gene
     return evolve(below, **checked)
 
 
-def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
-    place = "" if row is None else f"row {row} (counted from 0): "
-    raise InvalidRequest(f"{place}{field} {problem}", field=field, row=row)
+def _refuse(field: str, problem: str) -> NoReturn:
+    raise InvalidRequest(f"{field} {problem}", field=field)
 
 
-def _prompt(prompt: Any, row: int | None) -> str | tuple[Message, ...]:
+def _prompt(prompt: Any) -> str | tuple[Message, ...]:
     if isinstance(prompt, str):
-        return _text(prompt, "prompt", row)
+        return _text(prompt, "prompt")
     if isinstance(prompt, (Mapping, Message)):
-        _refuse("prompt", "is a single message: put it into a list", row)
+        _refuse("prompt", "is a single message: put it into a list")
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
         kind = type(prompt).__name__
-        _refuse("prompt", f"must be a text, a list of messages or a Request, not {kind}", row)
+        _refuse("prompt", f"must be a text, a list of messages or a Request, not {kind}")
     if not prompt:
-        _refuse("prompt", "has no messages", row)
-    return tuple(_message(message, f"prompt[{i}]", row) for i, message in enumerate(prompt))
+        _refuse("prompt", "has no messages")
+    return tuple(_message(message, f"prompt[{i}]") for i, message in enumerate(prompt))
 
 
-def _message(message: Any, field: str, row: int | None) -> Message:
+def _message(message: Any, field: str) -> Message:
     if isinstance(message, str):
-        _refuse(field, "is a text; a list of texts is a list of prompts: give it to map() or generate()", row)
+        _refuse(field, "is a text; a list of texts is a list of prompts: give it to map() or generate()")
     role: Any
     content: Any
     if isinstance(message, Message):
         role, content = message.role, message.content
     elif isinstance(message, Mapping):
         if strange := [str(key) for key in message if key not in ("role", "content")]:
-            _refuse(field, f"has {strange[0]!r:.40}; a message has role and content only", row)
+            _refuse(field, f"has {strange[0]!r:.40}; a message has role and content only")
         role, content = message.get("role"), message.get("content")
     else:
-        _refuse(field, f"must be a message with role and content, not {type(message).__name__}", row)
+        _refuse(field, f"must be a message with role and content, not {type(message).__name__}")
     if role not in ROLES:
-        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}", row)
-    return Message(role, _content(content, f"{field}.content", row))
+        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}")
+    return Message(role, _content(content, f"{field}.content"))
 
 
 def _role_shown(role: Any) -> str:
@@ -190,56 +176,51 @@ def _role_shown(role: Any) -> str:
     return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
 
 
-def _content(content: Any, field: str, row: int | None) -> str | tuple[Mapping[str, Any], ...]:
+def _content(content: Any, field: str) -> str | tuple[Mapping[str, Any], ...]:
     if content is None:
-        _refuse(field, "is missing", row)
+        _refuse(field, "is missing")
     if isinstance(content, str):
-        return _text(content, field, row)
+        return _text(content, field)
     if not isinstance(content, (list, tuple)):
-        _refuse(field, f"must be a text or a list of content parts, not {type(content).__name__}", row)
+        _refuse(field, f"must be a text or a list of content parts, not {type(content).__name__}")
     if not content:
-        _refuse(field, "is empty", row)
-    return tuple(_object(part, f"{field}[{i}]", row) for i, part in enumerate(content))
+        _refuse(field, "is empty")
+    return tuple(_object(part, f"{field}[{i}]") for i, part in enumerate(content))
 
 
-def _text(text: Any, field: str, row: int | None) -> str:
+def _text(text: Any, field: str) -> str:
     """Return a text that is not blank and that UTF-8 can encode."""
     if not isinstance(text, str):
-        _refuse(field, f"must be a text, not {type(text).__name__}", row)
+        _refuse(field, f"must be a text, not {type(text).__name__}")
     if not text or text.isspace():
-        _refuse(field, "is blank: it holds nothing but space" if text else "is empty", row)
+        _refuse(field, "is blank: it holds nothing but space" if text else "is empty")
     if (position := surrogate_at(text)) is not None:
-        problem = f"has a lone surrogate at position {position}; UTF-8 cannot carry it: replace it"
-        _refuse(field, problem, row)
+        _refuse(field, f"has a lone surrogate at position {position}; UTF-8 cannot carry it: replace it")
     return text
 
 
-def _object(value: Any, field: str, row: int | None) -> dict[str, Any]:
+def _object(value: Any, field: str) -> dict[str, Any]:
     """Return a copy of a JSON object."""
     if not isinstance(value, Mapping):
-        _refuse(field, f"must be a JSON object (a dict), not {type(value).__name__}", row)
+        _refuse(field, f"must be a JSON object (a dict), not {type(value).__name__}")
     try:
         copied: dict[str, Any] = snapshot(value)
     except NotJson as error:
-        _refuse(field, f"{error.path and 'at ' + error.path[:120] + ' '}{error.reason}", row)
+        _refuse(field, f"{error.path and 'at ' + error.path[:120] + ' '}{error.reason}")
     return copied
 
 
-def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
+def _schema(value: Any, field: str) -> BuiltSchema:
     """Return a checked copy of a JSON schema, or the schema of a class, with the function that builds
     objects."""
     try:
         if isinstance(value, type):
             return BuiltSchema(*schema_of(value))
         build = schema_of(value)[1] if isinstance(value, Mapping) else None
-        schema = _object(value, field, row)
+        schema = _object(value, field)
         check_schema(schema)
-    except InvalidRequest as error:
-        if error.row == row:
-            raise
-        _refuse(field, error.message.removeprefix("schema "), row)
     except ValueError as error:
-        _refuse(field, str(error), row)
+        _refuse(field, str(error))
     assert build is not None
     return BuiltSchema(schema, build)
 
@@ -247,12 +228,12 @@ def _schema(value: Any, field: str, row: int | None) -> BuiltSchema:
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:
     """Make the check of a real number from ``low`` (or ``above`` it) to ``high``."""
 
-    def check(value: Any, field: str, row: int | None) -> float:
+    def check(value: Any, field: str) -> float:
         real = isinstance(value, Real) and value is not True and value is not False
         if real and low <= value <= high and not (above and value == low):  # NaN fails here too
             return float(value) + 0.0  # minus zero becomes zero: one form of each number
         bounds = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
-        _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}", row)
+        _refuse(field, f"must be a number {bounds}{unit}, not {_shown(value)}")
 
     return check
 
@@ -260,10 +241,10 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
 def _integer(low: int, high: int) -> FieldCheck:
     """Make the check of a whole number from ``low`` to ``high``."""
 
-    def check(value: Any, field: str, row: int | None) -> int:
+    def check(value: Any, field: str) -> int:
         if not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high:
             return int(value)
-        _refuse(field, f"must be a whole number from {low} to {high}, not {_shown(value)}", row)
+        _refuse(field, f"must be a whole number from {low} to {high}, not {_shown(value)}")
 
     return check
 
@@ -275,46 +256,47 @@ def _shown(value: Any) -> str:
     return f"of type {type(value).__name__}" if not isinstance(value, int) else "one so large"
 
 
-def _stop(value: Any, field: str, row: int | None) -> tuple[str, ...]:
+_dimensions = _integer(1, MAX_DIMENSIONS)
+
+
+def _stop(value: Any, field: str) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple)) or not 1 <= len(stops) <= MAX_STOPS:
-        _refuse(field, f"must be a text or a list of 1 to {MAX_STOPS} texts", row)
+        _refuse(field, f"must be a text or a list of 1 to {MAX_STOPS} texts")
     for i, stop in enumerate(stops):
         if not isinstance(stop, str) or not stop:  # a line end alone is a common stop
-            _refuse(f"{field}[{i}]", "must be a text that is not empty", row)
+            _refuse(f"{field}[{i}]", "must be a text that is not empty")
         if surrogate_at(stop) is not None:
-            _refuse(f"{field}[{i}]", "has a lone surrogate; UTF-8 cannot carry it", row)
+            _refuse(f"{field}[{i}]", "has a lone surrogate; UTF-8 cannot carry it")
     return tuple(stops)
 
 
-def _priority(value: Any, field: str, row: int | None) -> Priority:
+def _priority(value: Any, field: str) -> Priority:
     try:
         return Priority.parse(value)
     except ValueError:
         names = ", ".join(f"{p.name.lower()} ({p.value})" for p in Priority)
-        _refuse(field, f"must be one of {names}", row)
+        _refuse(field, f"must be one of {names}")
 
 
-def _switch(value: Any, field: str, row: int | None) -> bool:
+def _switch(value: Any, field: str) -> bool:
     if not isinstance(value, bool):
-        _refuse(field, f"must be True or False, not {_shown(value)}", row)
+        _refuse(field, f"must be True or False, not {_shown(value)}")
     return value
 
 
-def _embedding(value: Any, field: str, row: int | None) -> Embedding:
+def _embedding(value: Any, field: str) -> Embedding:
     if not isinstance(value, Embedding):
-        _refuse(field, f"must be an Embedding, not {type(value).__name__}", row)
+        _refuse(field, f"must be an Embedding, not {type(value).__name__}")
     return Embedding(
-        None if value.task_type is None else _text(value.task_type, "task_type", row),
-        None
-        if value.dimensions is None
-        else _integer(1, MAX_DIMENSIONS)(value.dimensions, "dimensions", row),
+        None if value.task_type is None else _text(value.task_type, "task_type"),
+        None if value.dimensions is None else _dimensions(value.dimensions, "dimensions"),
     )
 
 
-def _callable(value: Any, field: str, row: int | None) -> Any:
+def _callable(value: Any, field: str) -> Any:
     if not callable(value):
-        _refuse(field, f"must be callable as call(request, attempt), not {type(value).__name__}", row)
+        _refuse(field, f"must be callable as call(request, attempt), not {type(value).__name__}")
     return value
 
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import math
+import weakref
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -18,10 +19,10 @@ from attrs import asdict, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation import fingerprint as keys
-from smartbatch.core.preparation import validation
+from smartbatch.core.preparation.fingerprint import ByIdentity, fingerprint
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapshot
-from smartbatch.core.preparation.validation import admit_defaults, fingerprint, normalise
+from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.preparation.validation import admit_defaults, normalise
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Generation, Message, Priority, Request
 
@@ -35,6 +36,10 @@ def refused(prompt: Any, defaults: Generation | None = None, **overrides: Any) -
     assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()
     return caught.value
+
+
+def prepared(prompts: list[Any]) -> None:
+    list(RequestPreparer(Generation(), (), request_timeout=None, check=lambda _: None).admitted(prompts, {}))
 
 
 def nested(levels: int) -> Any:
@@ -109,8 +114,10 @@ class TestPrompts:
         assert "map()" in str(refused(["a", "b"]))
 
     def test_the_row_of_a_list_is_named(self) -> None:
-        error = refused(" ", row=3)
-        assert error.row == 3
+        with pytest.raises(InvalidRequest) as caught:
+            prepared(["a", "a", "a", " "])
+        error = caught.value
+        assert (error.row, error.field) == (3, "prompt")
         assert "row 3 (counted from 0): prompt" in str(error)
 
     def test_control_characters_and_odd_line_ends_pass(self) -> None:
@@ -180,7 +187,7 @@ class TestParameters:
         ids=lambda value: value if isinstance(value, str) else type(value).__name__,
     )
     def test_a_value_out_of_range_or_of_the_wrong_type_is_refused_by_name(self, field: str, bad: Any) -> None:
-        assert refused("a", row=2, **{field.partition("[")[0]: bad}).field == field
+        assert refused("a", **{field.partition("[")[0]: bad}).field == field
 
     @pytest.mark.parametrize(
         ("field", "given", "taken"),
@@ -202,7 +209,9 @@ class TestParameters:
         assert (value, type(value), str(value)) == (taken, type(taken), str(taken))
 
     def test_the_error_names_row_field_range_and_value(self) -> None:
-        assert str(refused("a", row=4, temperature=3)) == (
+        with pytest.raises(InvalidRequest) as caught:
+            prepared([*"abcd", Request("e", Generation(temperature=3))])
+        assert str(caught.value) == (
             "row 4 (counted from 0): temperature must be a number from 0 to 2, not 3"
         )
 
@@ -313,11 +322,15 @@ class TestDefaults:
 
     def test_defaults_that_are_gone_leave_nothing_behind(self) -> None:
         gc.collect()
-        before = (len(validation._admitted), len(keys._written))
+        known, gone = ByIdentity[int](), []
         for seed in range(50):
-            normalise("a", Generation(seed=seed))
+            defaults = Generation(seed=seed)
+            known.put(defaults, seed)
+            gone += [weakref.ref(defaults), weakref.ref(normalise("a", defaults).params)]
+        del defaults
         gc.collect()
-        assert (len(validation._admitted), len(keys._written)) == before
+        assert len(known) == 0
+        assert not any(each() for each in gone)
 
 
 class TestFingerprint:
