@@ -33,9 +33,8 @@ from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
 from smartbatch.providers.model import ModelChoice, OpenedModel, open_model
 from smartbatch.realtime.call.layers import Middleware
-from smartbatch.realtime.effects import PostProcess
-from smartbatch.realtime.engine import UserHooks
 from smartbatch.realtime.queue import RequestCounts
+from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
@@ -551,7 +550,7 @@ class BatchingClient:
 
     def __repr__(self) -> str:
         realtime = self._running.realtime
-        state = "stopped" if realtime.is_stopped else ("running" if realtime.is_running else "idle")
+        state = "stopped" if realtime.is_stopped else ("running" if realtime.engine is not None else "idle")
         return f"<BatchingClient {self._settings.model.label} {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:

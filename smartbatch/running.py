@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from functools import partial
 from typing import Any
 
 from attrs import field, frozen
@@ -27,16 +28,16 @@ from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.prices import PriceBook
 from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.engine import UserHooks
-from smartbatch.realtime.realtime import Call, Realtime, stored_future
-from smartbatch.realtime.submission import Delivery
+from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.setup import RealtimeSetup, UserHooks
+from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["ClientSettings", "RunningState"]
+__all__ = ["ClientSettings", "RunningState", "ask_item"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -95,32 +96,21 @@ class RunningState:
         self.metrics = BatchMetrics(max_batch_size=config.max_batch_size, now=clock.now)
         store = OpenedStore(config.store, wall=clock.wall, rng=settings.rng or random.SystemRandom())
         self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
-        self.realtime = realtime = Realtime(
+        setup = RealtimeSetup(
             config,
             clock,
-            rng=settings.rng or random.Random(),
-            model=settings.model,
-            fallback=settings.fallback,
-            preparer=settings.preparer,
-            hooks=settings.hooks,
-            calibration=history.calibration,
+            settings.rng or random.Random(),
             tell=bus.tell,
             report=_callback_raised,
+            hooks=settings.hooks,
+            calibration=history.calibration,
+            fallback=settings.fallback,
         )
+        self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
         budget = ClientBudget(
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
         )
-        advisor = Advisor(
-            settings.model.provider,
-            settings.model.name,
-            config,
-            clock=clock,
-            prices=PriceBook(config.prices),
-            history=history,
-            batches=lambda kind: batches_of(config, settings.model, kind)[0],
-            waiting=lambda: realtime.waiting,
-            tell=bus.tell,
-        )
+        advisor = _advisor(settings, realtime, history, bus)
         self._callbacks = CallbackThread(clock, _callback_raised)
         self.service = JobService(
             config,
@@ -195,7 +185,7 @@ class RunningState:
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
-        if self.realtime.is_running or self.service.is_working:
+        if self.realtime.engine is not None or self.service.is_working:
             self.stop(None, "the client was forgotten")
 
     def _started(self, event: Event) -> None:
@@ -206,6 +196,37 @@ class RunningState:
             self.service.carry_on()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
+
+
+def _advisor(
+    settings: ClientSettings, realtime: Realtime, history: ForecastHistory, bus: EventBus
+) -> Advisor:
+    """Return what says how long a list takes by each route, and which one to choose."""
+    config, model = settings.config, settings.model
+    return Advisor(
+        model.provider,
+        model.name,
+        config,
+        clock=settings.clock,
+        prices=PriceBook(config.prices),
+        history=history,
+        batches=lambda kind: batches_of(config, model, kind)[0],
+        waiting=lambda: realtime.waiting,
+        tell=bus.tell,
+    )
+
+
+def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
+    """Ask an item of a job in real time; it is post-processed when it is read."""
+    options = CallOptions(
+        OpenedModel(item.provider, item.model),
+        sink=item.sink,
+        raw=True,
+        own_budget=item.own_budget,
+        alone=item.alone,
+        flex=item.flex,
+    )
+    return realtime.ask(item.request, options)
 
 
 def _dependencies(
@@ -219,11 +240,6 @@ def _dependencies(
 ) -> JobDependencies:
     """Return what jobs need of the other parts."""
 
-    def ask(item: RealtimeItem) -> ResultFuture:
-        model = OpenedModel(item.provider, item.model)
-        delivery = Delivery(sink=item.sink, raw=True)
-        return realtime.ask(item.request, Call(model, delivery, item.own_budget, item.alone, item.flex))
-
     def speed(row: JobRow) -> Any:
         history.refresh()
         return advisor.speed(Kind(row.kind), row)
@@ -231,7 +247,7 @@ def _dependencies(
     return JobDependencies(
         providers=(settings.model.provider,),
         serve=realtime.serve,
-        ask=ask,
+        ask=partial(ask_item, realtime),
         drop=realtime.drop,
         process=settings.hooks.process,
         new_future=lambda: stored_future(callbacks),

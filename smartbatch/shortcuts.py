@@ -30,12 +30,12 @@ from smartbatch.observe.progress import Mode, Progress, watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.engine import UserHooks
-from smartbatch.realtime.realtime import Call, Realtime, stored_future
-from smartbatch.realtime.submission import Delivery
+from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
+from smartbatch.running import ask_item
 from smartbatch.types import Embedding, Generation, Kind, Prompt, Result, Route
 
 __all__ = ["StoredJobs", "close_stores", "embed", "generate", "job"]
@@ -298,11 +298,9 @@ class _StoreState:
             self._realtime.serve(provider)
 
     def _ask(self, item: RealtimeItem) -> Future[Result]:
-        model = OpenedModel(item.provider, item.model)
-        realtime = self._realtime_for(model)
+        realtime = self._realtime_for(OpenedModel(item.provider, item.model))
         realtime.serve(item.provider)
-        delivery = Delivery(sink=item.sink, raw=True)
-        return realtime.ask(item.request, Call(model, delivery, item.own_budget, item.alone, item.flex))
+        return ask_item(realtime, item)
 
     def _drop(self, future: Future[Result]) -> None:
         if self._realtime is not None:
@@ -329,18 +327,14 @@ class _StoreState:
                 raise ClientClosed("the store was closed; the job can be taken up again")
             if self._realtime is None:
                 preparer = RequestPreparer(Generation(), (), request_timeout=None, check=model.check)
-                self._realtime = Realtime(
+                setup = RealtimeSetup(
                     self._config,
                     self._clock,
-                    rng=random.Random(),
-                    model=model,
-                    fallback=None,
-                    preparer=preparer,
-                    hooks=UserHooks(),
-                    calibration=self._history.calibration,
                     tell=self._bus.tell,
                     report=lambda error: logs.job_error(None, error),
+                    calibration=self._history.calibration,
                 )
+                self._realtime = Realtime(setup, model, preparer)
             return self._realtime
 
 

@@ -16,7 +16,7 @@ from smartbatch import BatchingClient, BatchingConfig
 from smartbatch.jobs import service
 from smartbatch.jobs.watcher import Watcher
 from smartbatch.providers import MockProvider
-from smartbatch.realtime.realtime import ListOptions
+from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.shortcuts import StoredJobs
 from smartbatch.types import Request
 

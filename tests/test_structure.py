@@ -60,7 +60,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # the front door
     "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
     "client": BELOW_CLIENT | {"running"},
-    "shortcuts": BELOW_CLIENT | {"client"},
+    "shortcuts": BELOW_CLIENT | {"client", "running"},
     # on top
     "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator"},
     "dashboard": BELOW_CLIENT | {"client", "shortcuts"},

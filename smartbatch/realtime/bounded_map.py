@@ -7,15 +7,37 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from attrs import frozen
+
 from smartbatch._clock import Clock
+from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.types import Request, Result
+from smartbatch.types import Request, Result, Route
 
-__all__ = ["BoundedMap"]
+__all__ = ["BoundedMap", "ListOptions"]
 
 _BUFFERED = 10
 """A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
+
+
+@frozen
+class ListOptions:
+    """How a list is answered in real time.
+
+    Attributes:
+        own_budget: what the list may spend, within the client's budget; ``None`` for no limit of its own.
+        route: that was chosen; ``None`` leaves it to the settings.
+        raising: whether a failed request raises instead of being yielded.
+        ordered: whether results come in the order of the requests.
+        ahead: most requests under way; ``None`` for the queue's capacity.
+    """
+
+    own_budget: Budget | None = None
+    route: Route | None = None
+    raising: bool = False
+    ordered: bool = True
+    ahead: int | None = None
 
 
 class BoundedMap(Iterator[Result]):
@@ -28,9 +50,7 @@ class BoundedMap(Iterator[Result]):
         requests: checked requests; read lazily.
         submit: puts a request into the queue; its second argument is told the result.
         clock: time and waiting.
-        ahead: most requests under way.
-        ordered: whether results come in the order of the requests.
-        raising: whether a failed request raises instead of being yielded.
+        options: with a number of requests ``ahead``.
         abandon: takes futures that nobody waits for any more, to be cancelled later; called by the finaliser,
             so it must run no user code and wait for no lock.
     """
@@ -40,10 +60,7 @@ class BoundedMap(Iterator[Result]):
         requests: Iterable[Request],
         submit: Callable[[Request, Callable[[Result], None]], ResultFuture],
         clock: Clock,
-        *,
-        ahead: int,
-        ordered: bool,
-        raising: bool,
+        options: ListOptions,
         abandon: Callable[[list[ResultFuture]], None],
     ) -> None:
         self._under_way: dict[int, ResultFuture] = {}
@@ -51,9 +68,9 @@ class BoundedMap(Iterator[Result]):
         self._requests = iter(requests)
         self._submit = submit
         self._inbox = _Arrivals(clock)
-        self._ahead = ahead
-        self._ordered = ordered
-        self._raising = raising
+        self._ahead = options.ahead or 1
+        self._ordered = options.ordered
+        self._raising = options.raising
         self._finished: dict[int, Result] = {}
         self._next_request: Request | None = None
         self._failure: Exception | None = None

@@ -6,11 +6,10 @@ thread only wakes for what no worker will notice: a first request, a window or b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
-from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
@@ -21,6 +20,7 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Usage
 
@@ -34,31 +34,26 @@ class Collector:
     """Chooses the next batch among all lanes, most urgent head first, and fails what cannot go any more.
 
     Args:
-        new_id: makes batch ids.
         fallback: returns the lane that takes over while another one's breaker is open, or ``None``.
     """
 
     def __init__(
         self,
-        clock: Clock,
-        config: BatchingConfig,
+        setup: RealtimeSetup,
         queue: RequestQueue,
         gates: Gates,
         router: ResponseRouter,
-        *,
-        new_id: Callable[[], str],
         fallback: Callable[[Lane], Lane | None],
     ) -> None:
-        self._clock = clock
-        self._config = config
+        self._config = setup.config
         self._queue = queue
         self._gates = gates
         self._router = router
-        self._new_id = new_id
         self._fallback = fallback
+        self._numbers = itertools.count(1)
         self._moved = False  # whether a request was moved to a lane that may have been looked at before
 
-    def take_locked(self, now: float, effects: DeferredEffects) -> InFlightCall | float:
+    def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next call with its permit taken, or when to ask again, monotonic seconds.
 
         The lanes are looked at in the order of their heads. For each lane, in order:
@@ -73,9 +68,9 @@ class Collector:
 
         A request may have moved to a lane that had its turn before: then look again at once.
         """
-        queue = self._queue
+        queue, now = self._queue, effects.now
         for ticket, waiter in queue.remove_abandoned_locked():
-            effects.cancelled(ticket, waiter, now)
+            effects.cancelled(ticket, waiter)
         wake = math.inf
         self._moved = False
         lane_queues = list(queue.lanes.values())
@@ -89,7 +84,7 @@ class Collector:
                 if ready > now:
                     wake = min(wake, ready)
                     break
-                found = self._try_locked(lane_queue, now, effects)
+                found = self._try_locked(lane_queue, effects)
                 if isinstance(found, InFlightCall):
                     return found
                 if found > now:
@@ -99,8 +94,9 @@ class Collector:
                 wake = min(wake, lane_queue.lane.retry_budget.look(now))
         return now if self._moved else wake
 
-    def expire_locked(self, now: float, effects: DeferredEffects) -> float:
+    def expire_locked(self, effects: DeferredEffects) -> float:
         """Fail the requests whose own time-out is over; return when the next one's is."""
+        now = effects.now
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
                 f"the request's time-out ended after {now - waiter.submitted:.3g} s and "
@@ -108,12 +104,10 @@ class Collector:
                 kind=ErrorKind.TIMEOUT,
                 request_id=waiter.request_id,
             )
-            effects.fail(ticket, [waiter], error, now)
+            effects.fail(ticket, [waiter], error)
         return self._queue.next_deadline_locked()
 
-    def _try_locked(
-        self, lane_queue: LaneQueue, now: float, effects: DeferredEffects
-    ) -> InFlightCall | float:
+    def _try_locked(self, lane_queue: LaneQueue, effects: DeferredEffects) -> InFlightCall | float:
         """Try to send the head of a lane; a time means that nothing is sent before it.
 
         The cases, in order; ``now`` means that something was taken out of the way: look again.
@@ -126,10 +120,10 @@ class Collector:
         5. All requests of the batch were cancelled meanwhile: the permit is given back.
         6. The batch goes.
         """
-        lane, head = lane_queue.lane, lane_queue.head()
+        lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
-        if self._clear_away_locked(lane_queue, head, now, effects):
+        if self._clear_away_locked(lane_queue, head, effects):
             return now
         if head.charged and lane.retry_budget.look(now) > now:
             lane_queue.pause_retry(head)
@@ -137,13 +131,13 @@ class Collector:
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
-                self._note_changes_locked(lane, now, effects)
+                self._note_changes_locked(lane, effects)
                 return self._end_of_patience(lane, at)
-        tickets = self._fill_locked(lane_queue, head)
+        tickets = self._fill_locked(lane_queue, head, now)
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
-        self._note_resumed(lane, len(tickets), now, effects)
-        self._note_changes_locked(lane, now, effects)
+        self._note_resumed(lane, len(tickets), effects)
+        self._note_changes_locked(lane, effects)
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
@@ -153,14 +147,15 @@ class Collector:
             self._gates.end(permit, Ending.DROPPED, now)
             effects.freed.append(lane.quota)
             return now
-        batch: Batch[Ticket] = Batch(self._new_id(), min(ticket.due for ticket in starting))
+        batch: Batch[Ticket] = Batch(f"batch-{next(self._numbers)}", min(ticket.due for ticket in starting))
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
         lane.started(len(batch))
         return InFlightCall(batch, permit, now)
 
-    def _note_resumed(self, lane: Lane, size: int, now: float, effects: DeferredEffects) -> None:
+    def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
         """Tell that packing, or the slower tier, is used again after a pause."""
+        now = effects.now
         if lane.packing_health is not None and size > 1:
             reason = lane.packing_health.resume(now)
             if reason is not None:
@@ -170,7 +165,7 @@ class Collector:
             if reason is not None:
                 effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
 
-    def _fill_locked(self, lane_queue: LaneQueue, head: Ticket) -> list[Ticket]:
+    def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
         """Take out the head and the requests that share its call, in the order of service.
 
         One with another batch key or budget, or with a call of its own, is passed over and stays. The call is
@@ -182,7 +177,7 @@ class Collector:
         tokens, cost = head.input_tokens, head.reserve
         passed: list[Ticket] = []
         room = PackRoom()
-        alone = head.alone or lane.packing_paused(self._clock.now())
+        alone = head.alone or lane.packing_paused(now)
         if lane.packing_health is not None and not room.take(*_needs(lane, head)):
             alone = True
         most = 1 if alone else lane.accumulator.window.max_size
@@ -207,9 +202,7 @@ class Collector:
             lane_queue.unpop(ticket)
         return tickets
 
-    def _clear_away_locked(
-        self, lane_queue: LaneQueue, head: Ticket, now: float, effects: DeferredEffects
-    ) -> bool:
+    def _clear_away_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone.
 
         The cases, in order:
@@ -221,26 +214,23 @@ class Collector:
         5. The breaker is open and there is a fallback model: on to its lane.
         6. The outage lasts longer than requests wait for its end, or they are not to wait: fail.
         """
-        lane = lane_queue.lane
+        lane, now = lane_queue.lane, effects.now
         if lane.standard is not None and not lane.quota.flex.is_open(now):
             self._move_locked(lane_queue, lane.standard, head, now)
             return True
         short = self._gates.payer(head.own_budget).short(head.reserve)
         if short is not None:
-            whose = (
-                "the budget"
-                if head.own_budget is None or short is self._gates.budget
-                else "this list's budget"
-            )
+            whole = head.own_budget is None or short is self._gates.budget
+            whose = "the budget" if whole else "this list's budget"
             error = BudgetExceeded(
                 f"the request could cost up to {head.reserve:.6g} USD, and {short.left:.6g} USD are left of "
                 f"{whose}; nothing was sent. Raise the budget or lower max_tokens",
             )
-            self._router.fail_locked(head, error, now, effects)
+            self._router.fail_locked(head, error, effects)
             return True
         stopped = lane.breaker.stopped(now)
         if stopped is not None:
-            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), now, effects)
+            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
         since = lane.provider_health.open_since
         if since is None:
@@ -254,7 +244,7 @@ class Collector:
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
             reason = f"it has been failing for {now - since:.3g} s and the circuit breaker is open"
-            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), now, effects)
+            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), effects)
             return True
         return False
 
@@ -268,11 +258,11 @@ class Collector:
         self._queue.lanes[other].put(head, head.due, now)
         self._moved = True
 
-    def _note_changes_locked(self, lane: Lane, now: float, effects: DeferredEffects) -> None:
+    def _note_changes_locked(self, lane: Lane, effects: DeferredEffects) -> None:
         """Tell of what the breaker became when it was looked at."""
         if lane.provider_health.open_since is not None:
             for change in lane.breaker.changes():
-                self._router.note_change(lane, change, now, effects)
+                self._router.note_change(lane, change, effects)
 
     def _end_of_patience(self, lane: Lane, at: float) -> float:
         """Return ``at``, or the moment at which an outage has lasted too long, if that is sooner."""

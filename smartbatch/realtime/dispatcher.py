@@ -10,15 +10,14 @@ from __future__ import annotations
 import concurrent.futures.thread
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from attrs import define
 
-from smartbatch._clock import Clock
 from smartbatch.core.batching.window import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
-from smartbatch.events import CallFinished, CallStarted, Event
+from smartbatch.events import CallFinished, CallStarted
 from smartbatch.observe import logs
 from smartbatch.realtime.accounting import route_of, sum_cost, sum_usage
 from smartbatch.realtime.call.layers import CallSpec, Outcome
@@ -26,6 +25,7 @@ from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Answer, Route, Usage
 
 __all__ = ["BatchDispatcher"]
@@ -44,33 +44,19 @@ class _HandOver:
 
 
 class BatchDispatcher:
-    """A ``ThreadPoolExecutor`` of at most ``workers`` threads, and one thread that watches the time.
-
-    Args:
-        workers: most calls at once.
-        call_timeout: total seconds a call may take.
-        tell: tells an event to all observers; never raises.
-    """
+    """A ``ThreadPoolExecutor`` of as many threads as calls in flight, and one that watches the time."""
 
     def __init__(
-        self,
-        clock: Clock,
-        queue: RequestQueue,
-        collector: Collector,
-        router: ResponseRouter,
-        *,
-        workers: int,
-        call_timeout: float,
-        tell: Callable[[Event], None],
+        self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
     ) -> None:
-        self._clock = clock
+        self._clock = setup.clock
+        self._tell = setup.tell
+        self._workers = setup.config.parallelism
+        self._call_timeout = setup.config.call_timeout
         self._queue = queue
         self._monitor = queue.monitor
         self._collector = collector
         self._router = router
-        self._workers = workers
-        self._call_timeout = call_timeout
-        self._tell = tell
         self._busy = 0
         self._wakes_at = -math.inf
         self._stopping = False
@@ -118,7 +104,7 @@ class BatchDispatcher:
         self._mine.here = True
         try:
             while True:
-                effects = DeferredEffects(self._queue)
+                effects = DeferredEffects(self._queue, self._clock.now())
                 with self._monitor:
                     if self._stopping:
                         return
@@ -135,10 +121,10 @@ class BatchDispatcher:
 
     def _step_locked(self, effects: DeferredEffects) -> float:
         """Expire what is late, start workers for what may go; return when to look again."""
-        now = self._clock.now()
-        deadline = self._collector.expire_locked(now, effects)
+        effects.now = self._clock.now()
+        deadline = self._collector.expire_locked(effects)
         while self._busy < self._workers:
-            found = self._collector.take_locked(now, effects)
+            found = self._collector.take_locked(effects)
             if not isinstance(found, InFlightCall):
                 return min(found, deadline)
             if not self._hand_over_locked(found, effects):
@@ -167,12 +153,12 @@ class BatchDispatcher:
             return True
         self._busy -= 1
         self._clock.unspawned()
-        now = self._clock.now()
+        effects.now = self._clock.now()
         if self._busy:
-            self._router.return_locked(call, now, effects)
+            self._router.return_locked(call, effects)
         else:
             closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-            self._router.drop_locked(call, closed, now, effects)
+            self._router.drop_locked(call, closed, effects)
         return False
 
     def _start_worker(self, pool: ThreadPoolExecutor, call: InFlightCall) -> RuntimeError | None:
@@ -200,7 +186,7 @@ class BatchDispatcher:
         call: InFlightCall | None = hand_over.call
         try:
             while call is not None:
-                effects = DeferredEffects(self._queue)
+                effects = DeferredEffects(self._queue, self._clock.now())
                 call = self._make_call(call, effects)
                 effects.perform(self._tell)
         finally:
@@ -216,16 +202,16 @@ class BatchDispatcher:
         readings: Sequence[Reading]
         try:
             outcomes = self._send(call)
-            now = self._clock.now()
-            readings = self._router.prepare(call, outcomes, now)
+            effects.now = self._clock.now()
+            readings = self._router.prepare(call, outcomes, effects.now)
         except BaseException as error:
-            now = self._clock.now()
+            effects.now = self._clock.now()
             outcomes = readings = _failed(call, error)
         with self._monitor:
             try:
-                self._router.route_locked(call, outcomes, readings, now, effects)
+                self._router.route_locked(call, outcomes, readings, effects)
             except Exception as error:
-                self._router.give_up_locked(call, _internal_error(call, error), now, effects)
+                self._router.give_up_locked(call, _internal_error(call, error), effects)
             following = self._next_locked(effects)
         lane.quota.wake_others(self._queue)
         return following
@@ -233,7 +219,8 @@ class BatchDispatcher:
     def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
         """Take the next batch, or let this worker go; the collector is told when to look."""
         if not self._stopping:
-            found = self._collector.take_locked(self._clock.now(), effects)
+            effects.now = self._clock.now()
+            found = self._collector.take_locked(effects)
             if isinstance(found, InFlightCall):
                 if self._busy < self._workers and self._queue.counts.waiting:
                     self._monitor.notify()  # a gate may just have opened for more than this one

@@ -7,17 +7,14 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from smartbatch.errors import ErrorKind, SmartbatchError
+from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, Usage, evolve
 
-__all__ = ["DeferredEffects", "PostProcess", "answered", "processed", "request_finished"]
-
-PostProcess = Callable[[Result], "Result | None"]
-"""Takes an answered result and returns it, or a changed one."""
+__all__ = ["DeferredEffects", "answered", "request_finished"]
 
 
 @define(eq=False)
@@ -26,12 +23,14 @@ class DeferredEffects:
 
     Attributes:
         queue: whose requests it ends; a stop waits until they are settled.
+        now: the moment at which it is decided, monotonic seconds.
         settlements: waiters to settle, with their results.
         events: what to tell the observers.
         freed: quotas of calls that were never made: there is room now that others may wait for.
     """
 
     queue: RequestQueue
+    now: float
     settlements: list[tuple[Waiter, Result]] = field(factory=list)
     events: list[Event] = field(factory=list)
     freed: list[SharedQuota] = field(factory=list)
@@ -39,16 +38,16 @@ class DeferredEffects:
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
 
-    def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result, now: float) -> None:
+    def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
         """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
         for position, waiter in enumerate(waiters):
             if position:
-                result = shared(result, waiter)
+                result = _shared(result, waiter)
             elif result.request_id != waiter.request_id:  # the time-out of the one it was made for is over
                 result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
-            self._settle(ticket, waiter, result, now)
+            self._settle(ticket, waiter, result)
 
-    def fail(self, ticket: Ticket, waiters: list[Waiter], error: SmartbatchError, now: float) -> None:
+    def fail(self, ticket: Ticket, waiters: list[Waiter], error: SmartbatchError) -> None:
         """Settle ``waiters`` with an error that names each request.
 
         The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
@@ -56,9 +55,7 @@ class DeferredEffects:
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
-            own = (
-                error if position == 0 and error.request_id is None else for_request(error, waiter.request_id)
-            )
+            own = error if position == 0 and error.request_id is None else _copy(error)
             own.request_id = waiter.request_id
             result = Result(
                 request_id=waiter.request_id,
@@ -66,24 +63,24 @@ class DeferredEffects:
                 usage=ticket.usage if first else Usage(),
                 cost=ticket.cost if first else 0.0,
                 attempts=ticket.attempts,
-                queued=max(0.0, now - waiter.submitted),
+                queued=max(0.0, self.now - waiter.submitted),
                 time_to_first_chunk=_first_chunk(ticket),
                 model=ticket.lane.label,
                 context=waiter.request.context,
                 deduplicated=waiter.joined and not first,
             )
-            self._settle(ticket, waiter, result, now)
+            self._settle(ticket, waiter, result)
 
-    def cancelled(self, ticket: Ticket, waiter: Waiter, now: float) -> None:
+    def cancelled(self, ticket: Ticket, waiter: Waiter) -> None:
         """Tell that a request was cancelled before its call started."""
         result = Result(
             request_id=waiter.request_id,
             cost=0.0,
             attempts=ticket.attempts,
-            queued=now - waiter.submitted,
+            queued=self.now - waiter.submitted,
             deduplicated=waiter.joined,
         )
-        self._tell_end(ticket, waiter, result, now, cancelled=True)
+        self._tell_end(ticket, waiter, result, cancelled=True)
 
     def perform(self, tell: Callable[[Event], None]) -> None:
         """Settle, then tell. No lock may be held.
@@ -112,56 +109,32 @@ class DeferredEffects:
             for quota in self.freed:
                 quota.wake_others(self.queue)
 
-    def _settle(self, ticket: Ticket, waiter: Waiter, result: Result, now: float) -> None:
+    def _settle(self, ticket: Ticket, waiter: Waiter, result: Result) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
-        self._tell_end(ticket, waiter, result, now)
+        self._tell_end(ticket, waiter, result)
 
-    def _tell_end(
-        self, ticket: Ticket, waiter: Waiter, result: Result, now: float, *, cancelled: bool = False
-    ) -> None:
-        event = request_finished(
-            waiter.request,
-            result,
-            model=ticket.lane.label,
-            now=now,
-            seconds=now - waiter.submitted,
-            cancelled=cancelled,
-        )
-        self.events.append(event)
+    def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
+        end = request_finished(waiter.request, result, ticket.lane.label, self.now, waiter.submitted)
+        self.events.append(evolve(end, ok=False, cancelled=True) if cancelled else end)
 
 
 def request_finished(
-    request: Request,
-    result: Result,
-    *,
-    model: str,
-    now: float,
-    seconds: float = 0.0,
-    cancelled: bool = False,
+    request: Request, result: Result, model: str, now: float, submitted: float
 ) -> RequestFinished:
-    """Return the event that tells of the end of a request.
-
-    Args:
-        request: that ended.
-        result: what came of it.
-        model: with its provider.
-        now: monotonic seconds.
-        seconds: since it was submitted.
-        cancelled: whether it was cancelled before its call started.
-    """
+    """Return the event that tells of the end of a request; the times are monotonic seconds."""
     error = result.error
     return RequestFinished(
         at=now,
         request_id=result.request_id,
         priority=request.priority,
         model=model,
-        ok=error is None and not cancelled,
-        cancelled=cancelled,
+        ok=error is None,
+        cancelled=False,
         error=None if error is None else (error.kind.value if error.kind else type(error).__name__),
         attempts=result.attempts,
         queued=result.queued,
-        seconds=seconds,
+        seconds=now - submitted,
         usage=result.usage,
         cost=result.cost,
         route=result.route,
@@ -194,40 +167,12 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
     )
 
 
-def processed(post_process: PostProcess, result: Result) -> Result:
-    """Return what the user's hook makes of an answered result; a hook that fails makes it a failed one."""
-    problem: str | None = None
-    cause: BaseException | None = None
-    returned: object = None
-    try:
-        returned = post_process(result)
-    except BaseException as error:
-        problem, cause = f"raised {type(error).__name__}", error
-    if returned is None and problem is None:
-        return result
-    if isinstance(returned, Result):
-        found: object = returned.error
-        if found is None or isinstance(found, SmartbatchError):
-            return returned
-        problem = f"returned an error of type {type(found).__name__}"
-        cause = found if isinstance(found, BaseException) else None
-    elif problem is None:
-        problem = f"returned {type(returned).__name__} instead of a Result"
-    failure = SmartbatchError(
-        f"post_process {problem}; the answer was paid for",
-        kind=ErrorKind.UNKNOWN,
-        request_id=result.request_id,
-    )
-    failure.__cause__ = cause
-    return evolve(result, error=failure)
-
-
 def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
     stream = ticket.stream
     return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
 
 
-def shared(result: Result, waiter: Waiter) -> Result:
+def _shared(result: Result, waiter: Waiter) -> Result:
     """Return the same answer for a request that joined: the first one pays."""
     return evolve(
         result,
@@ -239,10 +184,9 @@ def shared(result: Result, waiter: Waiter) -> Result:
     )
 
 
-def for_request(error: SmartbatchError, request_id: str) -> SmartbatchError:
-    """Return a copy of ``error`` that names another request, so that no two futures share one exception."""
+def _copy(error: SmartbatchError) -> SmartbatchError:
+    """Return a copy of ``error``, so that no two futures share one exception."""
     function, arguments = error.__reduce__()[:2]
     copy: SmartbatchError = function(*arguments)
-    copy.request_id = request_id
     copy.__cause__ = error.__cause__
     return copy

@@ -6,98 +6,49 @@ engine never has to be reset.
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Callable
 from functools import partial
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
-from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.classifiers import Classifiers
-from smartbatch.core.limits.retry import RetryPolicy
-from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.events import Event, RequestSubmitted
-from smartbatch.providers.model import OpenedModel
-from smartbatch.realtime.call.layers import Middleware
+from smartbatch.events import RequestSubmitted
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
-from smartbatch.realtime.effects import DeferredEffects, PostProcess, processed
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
-from smartbatch.types import Answer, Kind, Result
+from smartbatch.types import Answer, Result
 
-__all__ = ["RealtimeEngine", "UserHooks"]
+__all__ = ["RealtimeEngine"]
 
 LAST_CALLBACKS = 0.25
 """Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
-
-
-@frozen
-class UserHooks:
-    """What the user of a client adds to each call and result.
-
-    Attributes:
-        post_process: called with each answered result on a worker; returns it, or a changed one.
-        middleware: layers around each call, outermost first.
-        classifiers: own verdicts on errors, asked before the provider's.
-    """
-
-    post_process: PostProcess | None = None
-    middleware: tuple[Middleware, ...] = ()
-    classifiers: Classifiers = field(factory=lambda: Classifiers(()))
-
-    def process(self, result: Result) -> Result:
-        """Return what ``post_process`` makes of an answered result."""
-        return result if self.post_process is None else processed(self.post_process, result)
 
 
 class RealtimeEngine:
     """The threads of one client, from its start to its stop.
 
     Args:
-        config: checked settings.
-        clock: time and waiting.
+        setup: what all parts share.
         budget: the client's money, which outlives a stop.
-        rng: jitter of retries and backoff.
-        tell: tells an event to all observers; never raises.
-        report: told what a user's callback raised.
-        hooks: what the user adds.
-        calibration: returns what is known of a model's tokens, by label and kind.
-        fallback: answers while the breaker of another model is open; ``None`` where there is none.
         keep: keeps an answer for the cache, by its key; ``None`` where there is none.
-
-    Attributes:
-        lanes: returns the lane of a provider, a model and a kind of request.
     """
 
     def __init__(
-        self,
-        config: BatchingConfig,
-        *,
-        clock: Clock,
-        budget: Budget,
-        rng: random.Random,
-        tell: Callable[[Event], None],
-        report: Callable[[BaseException], None],
-        hooks: UserHooks,
-        calibration: Callable[[str, Kind], Calibration],
-        fallback: OpenedModel | None,
-        keep: Callable[[bytes, Answer], object] | None,
+        self, setup: RealtimeSetup, budget: Budget, keep: Callable[[bytes, Answer], object] | None
     ) -> None:
-        self._config = config
-        self._fallback = fallback
+        config, clock = setup.config, setup.clock
+        self._setup = setup
         self._clock = clock
-        self._tell = tell
         self.queue = RequestQueue(
             clock,
             capacity=config.queue_capacity,
@@ -105,48 +56,14 @@ class RealtimeEngine:
             block=config.queue_full == "block",
             patience=config.queue_timeout,
         )
-        self.gates = Gates(budget, config.call_timeout, rng)
-        self.callbacks = CallbackThread(clock, report)
-        policy = RetryPolicy(
-            retries=config.retries,
-            initial=config.retry_initial,
-            multiplier=config.retry_multiplier,
-            max_delay=config.retry_max_delay,
-        )
-        self.router = ResponseRouter(
-            self.queue,
-            self.gates,
-            policy,
-            patience=config.outage_patience,
-            post_process=hooks.post_process,
-            keep=keep,
-            rng=rng,
-            validation_retries=config.validation_retries,
-        )
-        batch_ids = itertools.count(1)
-        self.collector = Collector(
-            clock,
-            config,
-            self.queue,
-            self.gates,
-            self.router,
-            new_id=lambda: f"batch-{next(batch_ids)}",
-            fallback=self._fallback_lane,
-        )
-        self.dispatcher = BatchDispatcher(
-            clock,
-            self.queue,
-            self.collector,
-            self.router,
-            workers=config.parallelism,
-            call_timeout=config.call_timeout,
-            tell=tell,
-        )
-        self.lanes = LaneFactory(
-            config, clock, hooks.classifiers, hooks.middleware, opened=self._attach, calibration=calibration
-        )
-        if fallback is not None:  # its lane is built under the monitor, where nothing may be read
-            self.lanes.read(fallback.provider, fallback.name)
+        self.gates = Gates(budget, config.call_timeout, setup.rng)
+        self.callbacks = CallbackThread(clock, setup.report)
+        self.router = ResponseRouter(setup, self.queue, self.gates, keep)
+        self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
+        self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)
+        self.lanes = LaneFactory(setup, self._attach)
+        if setup.fallback is not None:  # its lane is built under the monitor, where nothing may be read
+            self.lanes.read(setup.fallback.provider, setup.fallback.name)
         self.dispatcher.start()
 
     def submit(self, submission: Submission) -> ResultFuture:
@@ -158,10 +75,11 @@ class RealtimeEngine:
         """
         now = self._clock.now()
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
-        waiter = Waiter(submission, future, now)
-        ticket = Ticket(submission, waiter)
+        waiter = Waiter.of(submission, future, now)
+        ticket = Ticket.of(submission, waiter)
         if ticket.stream is not None:
-            ticket.stream.queue_as(submission.request_id, partial(self.drop, future))
+            ticket.stream.request_id = submission.request_id
+            ticket.stream.drop = partial(self.drop, future)
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
@@ -169,7 +87,7 @@ class RealtimeEngine:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)
-            self._tell(
+            self._setup.tell(
                 RequestSubmitted(
                     at=now,
                     request_id=submission.request_id,
@@ -218,22 +136,19 @@ class RealtimeEngine:
             lane.quota.detach(self.queue, now)
 
     def _attach(self, lane: Lane) -> None:
+        config = self._setup.config
         self.queue.add_lane(lane)
-        lane.quota.attach(
-            self.queue,
-            self._config.max_rpm,
-            self._config.max_tpm,
-            now=self._clock.now(),
-            wake=self.dispatcher.wake,
-        )
+        now = self._clock.now()
+        lane.quota.attach(self.queue, config.max_rpm, config.max_tpm, now=now, wake=self.dispatcher.wake)
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 
     def _fallback_lane(self, lane: Lane) -> Lane | None:
         """Return the lane of the fallback model; called under the monitor."""
-        if self._fallback is None or lane.provider is self._fallback.provider:
+        fallback = self._setup.fallback
+        if fallback is None or lane.provider is fallback.provider:
             return None
-        return self.lanes.of(self._fallback.provider, self._fallback.name)
+        return self.lanes.of(fallback.provider, fallback.name)
 
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
@@ -271,18 +186,24 @@ class RealtimeEngine:
         return failed
 
     def _end(self, reason: str, release: Callable[[], None]) -> int:
-        failed = self._fail_the_rest(ClientClosed(f"{reason} before the request was answered"))
+        """Fail what is left and end the calls under way; return how many requests were failed."""
+        error = ClientClosed(f"{reason} before the request was answered")
+        effects = self._effects()
+        with self.queue.monitor:
+            for ticket in list(self.queue.live):
+                self.router.fail_locked(ticket, error, effects)
+        effects.perform(self._setup.tell)
         release()
         self.dispatcher.stop()
-        return failed
+        return len(effects.settlements)
 
     def _tell_abandoned(self) -> None:
         """Cancel what finalisers left since the collector looked last; it does not look any more."""
-        effects = DeferredEffects(self.queue)
+        effects = self._effects()
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():
-                effects.cancelled(ticket, waiter, self._clock.now())
-        effects.perform(self._tell)
+                effects.cancelled(ticket, waiter)
+        effects.perform(self._setup.tell)
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
@@ -296,60 +217,51 @@ class RealtimeEngine:
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started, and make no further tries; return how many."""
-        effects = DeferredEffects(self.queue)
+        effects = self._effects()
         with self.queue.monitor:
-            now = self._clock.now()
             futures = [waiter.future for ticket in self.queue.live for waiter in ticket.waiters]
             for ticket in list(self.queue.live):
                 if ticket.state is TicketState.IN_FLIGHT:
                     ticket.final = True
                 elif ticket.last_error is not None:
-                    self.router.fail_locked(ticket, ticket.last_error, now, effects)
-        effects.perform(self._tell)
+                    self.router.fail_locked(ticket, ticket.last_error, effects)
+        effects.perform(self._setup.tell)
         return sum(future.cancel() for future in futures)
 
     def _cancelled(self, future: ResultFuture) -> None:
+        """Tell of a future that was cancelled, and take its request out."""
         waiter = future.waiter
         if waiter is None:
             return
-        effects = DeferredEffects(self.queue)
+        effects = self._effects()
         with self.queue.monitor:
             ticket = waiter.ticket
             first = ticket is not None and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
-                effects.cancelled(ticket, waiter, self._clock.now())
+                effects.cancelled(ticket, waiter)
                 self.dispatcher.wake_locked()  # others may have waited for it to go first
-        effects.perform(self._tell)
+        effects.perform(self._setup.tell)
         if first and waiter.sink is not None:
-            waiter.sink(_cancelled_result(waiter))
+            error = _cancellation(waiter)
+            waiter.sink(Result(waiter.request_id, error=error, context=waiter.request.context))
 
     def drop(self, future: ResultFuture) -> None:
         """Cancel a request whose call has not started, one that waits for a further try included."""
         waiter = future.waiter
         if future.cancel() or waiter is None:
             return
-        effects = DeferredEffects(self.queue)
+        effects = self._effects()
         with self.queue.monitor:
             ticket = waiter.ticket
             alone = ticket is not None and len(ticket.waiters) == 1  # not for the sake of one of several
             if ticket is not None and alone and ticket.state is TicketState.WAITING:
-                error = _cancelled_result(waiter).error
-                assert error is not None
-                self.router.fail_locked(ticket, error, self._clock.now(), effects)
+                self.router.fail_locked(ticket, _cancellation(waiter), effects)
                 self.dispatcher.wake_locked()
-        effects.perform(self._tell)
+        effects.perform(self._setup.tell)
 
-    def _fail_the_rest(self, error: SmartbatchError) -> int:
-        effects = DeferredEffects(self.queue)
-        with self.queue.monitor:
-            now = self._clock.now()
-            for ticket in list(self.queue.live):
-                self.router.fail_locked(ticket, error, now, effects)
-        effects.perform(self._tell)
-        return len(effects.settlements)
+    def _effects(self) -> DeferredEffects:
+        return DeferredEffects(self.queue, self._clock.now())
 
 
-def _cancelled_result(waiter: Waiter) -> Result:
-    """Return what the sink of a cancelled request gets."""
-    error = RequestCancelled("the request was cancelled before its call", request_id=waiter.request_id)
-    return Result(waiter.request_id, error=error, context=waiter.request.context)
+def _cancellation(waiter: Waiter) -> SmartbatchError:
+    return RequestCancelled("the request was cancelled before its call", request_id=waiter.request_id)

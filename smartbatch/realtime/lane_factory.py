@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
 from attrs import frozen
 
-from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
 from smartbatch.core.batching.window import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
-from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.limits.retry import RetryBudget
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import Calibration
@@ -24,8 +21,9 @@ from smartbatch.errors import ConfigError
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
-from smartbatch.realtime.call.layers import Middleware, build_call
+from smartbatch.realtime.call.layers import build_call
 from smartbatch.realtime.lane import Lane, ProviderHealth
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
@@ -53,29 +51,15 @@ class LaneFactory:
     """Builds a lane of one engine when it is first needed, and remembers it.
 
     Args:
-        config: checked settings.
-        clock: time.
-        classifiers: the user's verdicts on errors.
-        middleware: the user's layers around each call, outermost first.
+        setup: what all parts share.
         opened: told of each new lane, so that the engine serves it.
-        calibration: returns what is known of a model's tokens, by its name with the provider and the kind of
-            request; lanes go on teaching it. It may read a file.
     """
 
-    def __init__(
-        self,
-        config: BatchingConfig,
-        clock: Clock,
-        classifiers: Classifiers,
-        middleware: Sequence[Middleware],
-        opened: Callable[[Lane], None],
-        calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration(),
-    ) -> None:
+    def __init__(self, setup: RealtimeSetup, opened: Callable[[Lane], None]) -> None:
+        config = setup.config
+        self._setup = setup
         self._config = config
-        self._calibration = calibration
-        self._clock = clock
-        self._classifiers = classifiers
-        self._middleware = tuple(middleware)
+        self._clock = setup.clock
         self._opened = opened
         self._prices = PriceBook(config.prices)
         # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
@@ -133,7 +117,7 @@ class LaneFactory:
         key = (provider.name, model, kind)
         known = self._known.get(key)
         if known is None:
-            calibration = self._calibration(f"{provider.name}:{model}", kind)
+            calibration = self._setup.calibration(f"{provider.name}:{model}", kind)
             known = self._known.setdefault(key, _Knowledge(self._rates(provider, model), calibration))
         return known
 
@@ -193,8 +177,8 @@ class LaneFactory:
                 provider,
                 model,
                 now=self._clock.now,
-                classifiers=self._classifiers,
-                middleware=self._middleware,
+                classifiers=self._setup.hooks.classifiers,
+                middleware=self._setup.hooks.middleware,
                 compiler=compiler,
                 tier=tier,
             ),

@@ -7,30 +7,31 @@ requests, never over the answers: a request that has no answer is sent again, al
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from attrs import define
+from attrs import define, frozen
 
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.preparation.structured import Parsed, read_answer, repair_request
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
 from smartbatch.realtime.accounting import account, route_of, sum_cost, sum_usage
-from smartbatch.realtime.answer_validation import Repair, Validation, resize
 from smartbatch.realtime.call.layers import Outcome
-from smartbatch.realtime.effects import DeferredEffects, PostProcess, answered, processed
+from smartbatch.realtime.effects import DeferredEffects, answered
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
-from smartbatch.types import Answer, Result, Route, evolve
+from smartbatch.types import Answer, Request, Result, Route, evolve
 
-__all__ = ["InFlightCall", "PostProcess", "ResponseRouter"]
+__all__ = ["InFlightCall", "ResponseRouter"]
 
 UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
@@ -57,6 +58,19 @@ class FlexRefusal(enum.Enum):
     LATE = "the flex tier does not answer within call_timeout"
 
 
+@frozen
+class Repair:
+    """An answer that does not fit its schema, and how to ask again.
+
+    Attributes:
+        request: what is sent next.
+        error: what the request fails with when it cannot be sent.
+    """
+
+    request: Request
+    error: ValidationFailed
+
+
 Reading: TypeAlias = "Result | Repair | ProviderError"
 """What an outcome means for one request, before the queue has a say: its result, failed or not; a further try
 for an answer that does not fit; or the error, after which a further try is still to be decided."""
@@ -79,36 +93,33 @@ class ResponseRouter:
     """Decides what becomes of the tickets of a call. Methods that end in ``_locked`` need the monitor.
 
     Args:
+        setup: what all parts share.
         queue: whose tickets it ends or lets wait again.
         gates: told how calls ended.
-        policy: when, and how often, a failed request is tried again.
-        patience: seconds that requests wait for the end of an outage.
-        post_process: called with each answered result.
         keep: gives an answer to the cache.
-        rng: random numbers for jitter.
-        validation_retries: further tries for an answer that does not fit its schema.
     """
 
     def __init__(
         self,
+        setup: RealtimeSetup,
         queue: RequestQueue,
         gates: Gates,
-        policy: RetryPolicy,
-        *,
-        patience: float,
-        post_process: PostProcess | None,
-        keep: Callable[[bytes, Answer], object] | None = None,
-        rng: random.Random,
-        validation_retries: int = 0,
+        keep: Callable[[bytes, Answer], object] | None,
     ) -> None:
+        config = setup.config
         self._queue = queue
         self._gates = gates
-        self._policy = policy
-        self._patience = patience
-        self._post_process = post_process
+        self._policy = RetryPolicy(
+            retries=config.retries,
+            initial=config.retry_initial,
+            multiplier=config.retry_multiplier,
+            max_delay=config.retry_max_delay,
+        )
+        self._patience = config.outage_patience
+        self._validation_retries = config.validation_retries
+        self._hooks = setup.hooks
         self._keep = keep
-        self._validation = Validation(validation_retries)
-        self._rng = rng
+        self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Reading]:
         """Add up usage and cost and read the answers; the worker owns the tickets, so it needs no lock."""
@@ -126,26 +137,23 @@ class ResponseRouter:
 
     def _read(self, ticket: Ticket, answer: Answer, seconds: float, route: Route) -> Result | Repair:
         """Return what an answer makes of its request: a result, failed or not, or a further try."""
-        verdict = self._validation.read(ticket, answer)
+        verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
         if isinstance(verdict, ValidationFailed):
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
-        cache_key = ticket.submission.keys.cache
+        cache_key = ticket.submission.cache_key
         if self._keep is not None and cache_key is not None:
             self._keep(cache_key, answer)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        if self._post_process is None or ticket.submission.delivery.raw:
-            return result
-        return processed(self._post_process, result)
+        return result if ticket.submission.options.raw else self._hooks.process(result)
 
     def route_locked(
         self,
         call: InFlightCall,
         outcomes: Sequence[Outcome],
         readings: Sequence[Reading],
-        now: float,
         effects: DeferredEffects,
     ) -> None:
         """Decide what becomes of every ticket of ``call``.
@@ -162,25 +170,25 @@ class ResponseRouter:
         batch = call.batch
         batch.move(BatchState.PROCESSING_RESPONSE)
         lane = call.permit.lane
-        lane.finished(len(batch), now - call.started, now)
-        self._end_permit(call, outcomes, now, effects)
+        lane.finished(len(batch), effects.now - call.started, effects.now)
+        self._end_permit(call, outcomes, effects)
         spoiled = _spoiled(outcomes)
         if lane.packing_health is not None and len(batch) > 1:
-            self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, now, effects)
+            self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
         if spoiled is not None:
-            self._bisect(batch, spoiled, now, effects)
+            self._bisect(batch, spoiled, effects)
         for ticket, reading in zip(batch.items, readings, strict=True):
             if ticket.state is not TicketState.IN_FLIGHT:
                 continue  # its time-out ended during the call, or it goes again with its half
             if isinstance(reading, Repair):
-                self._repair_or_fail(ticket, reading, now, effects)
+                self._repair_or_fail(ticket, reading, effects)
             elif isinstance(reading, ProviderError):
-                self._again_or_fail(lane, ticket, reading, now, effects)
+                self._again_or_fail(lane, ticket, reading, effects)
             elif reading.error is not None:
-                self.fail_locked(ticket, reading.error, now, effects)
+                self.fail_locked(ticket, reading.error, effects)
             else:
                 waiters = self._queue.end_locked(ticket, ok=True)
-                effects.answer(ticket, waiters, reading, now)
+                effects.answer(ticket, waiters, reading)
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
 
@@ -190,20 +198,19 @@ class ResponseRouter:
         health: PackingHealth,
         outcomes: Sequence[Outcome],
         refused: bool,
-        now: float,
         effects: DeferredEffects,
     ) -> None:
         """Count how a pack went; what the provider could not carry out at all says nothing about packing."""
         missing = sum(isinstance(outcome, MissingAnswer) for outcome in outcomes)
         if refused or missing or any(isinstance(outcome, Answer) for outcome in outcomes):
             size = len(outcomes)
-            reason = health.observe(now, size, size if refused else missing)
+            reason = health.observe(effects.now, size, size if refused else missing)
             if reason is not None:
-                effects.events.append(PackingChanged(at=now, model=lane.label, enabled=False, reason=reason))
+                effects.events.append(
+                    PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason)
+                )
 
-    def _bisect(
-        self, batch: Batch[Ticket], error: ProviderError, now: float, effects: DeferredEffects
-    ) -> None:
+    def _bisect(self, batch: Batch[Ticket], error: ProviderError, effects: DeferredEffects) -> None:
         """Send both halves of a shared call again, apart: one of its requests made it fail for all.
 
         A call of n with one bad request ends after at most 2 log2 n further calls, and no request is charged
@@ -216,22 +223,22 @@ class ResponseRouter:
                 if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
                     ticket.group = group
                     ticket.alone = len(half) == 1
-                    self._reschedule(ticket, error, 0.0, False, now, effects)
+                    self._reschedule(ticket, error, 0.0, False, effects)
 
-    def _repair_or_fail(self, ticket: Ticket, repair: Repair, now: float, effects: DeferredEffects) -> None:
+    def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
         if ticket.final:
-            self.fail_locked(ticket, repair.error, now, effects)
+            self.fail_locked(ticket, repair.error, effects)
             return
         ticket.repairs += 1
-        resize(ticket, repair.request)
+        _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
         ticket.last_error = repair.error
         ticket.charged = False  # the provider did nothing wrong
-        self._queue.again_locked(ticket, now, now)
+        self._queue.again_locked(ticket, effects.now, effects.now)
         effects.events.append(
             RetryScheduled(
-                at=now,
+                at=effects.now,
                 request_id=ticket.request_id,
                 model=ticket.lane.label,
                 kind="validation",
@@ -241,47 +248,41 @@ class ResponseRouter:
             )
         )
 
-    def give_up_locked(
-        self, call: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
-    ) -> None:
+    def give_up_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
         if not call.permit.ended:
-            self._gates.end(call.permit, Ending.IGNORED, now)
+            self._gates.end(call.permit, Ending.IGNORED, effects.now)
         for ticket in call.batch.items:
             if ticket.state is TicketState.IN_FLIGHT:
-                self.fail_locked(ticket, error, now, effects)
+                self.fail_locked(ticket, error, effects)
 
-    def drop_locked(
-        self, call: InFlightCall, error: SmartbatchError, now: float, effects: DeferredEffects
-    ) -> None:
+    def drop_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
         """Fail the requests of a call that was never made."""
-        self._unmake(call, now, effects)
+        self._unmake(call, effects)
         for ticket in call.batch.items:
-            self.fail_locked(ticket, error, now, effects)
+            self.fail_locked(ticket, error, effects)
 
-    def return_locked(self, call: InFlightCall, now: float, effects: DeferredEffects) -> None:
+    def return_locked(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Let the requests of a call that was never made wait again."""
-        self._unmake(call, now, effects)
+        self._unmake(call, effects)
         for ticket in call.batch.items:
-            self._queue.again_locked(ticket, now, now)
+            self._queue.again_locked(ticket, effects.now, effects.now)
 
-    def _unmake(self, call: InFlightCall, now: float, effects: DeferredEffects) -> None:
+    def _unmake(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Give back all that was taken for a call that was never made."""
         lane = call.permit.lane
-        self._gates.end(call.permit, Ending.DROPPED, now)
+        self._gates.end(call.permit, Ending.DROPPED, effects.now)
         effects.freed.append(lane.quota)
-        lane.finished(len(call.batch), 0.0, now)
+        lane.finished(len(call.batch), 0.0, effects.now)
         call.batch.move(BatchState.FAILED)
 
-    def fail_locked(
-        self, ticket: Ticket, error: SmartbatchError, now: float, effects: DeferredEffects
-    ) -> None:
+    def fail_locked(self, ticket: Ticket, error: SmartbatchError, effects: DeferredEffects) -> None:
         """End ``ticket`` with ``error``."""
         waiters = self._queue.end_locked(ticket, ok=False)
-        effects.fail(ticket, waiters, error, now)
+        effects.fail(ticket, waiters, error)
 
     def _again_or_fail(
-        self, lane: Lane, ticket: Ticket, error: ProviderError, now: float, effects: DeferredEffects
+        self, lane: Lane, ticket: Ticket, error: ProviderError, effects: DeferredEffects
     ) -> None:
         """Decide what becomes of a request without an answer. The cases, in order:
 
@@ -298,32 +299,34 @@ class ResponseRouter:
         if refusal is not None:
             _move_to_standard(ticket)
             if refusal is not FlexRefusal.LATE and not ticket.final:
-                self._reschedule(ticket, error, 0.0, False, now, effects, kind="flex")
+                self._reschedule(ticket, error, 0.0, False, effects, kind="flex")
                 return
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
-            self._reschedule(ticket, error, 0.0, lane.packing_health is None, now, effects)
+            self._reschedule(ticket, error, 0.0, lane.packing_health is None, effects)
             return
         outage = self._is_outage(lane, error)
         retry = decide(
             self._policy, error.kind, ticket.retry_count, error.retry_after, outage=outage, rng=self._rng
         )
         health, stream = lane.provider_health, ticket.stream
-        too_long = outage and health.open_since is not None and now - health.open_since > self._patience
+        too_long = (
+            outage and health.open_since is not None and effects.now - health.open_since > self._patience
+        )
         last = ticket.final or (stream is not None and stream.final)
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
-            self.fail_locked(ticket, error, now, effects)
+            self.fail_locked(ticket, error, effects)
             if error.kind is ErrorKind.NETWORK_ERROR and not health.answered:
-                self._stop(lane, error, now, effects)
+                self._stop(lane, error, effects)
             return
         if len(ticket.waiters) and error.kind is not ErrorKind.RATE_LIMIT and not outage:
             ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
         if health.answered and lane.breaker.state is not BreakerState.CLOSED:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for all.
-            ticket.key = latest_start(now, ticket.request.priority, ticket.deadline)
-        self._reschedule(ticket, error, retry.delay, retry.counted, now, effects)
+            ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
+        self._reschedule(ticket, error, retry.delay, retry.counted, effects)
 
     def _reschedule(
         self,
@@ -331,16 +334,15 @@ class ResponseRouter:
         error: ProviderError,
         delay: float,
         counted: bool,
-        now: float,
         effects: DeferredEffects,
         kind: str | None = None,
     ) -> None:
         ticket.last_error = error
         ticket.charged = counted
-        self._queue.again_locked(ticket, now + delay, now)
+        self._queue.again_locked(ticket, effects.now + delay, effects.now)
         effects.events.append(
             RetryScheduled(
-                at=now,
+                at=effects.now,
                 request_id=ticket.request_id,
                 model=ticket.lane.label,
                 kind=kind or error.kind.value,
@@ -359,9 +361,7 @@ class ResponseRouter:
             return lane.provider_health.answered and not error.maybe_billed
         return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
 
-    def _end_permit(
-        self, call: InFlightCall, outcomes: Sequence[Outcome], now: float, effects: DeferredEffects
-    ) -> None:
+    def _end_permit(self, call: InFlightCall, outcomes: Sequence[Outcome], effects: DeferredEffects) -> None:
         lane = call.permit.lane
         ending, worst = _ending(outcomes)
         if worst is not None and flex_refusal(lane, worst) is not None:
@@ -377,30 +377,30 @@ class ResponseRouter:
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
-        changes = self._gates.end(call.permit, ending, now, used)
+        changes = self._gates.end(call.permit, ending, effects.now, used)
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
-            self._stop(lane, worst, now, effects)
+            self._stop(lane, worst, effects)
         if usage is not None and ending is Ending.SUCCESS and not _is_own_call(call.batch):
             for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
                     lane.calibration.observe(ticket.input_tokens, outcome.usage)
         for change in changes:
-            self.note_change(lane, change, now, effects)
-        _judge_flex(lane, worst, now, effects)
+            self.note_change(lane, change, effects)
+        _judge_flex(lane, worst, effects)
 
-    def _stop(self, lane: Lane, error: ProviderError, now: float, effects: DeferredEffects) -> None:
+    def _stop(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""
-        transition = lane.breaker.stop(error, now, now + STOP_SECONDS)
+        transition = lane.breaker.stop(error, effects.now, effects.now + STOP_SECONDS)
         if transition is not None:
-            self.note_change(lane, transition, now, effects)
+            self.note_change(lane, transition, effects)
 
-    def note_change(self, lane: Lane, change: Change, now: float, effects: DeferredEffects) -> None:
+    def note_change(self, lane: Lane, change: Change, effects: DeferredEffects) -> None:
         """Remember a change of the breaker or a new cooldown, and tell of it."""
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others tell of the same cooldown again
                 effects.events.append(
                     CooldownStarted(
-                        at=now,
+                        at=effects.now,
                         scope=lane.provider.scope,
                         model=lane.label,
                         seconds=change.seconds,
@@ -412,15 +412,16 @@ class ResponseRouter:
         if change.after is BreakerState.CLOSED:
             lane.provider_health.open_since = None
         elif lane.provider_health.open_since is None:
-            lane.provider_health.open_since = now
+            lane.provider_health.open_since = effects.now
+        pause = lane.breaker.look(effects.now) - effects.now if change.after is BreakerState.OPEN else 0.0
         effects.events.append(
             BreakerChanged(
-                at=now,
+                at=effects.now,
                 model=lane.label,
                 before=change.before.value,
                 after=change.after.value,
                 reason=change.reason,
-                pause=max(0.0, lane.breaker.look(now) - now) if change.after is BreakerState.OPEN else 0.0,
+                pause=max(0.0, pause),
             )
         )
 
@@ -467,15 +468,8 @@ def _move_to_standard(ticket: Ticket) -> None:
     ticket.batch_key = ticket.lane.batch_key(ticket.request)
 
 
-def _judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: DeferredEffects) -> None:
-    """Count how a call in the slower tier went, and tell when the tier is left alone from now on.
-
-    Args:
-        lane: any lane; of a standard one nothing is counted.
-        error: of the whole call; ``None`` for one that was answered.
-        now: monotonic seconds.
-        effects: takes the event.
-    """
+def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffects) -> None:
+    """Count how a call in the slower tier went, and tell when the tier is left alone from now on."""
     if lane.tier is None:
         return
     with lane.quota.lock:
@@ -487,6 +481,57 @@ def _judge_flex(lane: Lane, error: ProviderError | None, now: float, effects: De
         if refusal is None:
             return
         permanent = refusal is FlexRefusal.DECLINED
-        reason = health.refused(now, refusal.value, in_flight=lane.in_flight, permanent=permanent)
+        reason = health.refused(effects.now, refusal.value, in_flight=lane.in_flight, permanent=permanent)
     if reason is not None:
-        effects.events.append(FlexChanged(at=now, model=lane.label, enabled=False, reason=reason))
+        effects.events.append(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
+
+
+def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | ValidationFailed:
+    """Return what ``answer`` stands for: an object, or the request that asks once more, or the error.
+
+    Further tries for an answer that does not fit are a request's own, and not those of the network.
+    """
+    params = ticket.request.params
+    if answer.value is not None:
+        return Parsed(answer.value)
+    if params.schema is not None and answer.finish_reason == "tool_calls":
+        return Parsed(None)
+    verdict = read_answer(params, answer.text, answer.finish_reason)
+    if isinstance(verdict, Parsed):
+        return verdict
+    tried = ticket.repairs
+    times = f" ({tried + 1} answers)" if tried else ""
+    error = ValidationFailed(
+        f"{verdict.message}{times}",
+        finish_reason=answer.finish_reason,
+        tries=tried + 1,
+        usage=ticket.usage,
+    )
+    if verdict.final or tried >= retries or ticket.stream is not None:  # what was streamed is out
+        return error
+    request = repair_request(
+        ticket.submission.request,
+        answer.text or "",
+        verdict,
+        tried,
+        takes_temperature=_takes_temperature(ticket, answer),
+    )
+    return Repair(request, error)
+
+
+def _resize(ticket: Ticket, request: Request) -> None:
+    """Let ``ticket`` carry ``request`` from now on: a longer one, so it needs more of tokens and money."""
+    before = ticket.input_tokens
+    ticket.request = request
+    ticket.input_tokens = estimate_request(request)
+    calibration = ticket.lane.calibration
+    ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
+    # What is reserved is at most so much larger as the input is: the output's part stays the same.
+    ticket.reserve *= max(1.0, ticket.input_tokens / max(1, before))
+
+
+def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
+    if any(field == "temperature" for field, _ in answer.dropped):
+        return False
+    own = ticket.submission.request.params.temperature is not None  # it was taken a moment ago
+    return own or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -4,64 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import field, frozen
+from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
+from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result
 
-__all__ = ["Delivery", "Keys", "RequestDemand", "Submission"]
+__all__ = ["CallOptions", "Submission"]
 
 
 @frozen
-class Keys:
-    """What makes requests the same.
+class CallOptions:
+    """How one request is asked, besides what the request itself says.
 
     Attributes:
-        fingerprint: equal for requests that may share one call; ``None`` for one that must not.
-        cache: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
-    """
-
-    fingerprint: bytes | None = None
-    cache: bytes | None = None
-
-
-@frozen
-class RequestDemand:
-    """What one request is expected to use.
-
-    Attributes:
-        input_tokens: estimated from the text alone.
-        tokens: input and output together, as far as its lane has learned.
-        reserve: the most it can cost, USD.
-        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
-    """
-
-    input_tokens: int = 0
-    tokens: int = 0
-    reserve: float = 0.0
-    own_budget: Budget | None = None
-
-
-@frozen
-class Delivery:
-    """Where the answer goes, besides the future.
-
-    Attributes:
+        model: that answers.
         sink: gets the result before anybody who waits for the future runs on.
         stream: takes the answer piece by piece.
         raw: whether the result is left as it came, because it is post-processed when it is read.
+        own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
+        alone: whether it shares its call with no other request.
+        flex: whether it goes in the provider's slower tier, where there is one.
     """
 
+    model: OpenedModel
     sink: Callable[[Result], None] | None = None
     stream: ChunkBox | None = None
     raw: bool = False
-
-
-_NO_KEYS = Keys()
-_NO_DEMAND = RequestDemand()
-_FUTURE_ONLY = Delivery()
+    own_budget: Budget | None = None
+    alone: bool = False
+    flex: bool = False
 
 
 @frozen
@@ -72,16 +46,20 @@ class Submission:
         request: as it is to be sent.
         request_id: its own id, or the one it was given.
         lane: where it waits.
-        keys: what it may share with others.
-        demand: what it is expected to use.
-        delivery: where its answer goes.
-        alone: whether it shares its call with no other request.
+        options: how it is asked.
+        fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
+        cache_key: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
+        input_tokens: estimated from the text alone.
+        tokens: input and output together, as far as its lane has learned.
+        reserve: the most it can cost, USD.
     """
 
     request: Request
     request_id: str
     lane: Lane
-    keys: Keys = field(default=_NO_KEYS)
-    demand: RequestDemand = field(default=_NO_DEMAND)
-    delivery: Delivery = field(default=_FUTURE_ONLY)
-    alone: bool = False
+    options: CallOptions
+    fingerprint: bytes | None = None
+    cache_key: bytes | None = None
+    input_tokens: int = 0
+    tokens: int = 0
+    reserve: float = 0.0

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+from attrs import define, field
+
+from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
-from smartbatch.types import Priority, Result, Usage
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.types import Priority, Request, Result, Usage
 
 __all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
 
@@ -137,6 +142,7 @@ class ResultFuture(Future[Result]):
             self.set_exception(error)
 
 
+@define(eq=False, repr=False)
 class Waiter:
     """One request's share in a ticket: its future, and what concerns this request alone.
 
@@ -147,30 +153,24 @@ class Waiter:
         ticket: the ticket it waits for, once the queue has taken it in.
     """
 
-    __slots__ = (
-        "deadline",
-        "future",
-        "joined",
-        "request",
-        "request_id",
-        "running",
-        "sink",
-        "submitted",
-        "ticket",
-    )
+    request: Request
+    request_id: str
+    future: ResultFuture
+    submitted: float
+    deadline: float | None
+    sink: Callable[[Result], None] | None
+    joined: bool = False
+    running: bool = False
+    ticket: Ticket | None = None
 
-    def __init__(self, submission: Submission, future: ResultFuture, submitted: float) -> None:
+    @classmethod
+    def of(cls, submission: Submission, future: ResultFuture, submitted: float) -> Waiter:
+        """Return the waiter of ``future``, which is submitted now."""
         request = submission.request
-        self.request = request
-        self.request_id = submission.request_id
-        self.future = future
-        self.submitted = submitted
-        self.deadline = None if request.timeout is None else submitted + request.timeout
-        self.sink = submission.delivery.sink
-        self.joined = False
-        self.running = False
-        self.ticket: Ticket | None = None
-        future.waiter = self
+        deadline = None if request.timeout is None else submitted + request.timeout
+        waiter = cls(request, submission.request_id, future, submitted, deadline, submission.options.sink)
+        future.waiter = waiter
+        return waiter
 
     def begin(self) -> bool:
         """Move the future to running, so that the result can end it; False when it is over already."""
@@ -188,6 +188,7 @@ class Waiter:
             self.sink(result)
 
 
+@define(eq=False, repr=False)
 class Ticket:
     """A request on its way, with everything that was tried so far.
 
@@ -202,87 +203,71 @@ class Ticket:
         key: its latest start, which orders the service.
         due: from when on it may be served.
         must_start: the moment at which its window is over.
-        entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
-        paused: whether it waits where it is not served: between two tries.
         alone: whether it shares its call with no other request.
         batch_key: equal for requests that may share a call.
+        entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
+        paused: whether it waits where it is not served: between two tries.
         group: equal for the requests of one half of a call that is sent again.
         final: whether the call under way is the last, whatever comes of it.
         charged: whether its next try counts against the retry budget.
         repairs: times it was sent again for an answer that did not fit its schema.
         cost: USD of all tries; ``None`` once one of them is unknown.
-        input_tokens: estimated from its text alone.
-        tokens: input and output together, as far as its lane has learned.
-        reserve: most it can cost, USD.
-        own_budget: pays for it, where that is not the client's budget.
     """
 
-    __slots__ = (
-        "alone",
-        "attempts",
-        "batch_key",
-        "charged",
-        "cost",
-        "due",
-        "entry",
-        "final",
-        "fingerprint",
-        "group",
-        "input_tokens",
-        "key",
-        "lane",
-        "last_error",
-        "must_start",
-        "own_budget",
-        "paused",
-        "repairs",
-        "request",
-        "reserve",
-        "retry_count",
-        "started",
-        "state",
-        "stream",
-        "submission",
-        "tokens",
-        "urgent",
-        "usage",
-        "waiters",
-    )
+    submission: Submission
+    waiters: list[Waiter]
+    request: Request
+    lane: Lane
+    key: float
+    due: float
+    must_start: float
+    urgent: bool
+    alone: bool
+    batch_key: Hashable
+    fingerprint: bytes | None
+    stream: ChunkBox | None
+    own_budget: Budget | None
+    input_tokens: int
+    tokens: int
+    reserve: float
+    state: TicketState = TicketState.WAITING
+    entry: int = 0
+    paused: bool = False
+    group: object | None = None
+    final: bool = False
+    charged: bool = False
+    attempts: int = 0
+    repairs: int = 0
+    retry_count: RetryCount = field(factory=RetryCount)
+    usage: Usage = field(factory=Usage)
+    cost: float | None = 0.0
+    started: float = 0.0
+    last_error: SmartbatchError | None = None
 
-    def __init__(self, submission: Submission, waiter: Waiter) -> None:
-        request, lane, demand = submission.request, submission.lane, submission.demand
-        self.submission = submission
-        self.waiters = [waiter]
-        self.request = request
-        self.lane = lane
-        self.fingerprint = submission.keys.fingerprint
-        self.stream = submission.delivery.stream
-        self.own_budget = demand.own_budget
-        self.input_tokens = demand.input_tokens
-        self.tokens = demand.tokens
-        self.reserve = demand.reserve
-        self.key = latest_start(waiter.submitted, request.priority, waiter.deadline)
-        self.due = waiter.submitted
-        self.must_start = waiter.submitted + (
-            lane.accumulator.window.max_wait if request.max_wait is None else request.max_wait
+    @classmethod
+    def of(cls, submission: Submission, waiter: Waiter) -> Ticket:
+        """Return the ticket of a request that is submitted now."""
+        request, lane, options = submission.request, submission.lane, submission.options
+        arrival, window = waiter.submitted, request.max_wait
+        return cls(
+            submission,
+            [waiter],
+            request,
+            lane,
+            key=latest_start(arrival, request.priority, waiter.deadline),
+            due=arrival,
+            must_start=arrival + (lane.accumulator.window.max_wait if window is None else window),
+            urgent=request.priority is Priority.URGENT,
+            # a function of the user's and a stream are calls of their own
+            alone=options.alone or request.call is not None or options.stream is not None,
+            batch_key=lane.batch_key(request),
+            fingerprint=submission.fingerprint,
+            stream=options.stream,
+            own_budget=options.own_budget,
+            input_tokens=submission.input_tokens,
+            tokens=submission.tokens,
+            reserve=submission.reserve,
         )
-        self.entry = 0
-        self.paused = False
-        self.state = TicketState.WAITING
-        self.urgent = request.priority is Priority.URGENT
-        # a function of the user's and a stream are calls of their own
-        self.alone = submission.alone or request.call is not None or self.stream is not None
-        self.batch_key = lane.batch_key(request)
-        self.group: object | None = None
-        self.final = False
-        self.attempts = 0
-        self.repairs = 0
-        self.charged = False
-        self.retry_count = RetryCount()
-        self.usage = Usage()
-        self.cost: float | None = 0.0
-        self.started = 0.0
-        self.last_error: SmartbatchError | None = None
 
     @property
     def request_id(self) -> str:

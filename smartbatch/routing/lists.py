@@ -21,8 +21,8 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.plan import Plan
 from smartbatch.providers.model import OpenedModel
-from smartbatch.realtime.bounded_map import BoundedMap
-from smartbatch.realtime.realtime import ListOptions, Realtime
+from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.results import ResultList
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import JobResults, parts_of

@@ -13,12 +13,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
+from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.submission import Keys, Submission
+from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority, Request, Result
 
@@ -38,7 +39,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.clock, capacity=CAPACITY, urgent_reserve=0.25, block=False, patience=None
         )
         self.provider = MockProvider(max_shared=4)
-        factory = LaneFactory(BatchingConfig(), self.clock, Classifiers(()), (), self.queue.add_lane)
+        factory = LaneFactory(RealtimeSetup(BatchingConfig(), self.clock), self.queue.add_lane)
         lane = factory.of(self.provider, "m")
         self.lane_queue = self.queue.lanes[lane]
         self.started: list[Ticket] = []
@@ -59,10 +60,15 @@ class QueueMachine(RuleBasedStateMachine):
         """A request comes; five different questions make identical ones likely."""
         future = ResultFuture(lambda work: work(), self.note_cancel)
         request = Request(f"question {question}", priority=priority, timeout=timeout)
-        keys = Keys(fingerprint=b"%d" % question)
-        submission = Submission(request, f"id-{len(self.waiters)}", self.lane_queue.lane, keys)
-        waiter = Waiter(submission, future, self.now)
-        ticket = Ticket(submission, waiter)
+        submission = Submission(
+            request,
+            f"id-{len(self.waiters)}",
+            self.lane_queue.lane,
+            CallOptions(OpenedModel(self.provider, "m")),
+            fingerprint=b"%d" % question,
+        )
+        waiter = Waiter.of(submission, future, self.now)
+        ticket = Ticket.of(submission, waiter)
         before = self.queue.counts.waiting
         try:
             with self.queue.monitor:

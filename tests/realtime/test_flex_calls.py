@@ -18,8 +18,8 @@ from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderError
 from smartbatch.events import CallFinished, CooldownStarted, Event, FlexChanged, RetryScheduled
 from smartbatch.prices import Price
 from smartbatch.providers.flex import FLEX, OPENAI, FlexTier
-from smartbatch.realtime.realtime import Call
 from smartbatch.realtime.shared_quota import shared_quota
+from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Generation, Request, Result, Route, Usage
 
@@ -80,7 +80,7 @@ def slow(
 ) -> ResultFuture:
     request = validation.normalise(prompt, Generation(), **params)
     realtime = inside(client).realtime
-    return realtime.ask(request, Call(realtime.model, own_budget=own_budget, flex=True))
+    return realtime.ask(request, CallOptions(realtime.model, own_budget=own_budget, flex=True))
 
 
 def ask(clock: VirtualClock, client: BatchingClient, prompts: list[str]) -> list[Result]:

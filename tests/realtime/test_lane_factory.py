@@ -9,11 +9,11 @@ from scenes import Aside, Scripted
 
 from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Kind
 
 
@@ -23,7 +23,9 @@ def factory(
     **settings: object,
 ) -> LaneFactory:
     """A factory whose lanes nobody serves."""
-    return LaneFactory(BatchingConfig(**settings), clock, Classifiers(()), (), lambda _: None, calibration)
+    return LaneFactory(
+        RealtimeSetup(BatchingConfig(**settings), clock, calibration=calibration), lambda _: None
+    )
 
 
 def test_a_model_whose_tokens_are_read_holds_up_no_other_model(clock: VirtualClock) -> None:

@@ -13,9 +13,9 @@ from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all,
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Embedding
@@ -180,7 +180,7 @@ def test_a_lane_whose_opening_is_interrupted_is_opened_again(clock: VirtualClock
             raise interrupts.pop()
         served.append(lane)
 
-    lanes = LaneFactory(BatchingConfig(), clock, Classifiers(()), (), opened)
+    lanes = LaneFactory(RealtimeSetup(BatchingConfig(), clock), opened)
     provider = Scripted(clock)
     with pytest.raises(KeyboardInterrupt):
         lanes.of(provider, "model")

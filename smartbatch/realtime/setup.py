@@ -1,0 +1,91 @@
+"""What the parts of real time share: settings, time, random numbers, the user's hooks, and who is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from attrs import field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.errors import ErrorKind, SmartbatchError
+from smartbatch.events import Event
+from smartbatch.providers.model import OpenedModel
+from smartbatch.realtime.call.layers import Middleware
+from smartbatch.types import Kind, Result, evolve
+
+__all__ = ["PostProcess", "RealtimeSetup", "UserHooks"]
+
+PostProcess = Callable[[Result], "Result | None"]
+"""Takes an answered result and returns it, or a changed one."""
+
+
+@frozen
+class UserHooks:
+    """What the user of a client adds to each call and result.
+
+    Attributes:
+        post_process: called with each answered result on a worker; returns it, or a changed one.
+        middleware: layers around each call, outermost first.
+        classifiers: own verdicts on errors, asked before the provider's.
+    """
+
+    post_process: PostProcess | None = None
+    middleware: tuple[Middleware, ...] = ()
+    classifiers: Classifiers = field(factory=lambda: Classifiers(()))
+
+    def process(self, result: Result) -> Result:
+        """Return what ``post_process`` makes of an answered result; where it fails, a failed one."""
+        if self.post_process is None:
+            return result
+        cause: object = None
+        try:
+            returned: object = self.post_process(result)
+        except BaseException as error:
+            problem, cause = f"raised {type(error).__name__}", error
+        else:
+            if returned is None:
+                return result
+            if not isinstance(returned, Result):
+                problem = f"returned {type(returned).__name__} instead of a Result"
+            else:
+                found: object = returned.error
+                if found is None or isinstance(found, SmartbatchError):
+                    return returned
+                problem, cause = f"returned an error of type {type(found).__name__}", found
+        failure = SmartbatchError(
+            f"post_process {problem}; the answer was paid for",
+            kind=ErrorKind.UNKNOWN,
+            request_id=result.request_id,
+        )
+        failure.__cause__ = cause if isinstance(cause, BaseException) else None
+        return evolve(result, error=failure)
+
+
+@frozen
+class RealtimeSetup:
+    """What real time is made of; the same for all its parts and runs.
+
+    Attributes:
+        config: checked settings.
+        clock: time and waiting.
+        rng: jitter of retries, backoff and pauses.
+        tell: tells an event to all observers; never raises.
+        report: told what a user's callback raised.
+        hooks: what the user adds.
+        calibration: returns what is known of a model's tokens, by ``provider:model`` and kind of request;
+            lanes go on teaching it. It may read a file.
+        fallback: answers while the breaker of another model is open; ``None`` where there is none.
+    """
+
+    config: BatchingConfig
+    clock: Clock
+    rng: random.Random = field(factory=random.Random)
+    tell: Callable[[Event], None] = lambda _: None
+    report: Callable[[BaseException], None] = lambda _: None
+    hooks: UserHooks = field(factory=UserHooks)
+    calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
+    fallback: OpenedModel | None = None
