@@ -9,7 +9,7 @@ from typing import Any
 
 from smartbatch.errors import ConfigError
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "run", "settings_of"]
 
 _HELP = """\
 Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included), embeddings,
@@ -39,6 +39,10 @@ _BATCH_NUMBERS: tuple[tuple[str, str, float | None, str], ...] = (
 """Option, metavar, default and help of the numbers about batches; each sets the setting of its name."""
 
 
+_NO_SETTINGS = frozenset({"command", "answers", "prompt_field", "answer_field"})
+"""Arguments that are not the emulator's own; all others have the names of its settings."""
+
+
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to those of ``smartbatch``.
 
@@ -53,7 +57,10 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
-        "--ledger", metavar="FILE", help="write a JSON line for every request and all that happens to batches"
+        "--ledger",
+        dest="ledger_file",
+        metavar="FILE",
+        help="write a JSON line for every request and all that happens to batches",
     )
     parser.add_argument("--keep-prompts", action="store_true", help="keep prompt texts in the ledger")
     _add_answers(parser)
@@ -97,10 +104,16 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--enforce", choices=("minute", "second"), default="minute", help="second: no burst")
     group.add_argument("--count-refused", action="store_true", help="refused requests use up the limit too")
     group.add_argument(
-        "--no-retry-after", action="store_true", help="429 answers do not say how long to wait"
+        "--no-retry-after",
+        dest="retry_after",
+        action="store_false",
+        help="429 answers do not say how long to wait",
     )
     group.add_argument(
-        "--no-limit-headers", action="store_true", help="answers carry no headers about limits"
+        "--no-limit-headers",
+        dest="limit_headers",
+        action="store_false",
+        help="answers carry no headers about limits",
     )
 
 
@@ -146,10 +159,16 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         help="of batches and lines, such as lost_create=0.1,missing_lines=0.01; a wrong name shows them all",
     )
     group.add_argument(
-        "--batch-no-metadata", action="store_true", help="OpenAI's batches come without their metadata"
+        "--batch-no-metadata",
+        dest="batch_echo_metadata",
+        action="store_false",
+        help="OpenAI's batches come without their metadata",
     )
     group.add_argument(
-        "--batch-no-input-file", action="store_true", help="OpenAI's batches do not name their input file"
+        "--batch-no-input-file",
+        dest="batch_echo_input_file",
+        action="store_false",
+        help="OpenAI's batches do not name their input file",
     )
 
 
@@ -186,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
     from smartbatch.emulator.http.server import Emulator
 
     try:
-        emulator = Emulator(host=args.host, port=args.port, ledger_file=args.ledger, **_settings(args))
+        emulator = Emulator(**settings_of(args))
     except ConfigError as error:
         print(f"smartbatch emulator: {error}", file=sys.stderr)
         return 2
@@ -200,31 +219,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :class:`~smartbatch.emulator.Emulator`, by their names.
+
+    Raises:
+        ConfigError: the file of answers cannot be used.
+    """
     from smartbatch.emulator.settings import load_answers
 
-    answers = {}
+    settings = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS}
     if args.answers is not None:
-        answers = load_answers(args.answers, prompt_field=args.prompt_field, answer_field=args.answer_field)
-    same = (
-        "latency",
-        "latency_sigma",
-        "per_token",
-        "rpm",
-        "tpm",
-        "otpm",
-        "burst",
-        "enforce",
-        "count_refused",
-    )
-    more = ("faults", "outage", "outage_between", "hang_seconds", "seed", "keep_prompts")
-    batches = [option[2:].replace("-", "_") for option, *_ in _BATCH_NUMBERS]
-    batches += ["batch_enqueued_refusal", "batch_max_lines", "batch_max_bytes", "batch_faults"]
-    return {
-        **{name: getattr(args, name) for name in (*same, *more, *batches)},
-        "retry_after": not args.no_retry_after,
-        "limit_headers": not args.no_limit_headers,
-        "answers": answers,
-        "batch_echo_metadata": not args.batch_no_metadata,
-        "batch_echo_input_file": not args.batch_no_input_file,
-    }
+        fields = {"prompt_field": args.prompt_field, "answer_field": args.answer_field}
+        settings["answers"] = load_answers(args.answers, **fields)
+    return settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from attrs import evolve
+from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
 from smartbatch.cli.messages import say
@@ -23,8 +23,14 @@ REFRESH_EVERY: Final = 0.25
 
 _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch whose results come although its job is held."""
+_SUMMED: Final = (
+    *("total", "submitted", "completed", "failed", "cancelled", "running"),
+    *("cost", "realtime_cost", "unpriced"),
+)
+"""Figures of a status that are added up over several jobs."""
 
 
+@define(eq=False)
 class FollowedJobs:
     """Follows jobs together, with one progress display for all of them.
 
@@ -40,24 +46,14 @@ class FollowedJobs:
         statuses: the last status of each job, by its id.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        show: Callable[[JobStatus], object],
-        clock: Clock,
-        *,
-        stopped: Callable[[], bool] = lambda: False,
-        ending: Callable[[], object] = lambda: None,
-        on_status: Callable[[JobStatus], object] = lambda _: None,
-    ) -> None:
-        self._jobs = jobs
-        self._show = show
-        self._clock = clock
-        self._stopped = stopped
-        self._ending = ending
-        self._on_status = on_status
-        self._next = clock.now()
-        self.statuses: dict[str, JobStatus] = {}
+    _jobs: Sequence[Job]
+    _show: Callable[[JobStatus], object]
+    _clock: Clock
+    _stopped: Callable[[], bool] = lambda: False
+    _ending: Callable[[], object] = lambda: None
+    _on_status: Callable[[JobStatus], object] = lambda _: None
+    statuses: dict[str, JobStatus] = field(factory=dict, init=False)
+    _next_refresh: float = field(default=0.0, init=False)
 
     def wait_for_ends(self) -> None:
         """Wait until every job has ended or is held, or the wait was interrupted."""
@@ -114,7 +110,7 @@ class FollowedJobs:
 
     def refresh(self) -> None:
         """Read the statuses of the jobs that have not ended, and show them."""
-        self._next = self._clock.now() + REFRESH_EVERY
+        self._next_refresh = self._clock.now() + REFRESH_EVERY
         for job in self._jobs:
             before = self.statuses.get(job.id)
             if before is None or not before.done:
@@ -149,7 +145,7 @@ class FollowedJobs:
                     return
 
     def _refresh_if_due(self) -> None:
-        if self._clock.now() >= self._next:
+        if self._clock.now() >= self._next_refresh:
             self.refresh()
 
 
@@ -166,13 +162,7 @@ def _combined(statuses: Sequence[JobStatus]) -> JobStatus:
     known = [status.remaining for status in open_ones if status.remaining is not None]
     return evolve(
         statuses[0],
-        **{
-            name: sum(getattr(status, name) for status in statuses)
-            for name in ("total", "submitted", "completed", "failed", "cancelled", "running")
-        },
-        cost=sum(status.cost for status in statuses),
-        realtime_cost=sum(status.realtime_cost for status in statuses),
-        unpriced=sum(status.unpriced for status in statuses),
+        **{name: sum(getattr(status, name) for status in statuses) for name in _SUMMED},
         elapsed=max(status.elapsed for status in statuses),
         remaining=max(known, default=None) if len(known) == len(open_ones) else None,
         note=next((status.note for status in open_ones if status.note), None),

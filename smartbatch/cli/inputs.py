@@ -16,19 +16,22 @@ import math
 import os
 import shutil
 import stat
+import string
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import IO, Any, Final, NoReturn, TypeAlias, cast
+from functools import partial
+from typing import IO, Any, Final, NoReturn, TypeAlias, TypeVar, cast
 
 from attrs import frozen
 
 from smartbatch.errors import InputError
 
 __all__ = ["BadRow", "Row", "Source"]
+
+_Read = TypeVar("_Read")
 
 MAX_ROW_BYTES: Final = 64 * 2**20
 """Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
@@ -96,16 +99,14 @@ class Source:
                 f"{path}: cannot tell the format from the name; name it .txt, .jsonl or .csv (and .gz), "
                 f"or say --format {'|'.join(READERS)}"
             )
-        self._gzipped = path.endswith(".gz") or (stream and self._peek(2) == _GZIP_MAGIC)
+        self._gzipped = path.endswith(".gz") or (stream and self._file.read(2) == _GZIP_MAGIC)
         if not self.format:
-            self.format = self._sniff()
+            self.format = next(self._guarded(_format_of))
 
     def __enter__(self) -> Source:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,34 +127,23 @@ class Source:
         for index, parsed in enumerate(self._guarded(READERS[self.format])):
             yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
 
-    def _guarded(self, reader: Reader) -> Iterator[ParsedRow]:
+    def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]]) -> Iterator[_Read]:
+        """Read the file from its beginning, with errors that name it."""
         try:
-            yield from reader(self._rewind())
+            self._file.seek(0)
+            if self._gzipped:
+                yield from reader(cast("IO[bytes]", gzip.GzipFile(fileobj=self._file, mode="rb")))
+            else:
+                yield from reader(self._file)
         except (OSError, EOFError, zlib.error) as error:
-            self._fail(error)
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise InputError(f"{self.name}: cannot be read to its end: {reason}") from error
 
-    def _rewind(self) -> IO[bytes]:
-        self._file.seek(0)
-        if self._gzipped:
-            return cast("IO[bytes]", gzip.GzipFile(fileobj=self._file, mode="rb"))
-        return self._file
 
-    def _peek(self, size: int) -> bytes:
-        self._file.seek(0)
-        return self._file.read(size)
-
-    def _sniff(self) -> str:
-        try:
-            for _, line in lines(self._rewind()):
-                if line is None or line.strip():
-                    return "jsonl" if line and line.lstrip().startswith(b"{") else "txt"
-        except (OSError, EOFError, zlib.error) as error:
-            self._fail(error)
-        return "txt"
-
-    def _fail(self, error: Exception) -> NoReturn:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputError(f"{self.name}: cannot be read to its end: {reason}") from error
+def _format_of(file: IO[bytes]) -> Iterator[str]:
+    """Yield the format of a stream, by its first character."""
+    first = next((line for _, line in lines(file) if line is None or line.strip()), None)
+    yield "jsonl" if first and first.lstrip().startswith(b"{") else "txt"
 
 
 def _open_twice_readable(path: str) -> tuple[IO[bytes], bool]:
@@ -171,6 +161,7 @@ def _spooled(stream: IO[bytes]) -> IO[bytes]:
     spool = cast("IO[bytes]", tempfile.TemporaryFile(prefix="smartbatch-"))  # noqa: SIM115
     try:
         shutil.copyfileobj(stream, spool, 1 << 20)
+        spool.seek(0)
     except BaseException:
         spool.close()
         raise
@@ -200,41 +191,31 @@ def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _too_long(number: int) -> BadRow:
-    return BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
-
-
-def _bad_utf8(number: int, error: UnicodeDecodeError) -> BadRow:
-    return BadRow(number, f"not valid UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8")
-
-
-def _text_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+def _line_rows(parse: Callable[[int, str], ParsedRow | None], file: IO[bytes]) -> Iterator[ParsedRow]:
+    """Yield what ``parse`` makes of each line; ``None`` is a blank line."""
     for number, line in lines(file):
         if line is None:
-            yield _too_long(number)
+            yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
             continue
         try:
-            text = line.decode("utf-8")
+            row = parse(number, line.decode("utf-8"))
         except UnicodeDecodeError as error:
-            yield _bad_utf8(number, error)
-            continue
-        if text and not text.isspace():
-            yield number, {"prompt": text}
+            at = error.start + 1
+            yield BadRow(number, f"not valid UTF-8 (byte {at} of the line); save the file as UTF-8")
+        else:
+            if row is not None:
+                yield row
 
 
-def _json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
-    for number, line in lines(file):
-        if line is None:
-            yield _too_long(number)
-        elif line and not line.isspace():
-            yield _json_row(number, line)
+def _text_row(number: int, text: str) -> ParsedRow | None:
+    return (number, {"prompt": text}) if text and not text.isspace() else None
 
 
-def _json_row(number: int, line: bytes) -> ParsedRow:
+def _json_row(number: int, text: str) -> ParsedRow | None:
+    if not text.strip(string.whitespace):
+        return None
     try:
-        value = _DECODER.decode(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return _bad_utf8(number, error)
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         return BadRow(number, f"not valid JSON: {error.msg} (character {error.colno})")
     except RecursionError:
@@ -244,7 +225,7 @@ def _json_row(number: int, line: bytes) -> ParsedRow:
     if not isinstance(value, dict):
         return BadRow(number, 'not a JSON object; each line must look like {"prompt": "…"}')
     # A deep value has at least as many brackets as levels: few rows need the walk.
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+    if text.count("[") + text.count("{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         return BadRow(number, f"nested deeper than {MAX_DEPTH} levels")
     return number, value
 
@@ -355,4 +336,8 @@ def _clean(text: str) -> bool:
     return True
 
 
-READERS: Final[dict[str, Reader]] = {"txt": _text_rows, "jsonl": _json_rows, "csv": _csv_rows}
+READERS: Final[dict[str, Reader]] = {
+    "txt": partial(_line_rows, _text_row),
+    "jsonl": partial(_line_rows, _json_row),
+    "csv": _csv_rows,
+}

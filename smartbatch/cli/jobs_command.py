@@ -8,14 +8,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import IO, Any, Final
+
+from attrs import asdict
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import missing_store
 from smartbatch.cli.followed_jobs import FollowedJobs
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import discard_standard_output, encode_result
+from smartbatch.cli.outputs import discard_standard_output, encode_result, replaced
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -33,6 +34,8 @@ _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
 _MAX_INCIDENTS: Final = 20
 """Incidents in the text of a job; JSON has all of them."""
+_NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})
+"""Fields of a status that JSON leaves out, or has in another form."""
 _MAX_KEY: Final = 40
 """Letters of a key in the table."""
 
@@ -267,18 +270,11 @@ def _write_results(job: Job, output: str | None) -> None:
         return
     if os.path.lexists(output):
         raise InputError(f"{output}: is there already; choose another -o, or remove the file")
-    folder, name = os.path.split(output)
-    temporary = os.path.join(folder, f".{name}.writing")
     try:
-        with open(temporary, "wb") as file:
+        with replaced(output, "writing") as file:
             _write_lines(job, file)
-            os.fsync(file.fileno())
-        os.replace(temporary, output)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
 
 
 def _write_lines(job: Job, file: IO[Any]) -> None:
@@ -358,19 +354,9 @@ def _incident(incident: IncidentRow, wall: float) -> str:
 
 def _as_json(status: JobStatus) -> str:
     """Return a status as one line of JSON: its fields, with batches and incidents as lists."""
-    record: dict[str, Any] = {
-        name: getattr(status, name)
-        for name in (
-            *("id", "key", "model", "state", "total", "submitted", "completed", "failed", "cancelled"),
-            *("running", "remaining", "elapsed", "cost", "realtime_cost", "unpriced", "note"),
-        )
-    }
-    record["batches"] = _records(
-        status.shards, ("no", "state", "batch_id", "size", "done", "age", "word", "cost", "note")
-    )
-    record["incidents"] = _records(status.incidents, ("kind", "detail", "money", "at"))
+    record = asdict(status, recurse=False, filter=lambda attribute, _: attribute.name not in _NOT_IN_JSON)
+    record["batches"] = [asdict(shard) for shard in status.shards]
+    record["incidents"] = [
+        {"kind": one.kind, "detail": one.detail, "money": one.money, "at": one.at} for one in status.incidents
+    ]
     return json.dumps(record)
-
-
-def _records(rows: Sequence[object], names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{name: getattr(row, name) for name in names} for row in rows]

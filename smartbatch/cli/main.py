@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
@@ -14,6 +15,9 @@ __all__ = ["ACTIONS", "build_parser", "main"]
 
 _AddParser = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers, with what all subcommands share."""
+
+_COMMANDS = {"run": "run", "plan": "plan_command", "jobs": "jobs_command", "emulator": "emulator_command"}
+"""The file of each subcommand; it is imported when the subcommand is called."""
 
 _RUN_HELP = """\
 Ask a model every row of INPUT and write one JSON line a row.
@@ -84,26 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        return _dispatch(args)
+        code: int = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}").run(args)
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)
         return 130
-
-
-def _dispatch(args: argparse.Namespace) -> int:
-    if args.command == "emulator":
-        return emulator_command.run(args)
-    if args.command == "plan":
-        from smartbatch.cli import plan_command
-
-        return plan_command.run(args)
-    if args.command == "jobs":
-        from smartbatch.cli import jobs_command
-
-        return jobs_command.run(args)
-    from smartbatch.cli import run
-
-    return run.run(args)
+    return code
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -16,14 +16,14 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
-from types import TracebackType
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
 from attrs import asdict, define, frozen
 
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.errors import InputError
+from smartbatch.events import snake_case
 from smartbatch.observe.text import escape
 from smartbatch.types import Result
 
@@ -36,6 +36,7 @@ __all__ = [
     "encode",
     "encode_result",
     "error_kind",
+    "replaced",
 ]
 
 HEAD: Final = b'{"index": '
@@ -100,9 +101,7 @@ class OutputFile:
     def __enter__(self) -> OutputFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -160,27 +159,18 @@ class OutputFile:
         """
         if self._in_order:
             return
-        folder, name = os.path.split(self._real)
-        temporary = os.path.join(folder, f".{name}.ordering")
         try:
-            with self._reader() as source, open(temporary, "wb") as target:
+            with self._reader() as source, replaced(self._real, "ordering") as target:
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 for offset in self._offsets:
                     if offset >= 0:
                         source.seek(offset)
                         target.write(source.readline())
-                target.flush()
-                os.fsync(target.fileno())
-            os.replace(temporary, self._real)
-            _sync_folder(folder)
         except OSError as error:
             raise OutputLost(
                 f"{self.path}: cannot be put in order: {error.strerror or error}; every answered row is in "
                 "it, in the order of completion. Free some space and run the same line again"
             ) from error
-        finally:
-            with suppress(OSError):
-                os.unlink(temporary)
         self._in_order = True
 
     def sync(self) -> None:
@@ -195,32 +185,24 @@ class OutputFile:
             raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         if self._look_only:
-            return self._open_to_look()
+            flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
         try:
             while True:
-                fd = os.open(self._real, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                fd = os.open(self._real, flags, 0o666)
                 try:
                     self._check_and_lock(fd)
                     # A run that ended in between may have swapped the file under its name.
-                    if os.path.samestat(os.fstat(fd), os.stat(self._real)):
+                    if self._look_only or os.path.samestat(os.fstat(fd), os.stat(self._real)):
                         return fd
                 except BaseException:
                     os.close(fd)
                     raise
                 os.close(fd)
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-
-    def _open_to_look(self) -> int:
-        try:
-            fd = os.open(self._real, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise InputError(f"{self.path}: is not a regular file")
-        return fd
+            verb = "read" if self._look_only else "written"
+            raise InputError(f"{self.path}: cannot be {verb}: {error.strerror or error}") from error
 
     def _reader(self) -> IO[bytes]:
         """Read the locked file itself, whatever has become of its name."""
@@ -230,7 +212,10 @@ class OutputFile:
 
     def _check_and_lock(self, fd: int) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InputError(f"{self.path}: is not a regular file; leave -o away to write to standard output")
+            instead = "" if self._look_only else "; leave -o away to write to standard output"
+            raise InputError(f"{self.path}: is not a regular file{instead}")
+        if self._look_only:
+            return
         if not os.access(os.path.dirname(self._real), os.W_OK):
             raise InputError(f"{self.path}: its folder cannot be written, which putting it in order needs")
         try:
@@ -348,12 +333,30 @@ def _is_output_line(content: dict[str, Any]) -> bool:
         return False
 
 
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+@contextmanager
+def replaced(path: str, purpose: str) -> Iterator[IO[bytes]]:
+    """Yield a temporary file next to ``path`` that takes its name once it is whole and on the disk.
+
+    Args:
+        path: may exist already.
+        purpose: the ending of the temporary file's name.
+    """
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{purpose}")
     try:
-        os.fsync(fd)
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fd = os.open(folder or os.curdir, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
 class StandardOutput:
@@ -404,16 +407,13 @@ def error_kind(result: Result) -> str:
     error = result.error
     if error is not None and error.kind is not None:
         return error.kind.value
-    name = type(error).__name__
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+    return snake_case(type(error).__name__)
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
-    line: dict[str, Any] = {"index": row.index, "id": row.id, "input": row.fields}
-    line.update(_outcome(result, model))
-    line["key"] = f"{row.key:016x}"
-    return _to_line(line)
+    head = {"index": row.index, "id": row.id, "input": row.fields}
+    return _to_line({**head, **_outcome(result, model), "key": f"{row.key:016x}"})
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:
@@ -430,9 +430,8 @@ def _outcome(result: Result, model: str) -> dict[str, Any]:
     line: dict[str, Any] = {"model": result.model or model, "text": result.text}
     if result.parsed is not None:
         line["parsed"] = result.parsed
-    usage = result.usage
     line["finish_reason"] = result.finish_reason
-    line["usage"] = asdict(usage, filter=lambda attribute, _: attribute.name != "estimated")
+    line["usage"] = asdict(result.usage, filter=lambda attribute, _: attribute.name != "estimated")
     line["cost"] = result.cost
     line["latency"] = round(result.latency, 6)
     line["attempts"] = result.attempts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -91,7 +90,7 @@ class _Run:
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
         if self._before.answered < len(keys):
-            job_run = self._new_job_run(keys, answered)
+            job_run = self._new_job_run(answered)
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if self._out is not None:
@@ -109,7 +108,7 @@ class _Run:
             return 128 + caught
         return 1 if self._summary.failed or unanswered else 0
 
-    def _new_job_run(self, keys: array[int], answered: Callable[[int], bool]) -> JobRun:
+    def _new_job_run(self, answered: Callable[[int], bool]) -> JobRun:
         args = self._args
         options = RunOptions(
             choose=self._choose,
@@ -119,7 +118,7 @@ class _Run:
             fallback=args.fallback,
             quiet=args.quiet,
         )
-        return JobRun(self._client, self._input, keys, options, answered=answered, clock=self._clock)
+        return JobRun(self._client, self._input, options, answered, self._clock)
 
     def _choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
         """Choose the route of the rows with a 1, and print it with its reason."""

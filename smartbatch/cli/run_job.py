@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import heapq
 import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, Literal
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.cli.followed_jobs import FollowedJobs
@@ -82,38 +81,31 @@ class RunOptions:
 Write = Callable[[Iterator[tuple[KeyedRow, RowResult]], Progress], None]
 
 
+@define(eq=False)
 class JobRun:
     """Submits the rows of a run as a job, and reads the results of all jobs of the run.
 
     Args:
         client: submits, and carries jobs on.
         input: the rows, checked.
-        keys: the key of every row.
-        options: see :class:`RunOptions`.
+        options: what a run needs besides its rows.
         answered: whether the output has the answer of the row at an index.
         clock: time.
     """
 
-    def __init__(
-        self,
-        client: BatchingClient,
-        input: InputRequests,
-        keys: array[int],
-        options: RunOptions,
-        *,
-        answered: Callable[[int], bool],
-        clock: Clock,
-    ) -> None:
-        self._client = client
-        self._input = input
-        self._keys = keys
-        self._options = options
-        self._answered = answered
-        self._clock = clock
-        self._identity = RunIdentity(options.output, options.model, keys)
-        self._jobs: list[RunJob] = []
-        self._live: list[RunJob] = []
-        self._followed: FollowedJobs | None = None
+    _client: BatchingClient
+    _input: InputRequests
+    _options: RunOptions
+    _answered: Callable[[int], bool]
+    _clock: Clock
+    _identity: RunIdentity = field(init=False)
+    _jobs: list[RunJob] = field(factory=list, init=False)
+    _live: list[RunJob] = field(factory=list, init=False)
+    _followed: FollowedJobs | None = field(default=None, init=False)
+    _interrupts: Interrupts = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._identity = RunIdentity(self._options.output, self._options.model, self._input.keys)
         self._interrupts = Interrupts(self._end_early)
 
     @property
@@ -197,8 +189,8 @@ class JobRun:
         mode: Mode = "quiet" if self._options.quiet or not self._live else "auto"
         if not self._in_real_time():
             return Progress(total, mode, sys.stderr, self._clock.now)
-        before = len(self._keys) - total + sum(one.stored for one in self._live)
-        progress = Progress(len(self._keys), mode, sys.stderr, self._clock.now, initial=before)
+        before = self._identity.rows - total + sum(one.stored for one in self._live)
+        progress = Progress(self._identity.rows, mode, sys.stderr, self._clock.now, initial=before)
         self._client.observe(progress)
         return progress
 
@@ -226,7 +218,7 @@ class JobRun:
                 f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
                 "command end, the same line again takes them up"
             )
-        return RunJob(job, len(self._keys), realtime=realtime, ended=False, is_new=True)
+        return RunJob(job, self._identity.rows, realtime=realtime, ended=False, is_new=True)
 
     def _requests(self, needed: bytearray) -> Iterator[Request]:
         for request in self._input.read(skip=lambda index: not needed[index], stopped=self._stopped):

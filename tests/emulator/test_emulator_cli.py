@@ -92,7 +92,7 @@ def test_batches_run_in_a_process_of_their_own(tmp_path):
 
 def test_options_become_settings():
     """Every option reaches the setting of its name."""
-    made = emulator_command._settings(
+    made = emulator_command.settings_of(
         parsed(
             "--faults",
             "500=0.1,reset=0.2",
