@@ -9,15 +9,18 @@ although no answer came is :attr:`~smartbatch.errors.ProviderError.maybe_billed`
 from __future__ import annotations
 
 import enum
+import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from attrs import frozen
 
-from smartbatch.errors import ProviderError
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Kind, Request
 
 __all__ = [
@@ -30,7 +33,12 @@ __all__ = [
     "RemoteBatch",
     "RemoteFile",
     "RemoteState",
+    "answered_line",
+    "decode_line",
     "enqueued_limit",
+    "failed_line",
+    "shapeless_line",
+    "unrun_line",
 ]
 
 
@@ -112,9 +120,7 @@ class RemoteBatch:
         total: how many requests it has; ``None`` where unknown.
         completed, failed: how many are done so far, as far as the provider tells.
         outputs: where its results are, in a form of the adapter's own; all of them are to be read.
-        reason: why it failed as a whole, scrubbed.
-        code: the provider's code of that failure, such as ``token_limit_exceeded``.
-        error: the same failure with its meaning; ``None`` when it did not fail as a whole.
+        error: why it failed as a whole, scrubbed; ``None`` when it did not.
     """
 
     id: str
@@ -127,9 +133,17 @@ class RemoteBatch:
     completed: int = 0
     failed: int = 0
     outputs: tuple[str, ...] = ()
-    reason: str | None = None
-    code: str | None = None
     error: ProviderError | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """The text of :attr:`error`."""
+        return self.error.message if self.error else None
+
+    @property
+    def code(self) -> str | None:
+        """The provider's code of :attr:`error`, such as ``token_limit_exceeded``."""
+        return self.error.code if self.error else None
 
 
 @frozen
@@ -310,3 +324,67 @@ def enqueued_limit(reason: str | None) -> float:
     """
     found = re.search(r"[Ll]imit:\s*([\d,]+)\s*enqueued", reason or "")
     return float(found.group(1).replace(",", "")) if found else math.inf
+
+
+_WIRE_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
+
+
+def decode_line(line: bytes, *names: str) -> tuple[dict[str, Any], str]:
+    """Return one line of results, and the id it carries.
+
+    Args:
+        line: as it came, with or without its end.
+        names: the fields that may hold the id, the usual one first.
+
+    Raises:
+        ValueError: for what is no JSON object with an id of the kind that is sent.
+    """
+    try:
+        data = json.loads(line)
+    except RecursionError:
+        raise ValueError("the line is nested too deeply") from None
+    except ValueError:
+        # not chained: the decoder's error holds the whole line
+        raise ValueError("the line is no JSON") from None
+    if not isinstance(data, dict):
+        raise ValueError("the line is no JSON object")
+    found = next((data[name] for name in names if data.get(name) is not None), None)
+    if not isinstance(found, str) or not _WIRE_ID.fullmatch(found):
+        raise ValueError("the line has no id that was ever sent")
+    return data, found
+
+
+def failed_line(wire_id: str, error: ProviderError) -> Line:
+    """Return the line of a request that failed with ``error``; its kind says whether to ask again.
+
+    Without money nothing was run, and nothing is wrong with the request: it stays open.
+    """
+    outcome = LineOutcome.FAILED if error.kind in _FINAL else LineOutcome.RETRY
+    if error.kind is ErrorKind.NO_MONEY:
+        outcome = LineOutcome.UNRUN
+    return Line(wire_id, outcome, error=error)
+
+
+def answered_line(wire_id: str, read: Callable[[], Answer]) -> Line:
+    """Return the line of a request whose answer ``read`` returns, or says what is wrong with it."""
+    try:
+        return Line(wire_id, LineOutcome.OK, answer=read())
+    except ProviderError as error:
+        return failed_line(wire_id, error)
+
+
+def shapeless_line(wire_id: str, text: str) -> Line:
+    """Return the line of a request whose result is neither an answer nor an error the API knows."""
+    return failed_line(wire_id, unusable(text, status=200))
+
+
+def unrun_line(wire_id: str, ended: Literal["cancelled", "expired"]) -> Line:
+    """Return the line of a request that was never run, because of how its batch ended."""
+    how = "was cancelled" if ended == "cancelled" else "expired"
+    error = ProviderError(
+        f"the batch {how} before this request was run; it was not billed",
+        kind=ErrorKind.SERVER_ERROR,
+        code=f"batch_{ended}",
+    )
+    return Line(wire_id, LineOutcome.UNRUN, error=error)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Message
 
-__all__ = ["INSTRUCTIONS", "check_extra", "check_roles", "content_of"]
+__all__ = ["INSTRUCTIONS", "check_extra", "check_roles", "content_of", "encode_json"]
 
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """Return a body as compact JSON; the same bytes every time."""
+    return _encode(body).encode("ascii")
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:

@@ -1,14 +1,16 @@
-"""Texts and numbers of a provider: what of an answer may be kept, and what must not appear in an error."""
+"""Texts, numbers and moments of a provider: what of an answer may be kept, and what no error may show."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-from smartbatch.errors import ProviderError, scrub
-from smartbatch.types import Request
+from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.types import Request, Usage
 
 __all__ = [
     "PLAIN_ID",
@@ -16,11 +18,16 @@ __all__ = [
     "SoundText",
     "count",
     "echoes",
+    "fields",
     "finish_word",
+    "http_date",
     "safe_text",
     "short",
     "sound",
     "texts",
+    "unix_seconds",
+    "unusable",
+    "whole",
     "without_echo",
 ]
 
@@ -30,7 +37,21 @@ PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)
 """What the id of a call or the name of a model looks like."""
 
 _MOST_TOKENS = 10**9
+_DIGITS = re.compile(r"[0-9]{1,12}")
+_LONGEST = 64  # characters; no moment is longer
 _ECHO = 20  # characters: a common run of this length is taken for a piece of the prompt
+
+
+def unusable(
+    text: str,
+    code: str = "shape",
+    *,
+    kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
+    status: int | None = None,
+    usage: Usage | None = None,
+) -> ProviderError:
+    """Return the error of an answer that is not what the API promises; it may be billed. ``text`` is ours."""
+    return ProviderError(text, kind=kind, status=status, code=code, maybe_billed=True, usage=usage)
 
 
 def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -> str:
@@ -144,6 +165,16 @@ def count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
+def whole(value: Any) -> int | None:
+    """Return a count that may be written as a text, as 64-bit numbers are in JSON."""
+    return count(int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else count(value)
+
+
+def fields(value: Any) -> Mapping[str, Any]:
+    """Return a value that should be an object; nothing for any other."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def short(value: Any, form: re.Pattern[str]) -> str | None:
     """Return the value if it is a text of this form."""
     return value if isinstance(value, str) and form.fullmatch(value) else None
@@ -155,3 +186,28 @@ def finish_word(reason: Any, known: Mapping[str, str]) -> str:
         return "stop"
     word = short(reason, PLAIN_WORD) or "unknown"
     return known.get(word, word)
+
+
+def http_date(text: str | None) -> float | None:
+    """Return the moment an HTTP date names (RFC 9110, 5.6.7); ``None`` for anything else."""
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        return _utc(parsedate_to_datetime(text))
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def unix_seconds(text: Any) -> float | None:
+    """Return the moment an RFC 3339 text names; ``None`` for anything else."""
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
+        return None
+    try:
+        return _utc(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _utc(moment: datetime) -> float:
+    """A moment without a zone is UTC: so are HTTP dates, and ``-0000`` comes back without one."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -12,9 +12,9 @@ from attrs import evolve, frozen
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
-from smartbatch.providers.made_stream import MadeStream, words_of
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
+from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Request, Usage
 
 __all__ = ["MockCall", "MockProvider"]

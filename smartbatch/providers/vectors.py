@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import evolve
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["invalid", "listed", "shares", "spread", "vector"]
+__all__ = ["listed", "shares", "spread", "vector"]
 
 _NUMBERS = frozenset({int, float})
 
@@ -37,13 +37,13 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
         try:
             values = array("f", raw)
         except OverflowError:
-            raise invalid("a number of the vector does not fit 32 bits") from None
+            raise unusable("a number of the vector does not fit 32 bits") from None
     else:
-        raise invalid("the vector is neither base64 nor a list of numbers")
+        raise unusable("the vector is neither base64 nor a list of numbers")
     if not values or (dimensions is not None and len(values) != dimensions):
-        raise invalid(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
+        raise unusable(f"the vector has {len(values)} numbers instead of {dimensions or 'some'}")
     if not math.isfinite(sum(values)):  # singles cannot overflow it, and opposite infinities make it nan
-        raise invalid("the vector has a number that is not finite")
+        raise unusable("the vector has a number that is not finite")
     return values
 
 
@@ -52,7 +52,7 @@ def _from_base64(text: str) -> array[float]:
         data = base64.b64decode(text, validate=True)
         values = array("f", data)
     except (binascii.Error, ValueError):
-        raise invalid("the vector is not base64 of 32-bit floats") from None
+        raise unusable("the vector is not base64 of 32-bit floats") from None
     if sys.byteorder == "big":
         values.byteswap()
     return values
@@ -66,7 +66,7 @@ def listed(items: Any, size: int) -> list[Any]:
     """
     if not isinstance(items, list) or len(items) != size:
         found = len(items) if isinstance(items, list) else "no"
-        raise invalid(f"the answer has {found} vectors for {size} texts")
+        raise unusable(f"the answer has {found} vectors for {size} texts")
     return items
 
 
@@ -85,7 +85,7 @@ def spread(
         ProviderError: INVALID_RESPONSE for vectors of different lengths.
     """
     if any(len(each) != len(vectors[0]) for each in vectors):
-        raise invalid("the vectors of one call have different lengths")
+        raise unusable("the vectors of one call have different lengths")
     if tokens is None:
         return [evolve(common, embedding=each) for each in vectors]
     parts = shares(tokens, [len(request.prompt) for request in requests])
@@ -105,8 +105,3 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
     for position in by_remainder[: total - sum(parts)]:
         parts[position] += 1
     return parts
-
-
-def invalid(text: str) -> ProviderError:
-    """Return the error of an answer that is not what the API promises."""
-    return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, code="shape", maybe_billed=True)

@@ -111,8 +111,6 @@ def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
             "failed",
             found.created_at,
             found.mark,
-            reason=error.message,
-            code=CODE,
             error=error,
         )
 

@@ -33,9 +33,8 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.gemini.streams import ChunkReader
-from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.event_stream import EventStream, events
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sse import events
 from smartbatch.providers.limit_headers import (
     RETRY_AFTER_CEILING,
     parse_duration,

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.sse import Event, events
+from smartbatch.providers.http.event_stream import Event, events
 from smartbatch.types import Usage
 
 

@@ -13,7 +13,7 @@ from raw_server import hangs, http, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.http.sse import events
+from smartbatch.providers.http.event_stream import events
 from smartbatch.types import Usage
 
 

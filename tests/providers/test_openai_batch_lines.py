@@ -13,7 +13,7 @@ from raw_server import chat, error
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
-from smartbatch.providers.openai.batch_lines import read_line
+from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.types import Kind, Request
 

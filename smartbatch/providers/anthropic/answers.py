@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.providers.anthropic.errors import ERRORS
-from smartbatch.providers.foreign_text import PLAIN_ID, count, finish_word, short, sound
+from smartbatch.providers.batch_api import (
+    Line,
+    answered_line,
+    decode_line,
+    failed_line,
+    shapeless_line,
+    unrun_line,
+)
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import PLAIN_ID, count, fields, finish_word, short, sound
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Usage
 
-__all__ = ["answer_of", "read_message", "usage_of"]
+__all__ = ["answer_of", "read_message", "read_result", "usage_of"]
 
 _FINISH = {
     "end_turn": "stop",
@@ -23,6 +34,7 @@ _FINISH = {
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
 }
+_INSIDE = Reply(200, {}, b"")  # a line of a batch has neither headers nor a status of its own
 
 
 def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
@@ -93,5 +105,45 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
 
 
 def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
-    details = usage.get(part)
-    return (count(details.get(name)) or 0) if isinstance(details, Mapping) else 0
+    return count(fields(usage.get(part)).get(name)) or 0
+
+
+def read_result(line: bytes, errors: ErrorReader) -> Line:
+    """Return what one line of results says.
+
+    Raises:
+        ValueError: for what is no such line.
+    """
+    data, wire_id = decode_line(line, "custom_id")
+    result = data.get("result")
+    if not isinstance(result, dict):
+        raise ValueError("the line has no result")
+    match result.get("type"):
+        case "succeeded":
+            return _succeeded(wire_id, result.get("message"))
+        case "errored":
+            return _errored(wire_id, result.get("error"), errors)
+        case "canceled":
+            return unrun_line(wire_id, "cancelled")
+        case "expired":
+            return unrun_line(wire_id, "expired")
+    return shapeless_line(wire_id, "the result is of a type this version does not know")
+
+
+def _succeeded(wire_id: str, message: Any) -> Line:
+    if not isinstance(message, dict):
+        return shapeless_line(wire_id, "the result has no message")
+    identity = short(message.get("id"), PLAIN_ID)
+    return answered_line(
+        wire_id, lambda: evolve(read_message(message, _INSIDE), provider_request_id=identity)
+    )
+
+
+def _errored(wire_id: str, found: Any, errors: ErrorReader) -> Line:
+    """An error in a line is not billed, whatever its kind."""
+    if not isinstance(found, dict):
+        return shapeless_line(wire_id, "the result has no error although it failed")
+    whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
+    error = errors.read(_INSIDE, data=whole)
+    error.status, error.maybe_billed = None, False
+    return failed_line(wire_id, error)

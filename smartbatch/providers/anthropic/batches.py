@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.anthropic.batch_lines import prompts_of, read_result
-from smartbatch.providers.anthropic.batch_shapes import read_batch
+from smartbatch.providers.anthropic.answers import read_result
 from smartbatch.providers.batch_api import (
     BatchAbilities,
     BatchApi,
@@ -27,13 +27,14 @@ from smartbatch.providers.batch_api import (
     Creation,
     Line,
     RemoteBatch,
+    RemoteState,
 )
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import echoes
-from smartbatch.providers.http.batch_calls import BatchCalls, check_id, garbled
+from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, short, unix_seconds, unusable
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody, carrying
-from smartbatch.providers.http.timestamps import server_time
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ __all__ = ["AnthropicBatches"]
 _ROOT = "/v1/messages/batches"
 _PAGE = 100
 _BEFORE, _AFTER = b'{"requests":[', b"]}"
+_COUNTS = ("processing", "succeeded", "errored", "canceled", "expired")
 _RESULTS = re.compile(r"/[A-Za-z0-9_~/-]{1,512}", re.ASCII)
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class AnthropicBatches(BatchApi):
@@ -88,7 +89,7 @@ class AnthropicBatches(BatchApi):
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """Return ``request`` as the body of a message with its id; parameters as in real time."""
-        return _encode({"custom_id": wire_id, "params": self._message(request, model)[0]}).encode("ascii")
+        return encode_json({"custom_id": wire_id, "params": self._message(request, model)[0]})
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
         """Return the sampling parameters the API's version does not take, as real time reports them."""
@@ -108,7 +109,7 @@ class AnthropicBatches(BatchApi):
         try:
             return self._calls.created(reply)
         except ProviderError as error:
-            if error.status is not None and echoes(error.message, prompts_of(creation.lines)):
+            if error.status is not None and echoes(error.message, _prompts_of(creation.lines)):
                 error.message = f"the provider answered {error.status}; its text repeats a prompt"
                 error.args = (error.message,)
             raise
@@ -119,17 +120,12 @@ class AnthropicBatches(BatchApi):
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return a hundred batches; ``after`` is the last id of the page before."""
-        params = (
-            {"limit": str(_PAGE)} if after is None else {"limit": str(_PAGE), "after_id": check_id(after)}
-        )
+        params = {"limit": str(_PAGE), **({"after_id": check_id(after)} if after is not None else {})}
         reply = self._sdk().ask("get", _ROOT, timeout, params=params)
-        data = self._calls.decoded(reply)
-        found = data.get("data")
-        if not isinstance(found, list):
-            raise garbled("the list of batches is none")
-        batches = tuple(self._read(each) for each in found)
+        data, found = self._calls.listed(reply, "data")
+        batches = [self._read(each) for each in found]
         more = data.get("has_more") is True and batches
-        return BatchPage(batches, batches[-1].id if more else None, server_time(reply.headers))
+        return page_of(reply, batches, batches[-1].id if more else None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; a refusal is looked into, because the batch may have ended."""
@@ -143,7 +139,7 @@ class AnthropicBatches(BatchApi):
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield the results as they come, from this API's own server only."""
         if not self._is_results(output):
-            raise garbled("the address of the results is none of this server's", "id")
+            raise unusable("the address of the results is none of this server's", "id", status=200)
         yield from self._calls.results(self._sdk().begin("get", output, timeout, "application/binary"))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
@@ -156,7 +152,7 @@ class AnthropicBatches(BatchApi):
         A gateway may pass on the address of the service behind it, where our key must not go; then it is the
         address that the API documents.
         """
-        batch, url = read_batch(data)
+        batch, url = _read_batch(data)
         if not batch.state.ended:
             return batch
         told = isinstance(url, str) and "://" in url and self._is_results(url)
@@ -185,3 +181,60 @@ def _is_own(reply: Reply) -> bool:
     data = reply.json()
     error = data.get("error") if isinstance(data, dict) and data.get("type") == "error" else None
     return isinstance(error, dict) and isinstance(error.get("type"), str)
+
+
+def _read_batch(data: Any) -> tuple[RemoteBatch, Any]:
+    """A batch, and where its results are said to be."""
+    if not isinstance(data, dict):
+        raise unusable("a batch in the provider's answer is none", status=200)
+    word = short(data.get("processing_status"), PLAIN_WORD) or "unknown"
+    told = data.get("request_counts")
+    counts = {name: count(told.get(name)) or 0 for name in _COUNTS} if isinstance(told, dict) else {}
+    batch = RemoteBatch(
+        id=check_id(data.get("id")),
+        state=_state(word, counts),
+        word=word,
+        created_at=unix_seconds(data.get("created_at")),
+        total=sum(counts.values()) or None,
+        completed=counts.get("succeeded", 0),
+        failed=counts.get("errored", 0),
+    )
+    return batch, data.get("results_url")
+
+
+def _state(word: str, counts: Mapping[str, int]) -> RemoteState:
+    """A batch that has ended has a result for every request, so it is complete even where a part was not run.
+
+    Only where none was run, it is called what its requests are called.
+    """
+    if word == "canceling":
+        return RemoteState.ENDING
+    if word != "ended":
+        return RemoteState.RUNNING
+    total = sum(counts.values())
+    if total and counts["canceled"] == total:
+        return RemoteState.CANCELLED
+    if total and counts["expired"] == total:
+        return RemoteState.EXPIRED
+    return RemoteState.COMPLETED
+
+
+def _prompts_of(lines: Path) -> Iterator[str]:
+    """Yield every text of the prompts in a spooled input; nothing for a file that cannot be read."""
+    try:
+        with open(lines, "rb") as file:
+            for line in file:  # a file opened for bytes is cut at b"\n" only
+                params = json.loads(line).get("params", {})
+                yield from _texts([params.get("system"), params.get("messages")])
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def _texts(found: Any) -> Iterator[str]:
+    if isinstance(found, str):
+        yield found
+    elif isinstance(found, list):
+        for each in found:
+            yield from _texts(each)
+    elif isinstance(found, dict):
+        yield from _texts([found.get("text"), found.get("content")])

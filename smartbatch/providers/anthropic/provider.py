@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.anthropic.streams import MessageReader
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import PLAIN_ID
 from smartbatch.providers.http.endpoint import (
     checked_url,
@@ -42,7 +42,6 @@ DEFAULT_BASE_URL = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS = 4096
 
 _PATH = "/v1/messages"
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class AnthropicProvider(Provider):
@@ -130,13 +129,13 @@ class AnthropicProvider(Provider):
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body, dropped = self._message(request, model)
-        reply = self._sdk.get().ask("post", _PATH, timeout, content=_encode(body).encode("ascii"))
+        reply = self._sdk.get().ask("post", _PATH, timeout, content=encode_json(body))
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
         """Begin to stream one answer; see :meth:`Provider.stream`."""
         body, dropped = self._message(request, model)
-        content = _encode({**body, "stream": True}).encode("ascii")
+        content = encode_json({**body, "stream": True})
         live = self._sdk.get().begin("post", _PATH, timeout, "text/event-stream", content=content)
         if isinstance(live, Reply):
             raise self._errors.read(live, (request,))

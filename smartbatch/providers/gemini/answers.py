@@ -6,12 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound
+from smartbatch.errors import ProviderError
+from smartbatch.providers.batch_api import (
+    Line,
+    answered_line,
+    decode_line,
+    failed_line,
+    shapeless_line,
+    unrun_line,
+)
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound, unusable, whole
+from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
 from smartbatch.providers.vectors import listed, spread, vector
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["Gathered", "read_answer", "read_embeddings", "usage_of"]
+__all__ = ["Gathered", "read_answer", "read_embeddings", "read_result", "usage_of"]
 
 _FINISH = {
     "STOP": "stop",
@@ -28,6 +38,7 @@ _FINISH = {
 }
 """Finish reasons (reference of ``FinishReason``); those not listed keep their own word in lower case."""
 
+_EXPIRED = re.compile(r"batch[^.]{0,20}expired", re.I)
 _UNSAID = re.compile(r"[A-Z_]+_UNSPECIFIED")
 
 
@@ -166,11 +177,50 @@ def usage_of(found: Any) -> Usage | None:
 
 
 def _shapeless(usage: Usage | None) -> ProviderError:
-    return ProviderError(
-        "the answer has neither a candidate nor a reason why there is none",
-        kind=ErrorKind.INVALID_RESPONSE,
-        status=200,
-        code="shape",
-        maybe_billed=True,
+    return unusable(
+        "the answer has neither a candidate nor a reason why there is none", status=200, usage=usage
+    )
+
+
+def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
+    """Return what one line of results says.
+
+    Raises:
+        ValueError: for what is no such line.
+    """
+    data, wire_id = decode_line(line, "key")
+    if data.get("error") is not None:
+        return _failed(wire_id, data["error"], errors)
+    response = data.get("response")
+    if not isinstance(response, dict):
+        return shapeless_line(wire_id, "the result has neither a response nor an error")
+    read = _read_vector if kind is Kind.EMBED else read_answer
+    return answered_line(wire_id, lambda: read(response))
+
+
+def _failed(wire_id: str, found: Any, errors: ErrorReader) -> Line:
+    code = rpc_code(found)
+    text = found.get("message") if isinstance(found, dict) else None
+    if code == CANCELLED:
+        return unrun_line(wire_id, "cancelled")
+    if code == DEADLINE and isinstance(text, str) and _EXPIRED.search(text[:500]):
+        return unrun_line(wire_id, "expired")
+    return failed_line(wire_id, status_error(found, errors))
+
+
+def _read_vector(response: Mapping[str, Any]) -> Answer:
+    embedding = response.get("embedding")
+    usage = usage_of(response.get("usageMetadata"))
+    if usage is None and (tokens := whole(response.get("tokenCount"))) is not None:
+        usage = Usage(input_tokens=tokens)
+    try:
+        values = vector(embedding.get("values") if isinstance(embedding, dict) else None, None)
+    except ProviderError as error:
+        error.usage = usage
+        raise
+    return Answer(
+        embedding=values,
         usage=usage,
+        model=short(response.get("modelVersion"), PLAIN_ID),
+        provider_request_id=short(response.get("responseId"), PLAIN_ID),
     )

@@ -24,15 +24,17 @@ from smartbatch.providers.batch_api import (
     Line,
     RemoteBatch,
     RemoteFile,
+    RemoteState,
 )
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.gemini.batch_lines import encode_request, mark_over_quota, read_result
-from smartbatch.providers.gemini.batch_shapes import read_batch
-from smartbatch.providers.gemini.bodies import resource
+from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_seconds, unusable, whole
+from smartbatch.providers.gemini.answers import read_result
+from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
+from smartbatch.providers.gemini.errors import mark_over_quota, status_error
 from smartbatch.providers.gemini.files import GeminiFiles, check_file, is_no_file
-from smartbatch.providers.http.batch_calls import BatchCalls, check_id, garbled
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.timestamps import server_time
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -43,6 +45,18 @@ __all__ = ["GeminiBatches"]
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}
+_STATES = {
+    "SUCCEEDED": RemoteState.COMPLETED,
+    "PARTIALLY_SUCCEEDED": RemoteState.COMPLETED,
+    "FAILED": RemoteState.FAILED,
+    "CANCELLING": RemoteState.ENDING,
+    "CANCELLED": RemoteState.CANCELLED,
+    "EXPIRED": RemoteState.EXPIRED,
+}
+"""Words after ``BATCH_STATE_`` or ``JOB_STATE_``; queued, pending, running, paused, updating and any other
+word are a batch that runs."""
+_PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
+_MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
 
 
 class GeminiBatches(BatchApi):
@@ -72,8 +86,13 @@ class GeminiBatches(BatchApi):
         self._files = GeminiFiles(sdk, self._calls)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
-        """Return ``request`` as a line with its key; parameters as in real time."""
-        return encode_request(request, model, wire_id)
+        """Return ``request`` as a line with its key; the request itself is as in real time."""
+        if request.embedding is not None:
+            body = embed_body([request], model)["requests"][0]
+            del body["model"]  # a batch has one model, which its path names
+        else:
+            body = generate_body(request)
+        return encode_json({"key": wire_id, "request": body})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source``; a name that is taken returns the file that has it."""
@@ -109,14 +128,12 @@ class GeminiBatches(BatchApi):
         if after is not None:
             path += f"&pageToken={quote(after, safe='')}"
         reply = self._sdk().ask("get", path, timeout)
-        data = self._calls.decoded(reply)
-        found, token = data.get("operations", []), data.get("nextPageToken")
-        if not isinstance(found, list):
-            raise garbled("the list of batches is none")
-        batches = tuple(self._read(each) for each in found)
+        data, found = self._calls.listed(reply, "operations", may_lack=True)
+        batches = [self._read(each) for each in found]
+        token = data.get("nextPageToken")
         if token and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-            raise garbled("the list of batches goes on, but does not say where")
-        return BatchPage(batches, token or None, server_time(reply.headers))
+            raise unusable("the list of batches goes on, but does not say where", status=200)
+        return page_of(reply, batches, token or None)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; a refusal is looked into, because the batch may have ended."""
@@ -142,7 +159,7 @@ class GeminiBatches(BatchApi):
         return read_result(line, kind, self._errors)
 
     def _read(self, data: Any) -> RemoteBatch:
-        return read_batch(data, self._errors)
+        return _read_batch(data, self._errors)
 
 
 def _path(batch_id: str) -> str:
@@ -160,3 +177,55 @@ def _refine(error: ProviderError) -> None:
     mark_over_quota(error)
     if error.status == 403 and is_no_file(error):
         error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"  # nothing is wrong with the key
+
+
+def _read_batch(data: Any, errors: ErrorReader) -> RemoteBatch:
+    """The batch an operation is about.
+
+    Counts are texts, and what is zero is left out. Where results are is told under ``metadata.output``,
+    under ``response``, or both.
+    """
+    if not isinstance(data, dict):
+        raise unusable("a batch in the provider's answer is none", status=200)
+    metadata = fields(data.get("metadata"))
+    name = data.get("name") or metadata.get("name")
+    identity = check_id(name.removeprefix("batches/") if isinstance(name, str) else None)
+    outputs = tuple(dict.fromkeys(_outputs(metadata.get("output")) + _outputs(data.get("response"))))
+    word = _PREFIX.sub("", short(metadata.get("state"), PLAIN_WORD) or "UNSPECIFIED")
+    problem = data.get("error")
+    failure = status_error(problem, errors) if isinstance(problem, dict) and problem else None
+    state = _state(word, done=data.get("done") is True, failed=failure is not None, told=bool(outputs))
+    if state is not RemoteState.FAILED:
+        failure = None  # what a cancelled or expired batch says there, its state says already
+    counts, config = fields(metadata.get("batchStats")), fields(metadata.get("inputConfig"))
+    input_file = config.get("fileName") or config.get("file_name") or None
+    mark = short(metadata.get("displayName"), _MARK)
+    return RemoteBatch(
+        id=identity,
+        state=state,
+        word=word,
+        created_at=unix_seconds(metadata.get("createTime")),
+        mark=mark and mark.removeprefix("sb-"),
+        file_id=None if input_file is None else check_file(input_file),
+        total=whole(counts.get("requestCount")) or None,
+        completed=whole(counts.get("successfulRequestCount")) or 0,
+        failed=whole(counts.get("failedRequestCount")) or 0,
+        outputs=outputs,
+        error=failure,
+    )
+
+
+def _state(word: str, *, done: bool, failed: bool, told: bool) -> RemoteState:
+    """An operation that is done although its batch has no state is judged by what else it says."""
+    state = _STATES.get(word, RemoteState.RUNNING)
+    if word == "UNSPECIFIED" and done:
+        state = RemoteState.FAILED if failed else RemoteState.COMPLETED
+    if state is RemoteState.COMPLETED and not told:
+        # Without its results nothing may be concluded: they are told a little later.
+        return RemoteState.ENDING
+    return state
+
+
+def _outputs(found: Any) -> tuple[str, ...]:
+    name = fields(found).get("responsesFile")
+    return (check_file(name),) if name else ()

@@ -12,14 +12,14 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from smartbatch.errors import ErrorKind
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.error_reader import ErrorReader, Refusal
 from smartbatch.providers.foreign_text import PLAIN_WORD, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration
 from smartbatch.types import LimitReport
 
-__all__ = ["ERRORS"]
+__all__ = ["CANCELLED", "DEADLINE", "ERRORS", "mark_over_quota", "rpc_code", "status_error"]
 
 _BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired|is invalid)|API_KEY_INVALID", re.I)
 _TOO_LONG = re.compile(
@@ -41,6 +41,29 @@ _STATUSES = {
     501: ErrorKind.CLIENT_ERROR,
     504: ErrorKind.TIMEOUT,  # DEADLINE_EXCEEDED: the prompt was too much for the time it had
 }
+CANCELLED, DEADLINE = 1, 4
+"""Two of ``google.rpc.Code``."""
+_CODES = {
+    1: (499, "CANCELLED"),
+    2: (500, "UNKNOWN"),
+    3: (400, "INVALID_ARGUMENT"),
+    4: (504, "DEADLINE_EXCEEDED"),
+    5: (404, "NOT_FOUND"),
+    6: (409, "ALREADY_EXISTS"),
+    7: (403, "PERMISSION_DENIED"),
+    8: (429, "RESOURCE_EXHAUSTED"),
+    9: (400, "FAILED_PRECONDITION"),
+    10: (409, "ABORTED"),
+    11: (400, "OUT_OF_RANGE"),
+    12: (501, "UNIMPLEMENTED"),
+    13: (500, "INTERNAL"),
+    14: (503, "UNAVAILABLE"),
+    15: (500, "DATA_LOSS"),
+    16: (401, "UNAUTHENTICATED"),
+}
+"""``google.rpc.Code`` as HTTP statuses, by Google's own table in ``code.proto``."""
+
+_ENQUEUED = re.compile(r"enqueued", re.I)
 
 
 @frozen
@@ -183,3 +206,31 @@ def _delay(value: Any) -> float | None:
 
 
 ERRORS = ErrorReader(_understand, lambda headers: None)  # noqa: ARG005 - no header says anything about limits
+
+
+def status_error(found: Any, errors: ErrorReader) -> ProviderError:
+    """Return the meaning of a ``google.rpc.Status``; a code nobody knows is a server's failure.
+
+    A refusal because too many tokens are enqueued has the code ``token_limit_exceeded``.
+    """
+    found = found if isinstance(found, dict) else {}
+    code = rpc_code(found)
+    status, word = _CODES.get(code, (code if 400 <= code <= 599 else 500, "UNKNOWN"))
+    told = {"error": {**found, "code": status, "status": word}}
+    error = errors.read(Reply(status, {}, b""), data=told)
+    # The status is of no HTTP answer, and what failed is not billed.
+    error.status, error.maybe_billed = None, False
+    mark_over_quota(error)
+    return error
+
+
+def mark_over_quota(error: ProviderError) -> None:
+    """Give a refusal its own code where the quota of enqueued tokens is full."""
+    if error.kind in (ErrorKind.RATE_LIMIT, ErrorKind.NO_MONEY) and _ENQUEUED.search(error.message):
+        error.kind, error.code = ErrorKind.RATE_LIMIT, "token_limit_exceeded"
+
+
+def rpc_code(found: Any) -> int:
+    """Return the code of a ``google.rpc.Status``; 0 where it has none."""
+    code = found.get("code") if isinstance(found, Mapping) else None
+    return code if type(code) is int else 0

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import RemoteFile
-from smartbatch.providers.http.batch_calls import BatchCalls, check_id, garbled
+from smartbatch.providers.foreign_text import unusable
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id
 from smartbatch.providers.http.replies import Reply
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class GeminiFiles:
         self._calls.checked(reply)
         address = reply.headers.get("x-goog-upload-url")
         if address is None or not _ADDRESS.fullmatch(address):
-            raise garbled("the service did not say where to upload to")
+            raise unusable("the service did not say where to upload to", status=200)
         return address
 
     def _send(self, address: str, piece: bytes, offset: int, *, last: bool, timeout: float) -> Reply:
@@ -132,7 +133,8 @@ class GeminiFiles:
         }
         reply = self._calls.checked(self._sdk().put(address, piece, headers, timeout))
         if reply.headers.get("x-goog-upload-status") != ("final" if last else "active"):
-            raise garbled("the upload broke off: the service does not say that it has all bytes so far")
+            text = "the upload broke off: the service does not say that it has all bytes so far"
+            raise unusable(text, status=200)
         return reply
 
 
@@ -168,7 +170,7 @@ def is_no_file(error: ProviderError) -> bool:
 
 def _file(data: Any, name: str) -> RemoteFile:
     if not isinstance(data, dict):
-        raise garbled("the service's answer about a file is none")
+        raise unusable("the service's answer about a file is none", status=200)
     if data.get("state") == "FAILED":
         raise ProviderError(
             "the service could not process the uploaded file", kind=ErrorKind.CLIENT_ERROR, code="file_failed"

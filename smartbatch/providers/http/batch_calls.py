@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.batch_api import RemoteBatch
+from smartbatch.providers.batch_api import BatchPage, RemoteBatch
 from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply, is_html
 
-__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "garbled"]
+__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "page_of"]
 
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
@@ -72,6 +73,14 @@ class BatchCalls:
         """Return the batch that was asked for; ``None`` only for the provider's own 404."""
         return None if self.gone(reply) else self.read(self.errors.decode(reply))
 
+    def listed(self, reply: Reply, field: str, *, may_lack: bool = False) -> tuple[dict[str, Any], list[Any]]:
+        """Return the answer to a list, and what it lists; where it ``may_lack``, none is an empty one."""
+        data = self.decoded(reply)
+        found = data.get(field, [] if may_lack else None)
+        if not isinstance(found, list):
+            raise unusable("the provider's list is none", status=200)
+        return data, found
+
     def gone(self, reply: Reply) -> bool:
         """Whether an answer is the provider's own 404; False for a success.
 
@@ -114,15 +123,22 @@ class BatchCalls:
         """
         if isinstance(live, Reply):
             self.checked(live)
-            raise garbled("the results came in one piece")
+            raise unusable("the results came in one piece", status=200)
         try:
             if not 200 <= live.status < 300:
                 self.checked(live.whole())
             if is_html(live.headers):
-                raise garbled("a web page came back instead of results: sign in to the network", "html")
+                raise unusable(
+                    "a web page came back instead of results: sign in to the network", "html", status=200
+                )
             yield from filter(None, live.pieces(MAX_DOWNLOAD))
         finally:
             live.close()
+
+
+def page_of(reply: Reply, batches: Iterable[RemoteBatch], following: str | None) -> BatchPage:
+    """Return a page with the moment at which the server says it answered."""
+    return BatchPage(tuple(batches), following, http_date(reply.headers.get("date")))
 
 
 def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
@@ -143,8 +159,3 @@ def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the 
         kind=ErrorKind.INVALID_RESPONSE,
         code="id",
     )
-
-
-def garbled(text: str, code: str = "shape") -> ProviderError:
-    """Return the error for an answer that is not what the API promises."""
-    return ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, status=200, code=code, maybe_billed=True)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import SoundText
+from smartbatch.providers.foreign_text import SoundText, unusable
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sse import Event, events
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["EventReader", "EventStream"]
+__all__ = ["MAX_EVENT", "Event", "EventReader", "EventStream", "events"]
 
 
 class EventReader(ABC):
@@ -194,3 +195,65 @@ def _is_error(data: Mapping[str, Any], name: str) -> bool:
     if name == "error" or data.get("type") == "error":
         return True
     return bool(data.get("error")) and not data.get("choices") and "response" not in data
+
+
+MAX_EVENT = 16 * 1024 * 1024
+"""Most bytes of one event: far above any, far below what hurts."""
+
+
+@frozen
+class Event:
+    """One event.
+
+    Attributes:
+        name: of the ``event`` field; empty without one.
+        data: the ``data`` lines, joined by line feeds.
+    """
+
+    name: str
+    data: bytes
+
+
+def events(pieces: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events in a body that comes in pieces of any size; one without its blank line is no event.
+
+    Raises:
+        ProviderError: for an event above :data:`MAX_EVENT`, and whatever ``pieces`` raises.
+    """
+    name, size = b"", 0
+    data: list[bytes] = []
+    for line in _lines(pieces):
+        if not line:
+            if data:
+                yield Event(name.decode("utf-8", "replace"), b"\n".join(data))
+            name, data, size = b"", [], 0
+            continue
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+            size += len(value)
+            if size > MAX_EVENT:
+                raise _too_large()
+        elif field == b"event":
+            name = value
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []  # of a line that has not ended yet
+    size = 0
+    for piece in pieces:
+        first, *others = piece.split(b"\n")
+        rest.append(first)
+        size += len(first)
+        if size > MAX_EVENT:
+            raise _too_large()
+        if others:
+            yield b"".join(rest).removesuffix(b"\r")
+            for line in others[:-1]:
+                yield line.removesuffix(b"\r")
+            rest, size = [others[-1]], len(others[-1])
+
+
+def _too_large() -> ProviderError:
+    return unusable(f"one event of the stream is larger than {MAX_EVENT} bytes", "too_large")

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.foreign_text import unusable
 
 __all__ = ["MAX_BODY", "Reply", "decoded", "encoded_otherwise", "is_html", "is_plain", "visible"]
 
@@ -77,23 +78,14 @@ def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> It
     for piece in pieces if is_plain(headers) else _inflated(pieces, _encoding(headers)):
         size += len(piece)
         if size > cap:
-            raise ProviderError(
-                f"the answer is larger than max_body={cap} bytes; raise it if that is expected",
-                kind=ErrorKind.INVALID_RESPONSE,
-                code="too_large",
-                maybe_billed=True,
-            )
+            text = f"the answer is larger than max_body={cap} bytes; raise it if that is expected"
+            raise unusable(text, "too_large")
         yield piece
 
 
 def encoded_otherwise() -> ProviderError:
     """Return the error for an answer that is compressed in a way nobody asked for."""
-    return ProviderError(
-        "the answer has a content encoding that was not asked for",
-        kind=ErrorKind.INVALID_RESPONSE,
-        code="encoding",
-        maybe_billed=True,
-    )
+    return unusable("the answer has a content encoding that was not asked for", "encoding")
 
 
 def _encoding(headers: Mapping[str, str]) -> str:
@@ -117,9 +109,5 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def _broken() -> ProviderError:
-    return ProviderError(
-        "the compressed answer is broken or did not arrive whole",
-        kind=ErrorKind.NETWORK_ERROR,
-        code="truncated",
-        maybe_billed=True,
-    )
+    text = "the compressed answer is broken or did not arrive whole"
+    return unusable(text, "truncated", kind=ErrorKind.NETWORK_ERROR)

@@ -11,15 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.error_table import kind_of_status
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, finish_word, short, sound
+from smartbatch.providers.batch_api import Line, LineOutcome, answered_line, decode_line, failed_line
+from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_table import kind_of_code, kind_of_status
+from smartbatch.providers.foreign_text import (
+    PLAIN_ID,
+    PLAIN_WORD,
+    count,
+    fields,
+    finish_word,
+    safe_text,
+    short,
+    sound,
+    unusable,
+)
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.errors import ERRORS
-from smartbatch.providers.vectors import invalid, listed, spread, vector
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.providers.vectors import listed, spread, vector
+from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["chat_usage", "read_chat", "read_embeddings", "read_response"]
+__all__ = ["chat_usage", "read_chat", "read_embeddings", "read_line", "read_response"]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 
@@ -128,7 +140,7 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
     for item in listed(items, size):
         index = item.get("index") if isinstance(item, dict) else None
         if type(index) is not int or not 0 <= index < size or index in placed:
-            raise invalid("the vectors' indices are not those of the texts")
+            raise unusable("the vectors' indices are not those of the texts")
         placed[index] = vector(item.get("embedding"), dimensions)
     return [placed[index] for index in range(size)]
 
@@ -175,3 +187,78 @@ def _parts(output: list[Any]) -> Iterator[dict[str, Any]]:
         content = item.get("content") if isinstance(item, dict) and item.get("type") == "message" else None
         if isinstance(content, list):
             yield from (part for part in content if isinstance(part, dict))
+
+
+_TEXT = Request()
+"""Stands for a vector's request: a line has one text, and what was asked of it is the caller's to check."""
+
+
+def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
+    """Understand a line of a batch's output or error file, as OpenAI's Batch guide of November 2026 has them.
+
+    Args:
+        line: with or without its end.
+        kind: what the batch asked for.
+        api: ``chat`` or ``responses``, for generation.
+        errors: knows the texts that must not come back in an error.
+
+    Raises:
+        ValueError: for what is no line of results.
+    """
+    data, wire_id = decode_line(line, "custom_id")
+    response, error = data.get("response"), data.get("error")
+    if response is None:
+        return _without_response(wire_id, error, errors.secrets)
+    if not isinstance(response, dict):
+        raise ValueError("the line's response is no object")
+    return _with_response(wire_id, response, kind, api, errors)
+
+
+def _with_response(wire_id: str, response: dict[str, Any], kind: Kind, api: str, errors: ErrorReader) -> Line:
+    """A request that was run; some servers leave out the status, or the body around the answer."""
+    body = response.get("body") if "body" in response else response
+    status = response.get("status_code", 200)
+    if type(status) is not int or not (status == 0 or 100 <= status <= 599):
+        raise ValueError("the line's status is none of HTTP")
+    request_id = response.get("request_id")
+    reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
+    if status == 0:
+        error = ProviderError(
+            "the provider got no answer for this request (status 0)",
+            kind=ErrorKind.SERVER_ERROR,
+            code="status_0",
+            maybe_billed=True,
+        )
+        return failed_line(wire_id, error)
+    return answered_line(wire_id, lambda: _line_answer(body, reply, kind, api, errors))
+
+
+def _line_answer(body: Any, reply: Reply, kind: Kind, api: str, errors: ErrorReader) -> Answer:
+    if not reply.ok:
+        raise errors.read(reply, data=body)
+    if not isinstance(body, dict):
+        raise errors.unusable(reply, "shape", "the line's answer is no object")
+    errors.check(body, reply)
+    if kind is Kind.EMBED:
+        return read_embeddings(body, reply, (_TEXT,))[0]
+    return read_chat(body, reply) if api == "chat" else read_response(body, reply)
+
+
+def _without_response(wire_id: str, error: Any, secrets: tuple[str, ...]) -> Line:
+    """A request without an answer: not executed, unless its code says that it was refused or broke off."""
+    told = fields(error)
+    code = short(told.get("code"), PLAIN_WORD)
+    said = told.get("message")
+    message = said if isinstance(said, str) else error if isinstance(error, str) else ""
+    kind = kind_of_code(told.get("code"), told.get("type"), message)
+    broke_off = "timeout" in (code or "")
+    if broke_off:
+        kind = ErrorKind.TIMEOUT
+    text = safe_text(message, (), *secrets)
+    meaning = ProviderError(
+        f"the batch did not run this request ({code or 'no code'}{f': {text}' if text else ''})",
+        kind=kind or ErrorKind.SERVER_ERROR,
+        code=code,
+        maybe_billed=broke_off,
+    )
+    return Line(wire_id, LineOutcome.UNRUN, error=meaning) if kind is None else failed_line(wire_id, meaning)

@@ -6,7 +6,7 @@ results for 30 days, no idempotency of a create, no filter in the list.
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,15 +24,26 @@ from smartbatch.providers.batch_api import (
     Line,
     RemoteBatch,
     RemoteFile,
+    RemoteState,
 )
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.http.batch_calls import BatchCalls
+from smartbatch.providers.error_table import kind_of_code
+from smartbatch.providers.foreign_text import (
+    PLAIN_ID,
+    PLAIN_WORD,
+    fields,
+    safe_text,
+    short,
+    unix_seconds,
+    unusable,
+    whole,
+)
+from smartbatch.providers.http.batch_calls import BatchCalls, page_of
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
-from smartbatch.providers.http.timestamps import server_time
-from smartbatch.providers.openai import batch_shapes as shapes
-from smartbatch.providers.openai.batch_lines import read_line
+from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
 
@@ -41,10 +52,37 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIBatches"]
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _PAGE = 100
 _FILES = 10_000
 _MOST_PAGES = 1000  # a list of files that goes on and on: a million of them
+_JSON = {"Content-Type": "application/json"}
+_SUFFIX = ".jsonl"
+"""OpenAI takes batch inputs under names that end so."""
+_QUOTA = "token_limit_exceeded"
+"""The code for too many tokens in batches that have not ended."""
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+~-]{0,1023}")
+"""LiteLLM's ids are base64 texts of some 400 characters; none has a slash, or begins with a point."""
+_QUOTA_TEXT = re.compile(r"enqueued[ _]token[ _]limit", re.I)
+_STATES = {
+    "validating": RemoteState.RUNNING,
+    "queued": RemoteState.RUNNING,
+    "pending": RemoteState.RUNNING,
+    "running": RemoteState.RUNNING,
+    "in_progress": RemoteState.RUNNING,
+    "finalizing": RemoteState.ENDING,
+    "cancelling": RemoteState.ENDING,
+    "cancellation_requested": RemoteState.ENDING,
+    "completed": RemoteState.COMPLETED,
+    "success": RemoteState.COMPLETED,
+    "succeeded": RemoteState.COMPLETED,
+    "failed": RemoteState.FAILED,
+    "expired": RemoteState.EXPIRED,
+    "timeout_exceeded": RemoteState.EXPIRED,
+    "cancelled": RemoteState.CANCELLED,
+    "canceled": RemoteState.CANCELLED,
+}
+_UNREADY = ("pending", "queued", "running", "processing")  # Azure checks a file before it is usable
 
 
 class OpenAIBatches(BatchApi):
@@ -82,7 +120,7 @@ class OpenAIBatches(BatchApi):
         self._url = url.rstrip("/")
         self._session = session
         self._errors = errors
-        self._calls = BatchCalls(errors, _is_refusal, self._read, shapes.mark_over_quota)
+        self._calls = BatchCalls(errors, _is_refusal, self._read, _mark_over_quota)
         self._api = api
         self._body = body
         self._window = window
@@ -100,7 +138,7 @@ class OpenAIBatches(BatchApi):
             "url": self._endpoint(Kind.EMBED if embeds else Kind.GENERATE),
             "body": body,
         }
-        return _encode(line).encode("ascii")
+        return encode_json(line)
 
     def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
         """Return what embeddings know nothing of, as real time reports it."""
@@ -116,16 +154,12 @@ class OpenAIBatches(BatchApi):
         3. the answer is about a file without an id, or one that could not be processed;
         4. the provider counts other bytes than were sent: the file is not used.
         """
-        body, content_type = upload_form({"purpose": self._purpose}, source, name + shapes.SUFFIX)
+        body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
         reply = self._call("POST", "/files", timeout, data=body, headers={"Content-Type": content_type})
-        file = shapes.read_file(self._calls.decoded(reply))
+        file = _read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != body.file_size:
-            raise ProviderError(
-                f"the provider has {file.size} bytes of an input of {body.file_size}",
-                kind=ErrorKind.NETWORK_ERROR,
-                code="truncated",
-                maybe_billed=True,
-            )
+            text = f"the provider has {file.size} bytes of an input of {body.file_size}"
+            raise unusable(text, "truncated", kind=ErrorKind.NETWORK_ERROR)
         return RemoteFile(file.id, name, file.size, file.ready)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
@@ -134,11 +168,10 @@ class OpenAIBatches(BatchApi):
         deadline = time.monotonic() + timeout
         for _ in range(_MOST_PAGES):
             reply = self._call("GET", "/files", deadline - time.monotonic(), params=query)
-            data = self._calls.decoded(reply)
-            files = _listed(data)
+            data, files = self._listed(reply)
             for each in files:
-                if each.get("filename") in (name, name + shapes.SUFFIX):
-                    return shapes.read_file(each)
+                if each.get("filename") in (name, name + _SUFFIX):
+                    return _read_file(each)
             following = _next(data, files, query.get("after"))
             if following is None:
                 return None
@@ -151,9 +184,8 @@ class OpenAIBatches(BatchApi):
         if self._calls.gone(reply) or not reply.body.strip():
             return
         if self._errors.decode(reply).get("deleted") is False:
-            raise ProviderError(
-                "the provider did not delete the file", kind=ErrorKind.SERVER_ERROR, maybe_billed=True
-            )
+            text = "the provider did not delete the file"
+            raise ProviderError(text, kind=ErrorKind.SERVER_ERROR, maybe_billed=True)
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -180,17 +212,15 @@ class OpenAIBatches(BatchApi):
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
         reply = self._call("GET", "/batches", timeout, params=query)
-        data = self._calls.decoded(reply)
-        listed = _listed(data)
+        data, listed = self._listed(reply)
         batches = []
         for each in listed:
             try:
                 batches.append(self._read(each))
             except ProviderError:
-                metadata = each.get("metadata")
-                if isinstance(metadata, dict) and "sb" in metadata:
+                if "sb" in fields(each.get("metadata")):
                     raise
-        return BatchPage(tuple(batches), _next(data, listed, after), server_time(reply.headers))
+        return page_of(reply, batches, _next(data, listed, after))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; 400 and 409 say that it has ended, which the next look at it shows."""
@@ -226,20 +256,19 @@ class OpenAIBatches(BatchApi):
         url = self._url + path
         return self._session().request(method, url, timeout=timeout, allow_redirects=False, **more)
 
-    def _read(self, data: Any) -> RemoteBatch:
-        return shapes.read_batch(shapes.unwrap(data, "job"), *self._errors.secrets)
+    def _listed(self, reply: Reply) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        data, listed = self._calls.listed(reply, "data")
+        return data, [each for each in listed if isinstance(each, dict)]
 
-
-_JSON = {"Content-Type": "application/json"}
+    def _read(self, data: dict[str, Any]) -> RemoteBatch:
+        """A batch; Together puts one it has created under ``job``."""
+        inner = fields(data.get("job"))
+        return _read_batch(inner if inner and "id" not in data else data, self._errors.secrets)
 
 
 def _quoted(remote_id: str) -> str:
-    """Return an id for a path.
-
-    Raises:
-        InvalidRequest: for what no provider has as an id.
-    """
-    if shapes.no_id(remote_id):
+    """Return an id for a path; what no provider has as an id is refused."""
+    if not _ID.fullmatch(remote_id):
         raise InvalidRequest("that is no id of a file or batch; nothing was sent", field="id")
     return quote(remote_id, safe="")
 
@@ -254,13 +283,6 @@ def _is_refusal(reply: Reply) -> bool:
     return bool(data.get("error")) or data.get("object") == "error"
 
 
-def _listed(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    listed = data.get("data")
-    if not isinstance(listed, list):
-        raise ProviderError("the provider's list is none", kind=ErrorKind.INVALID_RESPONSE, code="shape")
-    return [each for each in listed if isinstance(each, dict)]
-
-
 def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: str | None) -> str | None:
     """What to ask the next page with; ``None`` on the last.
 
@@ -270,7 +292,7 @@ def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: s
     more = data.get("has_more")
     if not listed or more is False:
         return None
-    last = shapes.plain_id(listed[-1].get("id")) or shapes.plain_id(data.get("last_id"))
+    last = _plain_id(listed[-1].get("id")) or _plain_id(data.get("last_id"))
     if last is None or last == after:
         if more:
             raise _endless()
@@ -279,9 +301,93 @@ def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: s
 
 
 def _endless() -> ProviderError:
-    return ProviderError(
-        "the provider's list does not end, so what is missing in it may still exist",
-        kind=ErrorKind.INVALID_RESPONSE,
-        code="endless",
-        maybe_billed=True,
+    return unusable("the provider's list does not end, so what is missing in it may still exist", "endless")
+
+
+def _plain_id(value: Any) -> str | None:
+    """An id that is safe in a URL; ``None`` where there is none. One that is not safe is an error."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise unusable("the provider sent an id that cannot be one")
+    return value
+
+
+def _read_file(data: Mapping[str, Any]) -> RemoteFile:
+    """An uploaded file; its name is without the ending that every input has."""
+    file_id = _plain_id(data.get("id"))
+    if file_id is None:
+        raise unusable("the answer to the upload has no id")
+    status = str(data.get("status") or "").lower()
+    if status in ("error", "failed"):
+        raise ProviderError(
+            "the provider could not process the input file", kind=ErrorKind.CLIENT_ERROR, code="file_error"
+        )
+    name = data.get("filename")
+    return RemoteFile(
+        id=file_id,
+        name=name.removesuffix(_SUFFIX) if isinstance(name, str) else "",
+        size=whole(data.get("bytes")),
+        ready=status not in _UNREADY,
     )
+
+
+def _read_batch(data: Mapping[str, Any], secrets: Sequence[str]) -> RemoteBatch:
+    """A batch as the provider describes it; without a usable id, or with unusable ids of files, an error."""
+    batch_id = _plain_id(data.get("id"))
+    if batch_id is None:
+        raise unusable("the provider described a batch without an id")
+    word = short(data.get("status"), PLAIN_WORD) or ""
+    state = _STATES.get(word.lower(), RemoteState.RUNNING)
+    counts = fields(data.get("request_counts"))
+    outputs = [_plain_id(data.get(name)) for name in ("output_file_id", "error_file_id")]
+    error = _failure(data.get("errors"), secrets) if state is RemoteState.FAILED else None
+    return RemoteBatch(
+        id=batch_id,
+        state=state,
+        word=word,
+        created_at=_moment(data.get("created_at")),
+        mark=short(fields(data.get("metadata")).get("sb"), PLAIN_ID),
+        file_id=_plain_id(data.get("input_file_id")),
+        total=whole(counts.get("total")) or None,  # a batch that is being validated counts none yet
+        completed=whole(counts.get("completed")) or 0,
+        failed=whole(counts.get("failed")) or 0,
+        outputs=tuple(dict.fromkeys(output for output in outputs if output is not None)),
+        error=error,
+    )
+
+
+def _mark_over_quota(error: ProviderError) -> None:
+    """Give the refusal of a batch for which there are too many tokens in others its own code."""
+    if _over_quota(error.code, error.message):
+        error.code, error.kind = _QUOTA, ErrorKind.RATE_LIMIT
+
+
+def _over_quota(code: str | None, message: str) -> bool:
+    return code == _QUOTA or _QUOTA_TEXT.search(message) is not None
+
+
+def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
+    """Why a batch failed as a whole: the first of its errors; nothing of it was run."""
+    listed = errors.get("data") if isinstance(errors, dict) else errors
+    first = listed[0] if isinstance(listed, list) and listed else listed
+    told = fields(first)
+    said = told.get("message")
+    message = said if isinstance(said, str) else first if isinstance(first, str) else ""
+    code = short(told.get("code"), PLAIN_WORD)
+    kind = kind_of_code(code, None, message) or ErrorKind.CLIENT_ERROR
+    if _over_quota(code, message):
+        code, kind = _QUOTA, ErrorKind.RATE_LIMIT
+    line = whole(told.get("line"))
+    where = f" in line {line}" if line is not None else ""
+    text = safe_text(message, (), *secrets)
+    return ProviderError(
+        f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}", kind=kind, code=code
+    )
+
+
+def _moment(value: Any) -> float | None:
+    """Unix seconds of a number, or of a time as Together writes it (RFC 3339)."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if 0 <= value <= 1e11 else None
+    return unix_seconds(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.http.connections import seconds_left
 from smartbatch.providers.http.endpoint import (
@@ -49,7 +49,6 @@ __all__ = ["OpenAIProvider"]
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _OUR_HEADERS = {
     "Accept": "application/json",
     "User-Agent": f"smartbatch/{__version__}",
@@ -166,7 +165,7 @@ class OpenAIProvider(Provider):
         body = {**self._body(request, model), "stream": True}
         if self._api == "chat" and self._stream_usage:
             body["stream_options"] = {"include_usage": True}
-        transport, encoded = self.network.realtime, _encode(body).encode("ascii")
+        transport, encoded = self.network.realtime, encode_json(body)
         deadline = time.monotonic() + timeout
         return EventStream(
             lambda cutoff: transport.begin(
@@ -197,7 +196,7 @@ class OpenAIProvider(Provider):
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> tuple[dict[str, Any], Reply]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
-        reply = self.network.realtime.post(path, _encode(body).encode("ascii"), timeout)
+        reply = self.network.realtime.post(path, encode_json(body), timeout)
         return self._errors.answer(reply, requests), reply
 
     def batches(self) -> BatchApi:

@@ -32,8 +32,10 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
     RemoteFile,
     RemoteState,
+    decode_line,
+    failed_line,
+    shapeless_line,
 )
-from smartbatch.providers.batch_outcomes import decode_line, failed_line, shapeless_line
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
 __all__ = ["SimBatches", "sim_folder"]

@@ -20,9 +20,9 @@ from typing import Any
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.made_stream import MadeStream, words_of
 from smartbatch.providers.per_process import PerProcess
-from smartbatch.providers.sim.schema_values import instance
+from smartbatch.providers.sim.answers import instance
+from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Request, Usage
 
 __all__ = ["FAULTS", "SimProvider", "answer_text", "count_tokens", "parse_options", "prompt_text"]

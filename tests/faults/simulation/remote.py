@@ -334,8 +334,7 @@ class SimApi(BatchApi):
             completed=batch.counts.succeeded,
             failed=batch.counts.errored,
             outputs=self._outputs(batch),
-            reason=None if problem is None else problem.message,
-            code=None if problem is None else problem.code,
+            error=problem and ProviderError(problem.message, kind=ErrorKind.CLIENT_ERROR, code=problem.code),
         )
 
     def _outputs(self, batch: records.RemoteBatch) -> tuple[str, ...]:
