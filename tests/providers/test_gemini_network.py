@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,14 @@ def test_an_error_of_ours_inside_the_sdks_is_found(connect_gemini, serve):
     wrapped = httpx2.ReadError("wrapped")
     wrapped.__cause__ = ours
     assert connect_gemini(serve(hangs)).classify(wrapped) is ours
+
+
+def test_the_sdk_loads_no_certificates_of_its_own(serve, connect_gemini, monkeypatch):
+    """Its asynchronous half, which nobody uses, would load them all for every client."""
+    loaded = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: loaded.append(1))
+    ask(connect_gemini(serve(says(says_gemini("x")))))
+    assert loaded == []
 
 
 def test_many_first_calls_make_one_client(serve, connect_gemini, monkeypatch):

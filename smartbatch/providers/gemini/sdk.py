@@ -8,6 +8,7 @@ would tell.
 from __future__ import annotations
 
 import math
+import ssl
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -59,6 +60,7 @@ class GeminiSdk:
             httpx_client=network,
             # Given so that the SDK makes none of its own, with TLS contexts that cost 0.1 s.
             httpx_async_client=httpx2.AsyncClient(transport=_Nowhere(), trust_env=False),
+            async_client_args={"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
         )
         try:
             client = genai.Client(api_key=key, vertexai=False, http_options=options)
