@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,16 +31,11 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event
 from smartbatch.jobs.job_budget import JobBudget, exceeded
-from smartbatch.jobs.payload import (
-    Shared,
-    decode_params,
-    decode_request,
-    encode_error,
-    encode_result,
-)
+from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.context import held_note, report
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Request, Result
 
 __all__ = ["Ask", "RealtimeRunner", "item_id"]
@@ -224,13 +218,12 @@ class RealtimeRunner:
         self._jobs: dict[str, RealtimeItems] = {}
         self._turns: deque[str] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
-        self._mine = threading.local()
+        self._threads = OwnThreads(clock)
         self._under_way = 0
         self._started: set[str] = set()
         self._submitting = self._halted = self._ended = False
 
-    # -- for the supervisor
-    # --------------------------------------------------------------------------------------
+    # -- for the supervisor ----------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
         """Run the items of a job that are due in real time; may be called again while there are any."""
@@ -287,7 +280,7 @@ class RealtimeRunner:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of this class, in an observer of the user's."""
-        return getattr(self._mine, "here", False)
+        return self._threads.has_current()
 
     def halt(self) -> None:
         """Submit nothing more, and take back calls that have not started: the first half of a stop.
@@ -299,22 +292,16 @@ class RealtimeRunner:
             self._halted = True
             self._monitor.notify_all()
             if not self.on_own_thread():
-                until = self._clock.now() + HANDOVER
-                while self._submitting and (remaining := until - self._clock.now()) > 0:
-                    self._empty.wait(remaining)
+                wait_while(lambda: self._submitting, self._empty, self._clock, HANDOVER)
             jobs = list(self._jobs)
         for job_id in jobs:
             self.recall(job_id)
 
     def finish(self, grace: float) -> int:
         """Store results for up to ``grace`` seconds, and end; return how many could not be stored."""
-        until = self._clock.now() + grace
         with self._monitor:
-            while self._under_way and not self.on_own_thread():
-                remaining = until - self._clock.now()
-                if remaining <= 0:
-                    break
-                self._empty.wait(remaining)
+            if not self.on_own_thread():
+                wait_while(lambda: self._under_way, self._empty, self._clock, grace)
             self._ended = True
             self._inbox.notify_all()
             return self._under_way
@@ -326,30 +313,19 @@ class RealtimeRunner:
             (self._claim_loop, "smartbatch-realtime"),
             (self._store_loop, "smartbatch-results"),
         ):
-            if name in self._started:
-                continue
-            self._clock.spawned()
-            try:
-                threading.Thread(target=target, name=name, daemon=True).start()
-            except RuntimeError:  # no thread can be had now; the next offer tries again
-                self._clock.unspawned()
-                raise
-            self._started.add(name)
+            if name not in self._started:  # where no thread can be had now, the next offer tries again
+                self._threads.start(target, name)
+                self._started.add(name)
 
     def _claim_loop(self) -> None:
-        self._clock.began()
-        self._mine.here = True
-        try:
-            while (turn := self._next_turn()) is not None:
-                job, room = turn
-                try:
-                    self._claim_some(job, room)
-                except LeaseLost:
-                    self._lost(job)
-                except BaseException as error:  # nothing may end this thread
-                    self._claim_failed(job, error)
-        finally:
-            self._clock.ended()
+        while (turn := self._next_turn()) is not None:
+            job, room = turn
+            try:
+                self._claim_some(job, room)
+            except LeaseLost:
+                self._lost(job)
+            except BaseException as error:  # nothing may end this thread
+                self._claim_failed(job, error)
 
     def _next_turn(self) -> tuple[RealtimeItems, int] | None:
         """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
@@ -488,25 +464,18 @@ class RealtimeRunner:
     # -- storing ---------------------------------------------------------------------------------------------
 
     def _store_loop(self) -> None:
-        self._clock.began()
-        self._mine.here = True
         pending: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         tries = 0
-        try:
-            while self._gather(pending, tries):
-                failed = False
-                for job in list(pending):
-                    try:
-                        self._store_group(job, pending[job])
-                    except BaseException as error:  # the results are paid for: kept and stored later
-                        failed = True
-                        if not tries:
-                            self._report(job.lease.job_id, error)
-                    else:
-                        del pending[job]
-                tries = tries + 1 if failed else 0
-        finally:
-            self._clock.ended()
+        while self._gather(pending, tries):
+            for job in list(pending):
+                try:
+                    self._store_group(job, pending[job])
+                except BaseException as error:  # the results are paid for: kept and stored later
+                    if not tries:
+                        self._report(job.lease.job_id, error)
+                else:
+                    del pending[job]
+            tries = tries + 1 if pending else 0
 
     def _gather(self, pending: dict[RealtimeItems, list[tuple[int, Verdict]]], tries: int) -> bool:
         """Move verdicts to ``pending``: while one group is stored, the next one gathers. False at the end."""

@@ -7,20 +7,20 @@ call takes long, and queues the jobs that are due. Worker threads run one step o
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
 
 from attrs import define
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import SmartbatchError, StoreError
+from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.threads import OwnThreads, wait_while
 
 __all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
 
@@ -36,22 +36,6 @@ CLAIMS = 200
 """Jobs claimed in one search, so that the leases of the first are renewed in time."""
 LONGEST_PAUSE = 60.0
 """Seconds at most between two tries of a step that fails because of the store, or a bug."""
-
-
-class RealtimeItemRunner(Protocol):
-    """What a supervisor needs of :class:`~smartbatch.jobs.realtime_runner.RealtimeRunner`."""
-
-    def offer(self, lease: JobLease) -> None:
-        """Run the items of a job that are due in real time."""
-        ...
-
-    def recall(self, job_id: str) -> None:
-        """Take back the items whose call has not started: the job is cancelled."""
-        ...
-
-    def forget(self, job_id: str) -> None:
-        """Drop a job that this process no longer owns."""
-        ...
 
 
 @define(eq=False)
@@ -98,7 +82,7 @@ class JobSupervisor:
         run_step: Callable[[JobLease], StepResult],
         serves: Callable[[JobRow], bool],
         unknown: Callable[[JobRow], bytes | None],
-        realtime: RealtimeItemRunner,
+        realtime: RealtimeRunner,
         changed: Callable[[], None],
         report: Callable[[str | None, BaseException], None],
         clock: Clock,
@@ -118,8 +102,8 @@ class JobSupervisor:
         self._idle_monitor = clock.monitor(self._monitor.lock)
         self._owned: dict[str, OwnedJob] = {}
         self._ready: deque[OwnedJob] = deque()
-        self._mine = threading.local()
-        self._threads = self._idle = self._busy = 0
+        self._threads = OwnThreads(clock)
+        self._workers = self._idle = self._busy = 0
         self._claim_at = self._renew_at = -math.inf
         self._wall_offset = clock.wall() - clock.now()
         self._halted = self._stopping = self._started = False
@@ -160,7 +144,7 @@ class JobSupervisor:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""
-        return getattr(self._mine, "here", False)
+        return self._threads.has_current()
 
     def halt(self) -> None:
         """Begin no further step and claim nothing more, but keep what is owned: the first half of a stop."""
@@ -174,17 +158,12 @@ class JobSupervisor:
 
         A step that outlives the grace goes on, but cannot write any more.
         """
-        until = self._clock.now() + grace
         with self._monitor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
             self._worker_monitor.notify_all()
             mine = 1 if self.on_own_thread() else 0
-            while self._busy > mine:
-                remaining = until - self._clock.now()
-                if remaining <= 0:
-                    break
-                self._idle_monitor.wait(remaining)
+            wait_while(lambda: self._busy > mine, self._idle_monitor, self._clock, grace)
             owned = list(self._owned.values())
             self._owned.clear()
             self._ready.clear()
@@ -194,20 +173,15 @@ class JobSupervisor:
     # -- the thread that watches the time --------------------------------------------------------------------
 
     def _supervise(self) -> None:
-        self._clock.began()
-        self._mine.here = True
-        try:
-            while (task := self._next_task()) is not None:
-                try:
-                    task()
-                except BaseException as error:  # nothing may end this thread: leases depend on it
-                    if self._error is None:  # reported once, not with every try
-                        self._error = describe(error)
-                        self._report(None, error)
-                finally:
-                    self._finished()
-        finally:
-            self._clock.ended()
+        while (task := self._next_task()) is not None:
+            try:
+                task()
+            except BaseException as error:  # nothing may end this thread: leases depend on it
+                if self._error is None:  # reported once, not with every try
+                    self._error = describe(error)
+                    self._report(None, error)
+            finally:
+                self._finished()
 
     def _next_task(self) -> Callable[[], None] | None:
         """Wait for the next task of this thread, and queue jobs meanwhile. The cases, in order:
@@ -252,11 +226,11 @@ class JobSupervisor:
         missing = len(self._ready) - self._idle
         if self._ready:
             self._worker_monitor.notify(len(self._ready))
-        while missing > 0 and self._threads < WORKERS:
+        while missing > 0 and self._workers < WORKERS:
             missing -= 1
             if not self._spawn_locked(self._work, "smartbatch-jobs"):
                 return min(soonest, RENEW_EVERY)
-            self._threads += 1
+            self._workers += 1
         return soonest
 
     def _renew(self) -> None:
@@ -326,16 +300,11 @@ class JobSupervisor:
     # -- the workers -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._clock.began()
-        self._mine.here = True
-        try:
-            while (owned := self._next_job()) is not None:
-                try:
-                    self._step(owned)
-                finally:
-                    self._finished()
-        finally:
-            self._clock.ended()
+        while (owned := self._next_job()) is not None:
+            try:
+                self._step(owned)
+            finally:
+                self._finished()
 
     def _next_job(self) -> OwnedJob | None:
         with self._worker_monitor:
@@ -414,12 +383,9 @@ class JobSupervisor:
             self._report(lease.job_id, error)
 
     def _spawn_locked(self, target: Callable[[], None], name: str) -> bool:
-        """Start a daemon thread: a call that never returns must not keep the interpreter from ending."""
-        self._clock.spawned()
         try:
-            threading.Thread(target=target, name=name, daemon=True).start()
+            self._threads.start(target, name)
         except RuntimeError as error:  # the system allows no further thread, or the interpreter ends
-            self._clock.unspawned()
             self._error = describe(error)
             return False
         return True

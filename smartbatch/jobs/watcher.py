@@ -5,7 +5,6 @@ A watcher settles futures and calls callbacks from what is stored, and from noth
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Result
 
 __all__ = ["ChangeNotifier", "JobFuture", "WatchedService", "Watcher"]
@@ -48,13 +48,8 @@ class ChangeNotifier:
 
     def wait_for_change(self, seen: int, timeout: float) -> None:
         """Wait until :attr:`changes` differs from ``seen``, or for ``timeout`` seconds."""
-        until = self._clock.now() + timeout
         with self._monitor:
-            while self.changes == seen:
-                remaining = until - self._clock.now()
-                if remaining <= 0:
-                    return
-                self._monitor.wait(remaining)
+            wait_while(lambda: self.changes == seen, self._monitor, self._clock, timeout)
 
 
 class JobFuture(Protocol):
@@ -115,7 +110,8 @@ class Watcher:
         self._job_id = job_id
         self._service = service
         self._monitor = service.clock.monitor()
-        self._thread: threading.Thread | None = None
+        self._threads = OwnThreads(service.clock)
+        self._running = False
         self._groups: list[_FutureGroup] = []
         self._callbacks: list[_Callback] = []
         self._ending: SmartbatchError | None = None
@@ -123,7 +119,7 @@ class Watcher:
     @property
     def is_idle(self) -> bool:
         """Whether there is nobody left to tell."""
-        return self._thread is None
+        return not self._running
 
     def futures(self, total: int) -> list[Future[Result]]:
         """Return a future for each item, in order."""
@@ -150,13 +146,9 @@ class Watcher:
 
     def finish(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for the thread to end; return at once in a callback."""
-        until = self._service.clock.now() + timeout
         with self._monitor:
-            while self._thread is not None and self._thread is not threading.current_thread():
-                remaining = until - self._service.clock.now()
-                if remaining <= 0:
-                    return
-                self._monitor.wait(remaining)
+            if not self._threads.has_current():
+                wait_while(lambda: self._running, self._monitor, self._service.clock, timeout)
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures."""
@@ -165,40 +157,27 @@ class Watcher:
                 future.abandon(error)
 
     def _start_locked(self) -> None:
-        if self._thread is not None:
-            return
-        clock = self._service.clock
-        thread = threading.Thread(target=self._watch, name="smartbatch-job", daemon=True)
-        clock.spawned()
-        try:
-            thread.start()
-        except RuntimeError:
-            clock.unspawned()
-            raise
-        self._thread = thread
+        if not self._running:
+            self._threads.start(self._watch, "smartbatch-job")
+            self._running = True
 
     def _watch(self) -> None:
-        service = self._service
-        service.clock.began()
-        failed = False
-        try:
-            while True:
-                seen, ending = service.notifier.changes, self._ending
-                try:
-                    self._update()
-                    failed = False
-                except JobNotFound as error:  # it was deleted from the store
-                    ending = error
-                except Exception as error:
-                    if not failed:  # reported once, not with every try
-                        service.report(self._job_id, error)
-                    failed = True
-                if self._has_ended(ending):
-                    return
-                if ending is None:
-                    service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
-        finally:
-            service.clock.ended()
+        service, failed = self._service, False
+        while True:
+            seen, ending = service.notifier.changes, self._ending
+            try:
+                self._update()
+                failed = False
+            except JobNotFound as error:  # it was deleted from the store
+                ending = error
+            except Exception as error:
+                if not failed:  # reported once, not with every try
+                    service.report(self._job_id, error)
+                failed = True
+            if self._has_ended(ending):
+                return
+            if ending is None:
+                service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
 
     def _update(self) -> None:
         """Settle the futures whose results are stored, and call the callbacks whose status changed.
@@ -263,7 +242,7 @@ class Watcher:
         with self._monitor:
             if self._groups or self._callbacks:
                 return False
-            self._thread = None
+            self._running = False
             self._monitor.notify_all()
         return True
 
