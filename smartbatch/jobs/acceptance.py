@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.payload import RunningDigest, Shared, encode_params, encode_request
-from smartbatch.jobs.records import Fallback, JobPolicy, NewItem, NewJob
+from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
+from smartbatch.jobs.records import NewItem, NewJob
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.types import Kind, Request, Route
+from smartbatch.types import Kind, Request
 
-__all__ = ["Items", "checked_metadata", "head_of", "new_job", "policy_of"]
+__all__ = ["Items", "checked_key", "checked_metadata"]
 
 _SOME_WIRE_ID = wire_id("0" * 22, 99_999)
 """As long as the longest id of a shard, so that sizes are estimated from above."""
 
+KEY = 512
+"""Letters of a job's key."""
 LABELS = 64
 LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
@@ -30,35 +31,31 @@ class Items:
 
     Args:
         requests: checked, one a row, in order.
+        job: the job they belong to.
         shared: what they have in common.
         api: the Batch API that will carry them; ``None`` when all run in real time.
         realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
         realtime_for: requests of these purposes run in real time as well.
-        model: without the provider's prefix.
-        kind: what all of them ask for.
-        head: what the job's digest begins with.
     """
 
     def __init__(
         self,
         requests: Iterable[Request],
+        job: NewJob,
         shared: Shared,
         *,
         api: BatchApi | None,
         realtime: int | None = 0,
         realtime_for: Collection[str] = (),
-        model: str,
-        kind: Kind,
-        head: bytes,
     ) -> None:
         self._requests = requests
         self._shared = shared
         self._api = api
         self._realtime = math.inf if api is None or realtime is None else realtime
         self._realtime_for = realtime_for
-        self._model = model
-        self._kind = kind
-        self._digest = RunningDigest(head)
+        self._model = job.model.partition(":")[2]
+        self._kind = Kind(job.kind)
+        self._digest = RunningDigest(b"%b\n%b" % (job.model.encode(), job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
         for row, request in enumerate(self._requests):
@@ -87,11 +84,6 @@ class Items:
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
 
 
-def head_of(model: str, params: bytes) -> bytes:
-    """Return what belongs to a job's identity besides its items."""
-    return b"%b\n%b" % (model.encode(), params)
-
-
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of a job's labels.
 
@@ -115,54 +107,16 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return labels
 
 
-def policy_of(
-    config: BatchingConfig,
-    fallback: Fallback,
-    *,
-    attended: bool = False,
-    deadline: float | None = None,
-    late_penalty: float | None = None,
-    budget: float | None = None,
-    route: Route | None = None,
-) -> JobPolicy:
-    """Return a job's policy: what the settings say, and the given fields of :class:`JobPolicy`."""
-    return JobPolicy(
-        fallback=fallback,
-        on_unknown=config.batch_on_unknown,
-        timeout=config.batch_timeout,
-        settle=config.batch_settle,
-        max_requests=config.batch_max_requests,
-        retention=config.batch_retention,
-        exclusive_workspace=config.exclusive_workspace,
-        deadline=deadline,
-        late_penalty=late_penalty,
-        budget=budget,
-        route=route,
-        attended=attended,
-    )
+def checked_key(key: str | None) -> str | None:
+    """Return a job's key.
 
-
-def new_job(
-    *,
-    id: str,
-    key: str | None,
-    scope: str,
-    model: str,
-    kind: Kind,
-    shared: Shared,
-    metadata: Mapping[str, str],
-    policy: JobPolicy,
-    at: float,
-) -> NewJob:
-    """Return the job's own row; its digest is known when its items were read."""
-    return NewJob(
-        id=id,
-        key=key,
-        scope=scope,
-        model=model,
-        kind=kind.value,
-        params=encode_params(shared.params, shared.embedding),
-        metadata=metadata,
-        policy=policy,
-        created_at=at,
-    )
+    Raises:
+        InvalidRequest: it is empty, too long, not printable, or looks like an id.
+    """
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
+        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
+    if key.startswith("job-"):
+        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
+    return key

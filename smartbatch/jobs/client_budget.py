@@ -13,7 +13,7 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
-from smartbatch.jobs.job_budget import bill, budget_of
+from smartbatch.jobs.job_budget import bill
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 
@@ -95,5 +95,5 @@ class ClientBudget:
 
 def _unspent(row: JobRow) -> float | None:
     """Return what a job can still spend, USD; ``None`` where nothing limits it."""
-    budget = budget_of(row)
+    budget = row.policy.budget
     return None if budget is None else max(0.0, budget - row.cost)

@@ -44,7 +44,6 @@ __all__ = [
     "JobBudget",
     "affordable",
     "bill",
-    "budget_of",
     "end_unaffordable",
     "exceeded",
     "lost_cost",
@@ -105,14 +104,9 @@ class CostCeiling:
 # -- what a job has and what it has cost ---------------------------------------------------------------------
 
 
-def budget_of(row: JobRow) -> float | None:
-    """Return what may be spent on a job, USD; ``None`` where nobody set a limit."""
-    return row.policy.budget
-
-
 def remaining_budget(row: JobRow) -> float:
     """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much."""
-    budget = budget_of(row)
+    budget = row.policy.budget
     assert budget is not None
     return budget - row.cost - row.reserved
 
@@ -160,7 +154,7 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
     left = max(0.0, remaining_budget(row))
     return BudgetExceeded(
         f"{several} could cost up to {least:.6f} USD, and {left:.6f} USD are left of the "
-        f"job's budget of {budget_of(row):g} USD; raise the budget and submit what was not answered again"
+        f"job's budget of {row.policy.budget:g} USD; raise the budget and submit what was not answered again"
     )
 
 

@@ -13,12 +13,12 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
-from smartbatch.errors import ConfigError, InvalidRequest
-from smartbatch.jobs.acceptance import Items, checked_metadata, head_of, new_job, policy_of
+from smartbatch.errors import ConfigError
+from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
 from smartbatch.jobs.client_budget import ClientBudget
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.payload import Shared
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow
+from smartbatch.jobs.payload import Shared, encode_params
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NewJob
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
@@ -30,8 +30,6 @@ from smartbatch.types import Kind, Prompt, Request, Result, Route
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of"]
 
-KEY = 512
-"""Letters of a job's key."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
 
@@ -74,8 +72,6 @@ class _Draft:
         kind: what all of its requests ask for.
         requests: in order, each checked as it is read.
         params: as they were given.
-        policy: see :func:`~smartbatch.jobs.acceptance.policy_of`.
-        options: see :class:`JobOptions`.
         realtime: how many, counted from the first, go in real time from the beginning; all do where that is
             ``None`` or there is no Batch API.
     """
@@ -88,6 +84,7 @@ class _Draft:
     realtime: int | None = field(kw_only=True)
 
 
+@frozen
 class JobSubmission:
     """Stores jobs for one client, within its budget.
 
@@ -101,24 +98,13 @@ class JobSubmission:
         budget: what the client's budget holds back for jobs.
     """
 
-    def __init__(
-        self,
-        config: BatchingConfig,
-        clock: Clock,
-        *,
-        model: OpenedModel,
-        fallback_model: OpenedModel | None,
-        preparer: RequestPreparer,
-        service: JobService,
-        budget: ClientBudget,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._model = model
-        self._fallback_model = fallback_model
-        self._preparer = preparer
-        self._service = service
-        self._budget = budget
+    _config: BatchingConfig
+    _clock: Clock
+    _model: OpenedModel = field(kw_only=True)
+    _fallback_model: OpenedModel | None = field(kw_only=True)
+    _preparer: RequestPreparer = field(kw_only=True)
+    _service: JobService = field(kw_only=True)
+    _budget: ClientBudget = field(kw_only=True)
 
     # -- submitting ------------------------------------------------------------------------------------------
 
@@ -132,7 +118,7 @@ class JobSubmission:
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
-        policy = policy_of(self._config, self._fallback_of(options.fallback))
+        policy = self._policy(options.fallback)
         kind, rows = self._rows(requests, params)
         self.check_batches(kind, options.fallback)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=0))
@@ -142,7 +128,7 @@ class JobSubmission:
     ) -> JobRow:
         """Store requests as a job: for real time where they are few, else for a batch; raises as
         :meth:`submit`."""
-        policy = policy_of(self._config, self._fallback_of(options.fallback))
+        policy = self._policy(options.fallback)
         few, requests = self._few(requests)
         kind, rows = self._rows(requests, params)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=None if few else 0))
@@ -172,7 +158,7 @@ class JobSubmission:
         interrupted costs nothing more by itself. Its requests fail as they would without a job.
         """
         kind, rows = self._rows(requests, {})
-        policy = policy_of(self._config, self._config.batch_fallback, attended=True, route=route)
+        policy = evolve(self._policy(None), attended=True, route=route)
         return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
 
     def adopt(self, id_or_key: str) -> JobRow:
@@ -272,36 +258,40 @@ class JobSubmission:
         if draft.policy.budget is not None:
             self.check_priced(by_batch=api is not None)
         shared = Shared(self._preparer.defaults_of(draft.params), draft.params.get("embedding"))
-        job = new_job(
+        job = NewJob(
             id=self._service.new_id(),
-            key=_checked_key(draft.options.key),
+            key=checked_key(draft.options.key),
             scope=self._model.provider.scope,
             model=self._model.label,
-            kind=draft.kind,
-            shared=shared,
+            kind=draft.kind.value,
+            params=encode_params(shared.params, shared.embedding),
             metadata=checked_metadata(draft.options.metadata),
             policy=draft.policy,
-            at=self._clock.wall(),
+            created_at=self._clock.wall(),
         )
-        items = Items(
-            draft.requests,
-            shared,
-            api=api,
-            realtime=draft.realtime,
-            realtime_for=self._config.prefer_individual_for,
-            model=self._model.name,
-            kind=draft.kind,
-            head=head_of(self._model.label, job.params),
-        )
+        purposes = self._config.prefer_individual_for
+        items = Items(draft.requests, job, shared, api=api, realtime=draft.realtime, realtime_for=purposes)
         return self._service.accept(job, items)
+
+    def _policy(self, fallback: str | None) -> JobPolicy:
+        """Return what the settings say of a job."""
+        config = self._config
+        return JobPolicy(
+            fallback=self._fallback_of(fallback),
+            on_unknown=config.batch_on_unknown,
+            timeout=config.batch_timeout,
+            settle=config.batch_settle,
+            max_requests=config.batch_max_requests,
+            retention=config.batch_retention,
+            exclusive_workspace=config.exclusive_workspace,
+        )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         constraints, piece = decision.constraints, decision.piece
         deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
-        policy = policy_of(
-            self._config,
-            "individual" if deadline is not None else self._fallback_of(fallback),
+        policy = evolve(
+            self._policy(fallback if deadline is None else "individual"),
             deadline=deadline,
             late_penalty=decision.late_penalty,
             budget=constraints.budget,
@@ -363,13 +353,3 @@ def _all_of(job: Job, timeout: float) -> Iterator[Result]:
             f"with smartbatch.job({job.id!r}), or cancel it with smartbatch.job({job.id!r}).cancel()"
         )
         raise
-
-
-def _checked_key(key: str | None) -> str | None:
-    if key is None:
-        return None
-    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
-        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
-    if key.startswith("job-"):
-        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
-    return key

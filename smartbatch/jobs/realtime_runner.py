@@ -88,15 +88,7 @@ class Verdict:
             assert result.error is not None
             return NewResult(ix, "unrun", encode_error(result.error), b"", *tokens, cost=result.cost)
         # it ran in real time, so its cost is the real-time cost
-        return NewResult(
-            ix,
-            self.outcome,
-            encode_result(result),
-            b"",
-            *tokens,
-            cost=result.cost,
-            realtime_cost=result.cost,
-        )
+        return NewResult(ix, self.outcome, encode_result(result), b"", *tokens, result.cost, result.cost)
 
 
 def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
@@ -154,29 +146,20 @@ class RealtimeItems:
     budget: JobBudget | None = None
     short: bool = False
 
-    @property
-    def attended(self) -> bool:
-        """A user waits for it."""
-        return bool(self.row.policy.attended)
-
     def verdict_of(self, ix: int, result: Result) -> Verdict:
         """Return what becomes of an item; one that costs more than was reserved for it is sent again."""
-        if (
-            isinstance(result.error, BudgetExceeded)
-            and self.budget is not None
-            and self.budget.fell_short(ix)
-        ):
+        if isinstance(result.error, BudgetExceeded) and self.budget and self.budget.fell_short(ix):
             return Verdict("unrun", result)
-        return verdict_of(result, attended=self.attended)
+        return verdict_of(result, attended=self.row.policy.attended)
 
 
+@define(eq=False, slots=False)
 class RealtimeRunner:
-    """Runs the ``DIRECT`` items of the jobs this process owns.
+    """Runs the items of jobs of this process that go in real time.
 
     Args:
         store: where the jobs are.
         ask: submits a request.
-        new_budget: returns what the items of a job spend from; ``None`` for a job without a budget.
         drop: cancels a request whose call has not started.
         limit: most items under way: so many may be asked twice when this process dies.
         attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
@@ -184,41 +167,32 @@ class RealtimeRunner:
         tell: takes events.
         report: called with an error, and the id of the job it is about, if any.
         clock, rng: time and waiting; random numbers for backoff.
+        new_budget: returns what the items of a job spend from; ``None`` for a job without a budget.
     """
 
-    def __init__(
-        self,
-        store: SqlStore,
-        *,
-        ask: Ask,
-        new_budget: Callable[[JobLease, JobRow], JobBudget | None] = lambda _lease, _row: None,
-        drop: Callable[[Future[Result]], None],
-        limit: int,
-        attended_limit: int,
-        done: Callable[[str], None],
-        tell: Callable[[Event], None],
-        report: Callable[[str | None, BaseException], None],
-        clock: Clock,
-        rng: Random,
-    ) -> None:
-        self._store = store
-        self._ask = ask
-        self._new_budget = new_budget
-        self._drop = drop
-        self._limit = limit
-        self._attended_limit = attended_limit
-        self._done = done
-        self._tell = tell
-        self._report = report
-        self._clock = clock
-        self._rng = rng
+    _store: SqlStore
+    _ask: Ask = field(kw_only=True)
+    _drop: Callable[[Future[Result]], None] = field(kw_only=True)
+    _limit: int = field(kw_only=True)
+    _attended_limit: int = field(kw_only=True)
+    _done: Callable[[str], None] = field(kw_only=True)
+    _tell: Callable[[Event], None] = field(kw_only=True)
+    _report: Callable[[str | None, BaseException], None] = field(kw_only=True)
+    _clock: Clock = field(kw_only=True)
+    _rng: Random = field(kw_only=True)
+    _new_budget: Callable[[JobLease, JobRow], JobBudget | None] = field(
+        default=lambda _lease, _row: None, kw_only=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        clock = self._clock
+        self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
         self._jobs: dict[str, RealtimeItems] = {}
         self._turns: deque[str] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
-        self._threads = OwnThreads(clock)
         self._under_way = 0
         self._started: set[str] = set()
         self._submitting = self._halted = self._ended = False
@@ -249,11 +223,10 @@ class RealtimeRunner:
         """Take back the items of a job whose calls have not started."""
         with self._monitor:
             job = self._jobs.get(job_id)
-            futures = (
-                [] if job is None else [future for future in job.under_way.values() if future is not None]
-            )
+            futures = [] if job is None else list(job.under_way.values())
         for future in futures:
-            self._drop(future)
+            if future is not None:
+                self._drop(future)
 
     def resume(self, job_id: str) -> None:
         """Claim items of a job at once, although it was paused."""
@@ -309,12 +282,10 @@ class RealtimeRunner:
     # -- claiming --------------------------------------------------------------------------------------------
 
     def _start_locked(self) -> None:
-        for target, name in (
-            (self._claim_loop, "smartbatch-realtime"),
-            (self._store_loop, "smartbatch-results"),
-        ):
+        loops = {"smartbatch-realtime": self._claim_loop, "smartbatch-results": self._store_loop}
+        for name, loop in loops.items():
             if name not in self._started:  # where no thread can be had now, the next offer tries again
-                self._threads.start(target, name)
+                self._threads.start(loop, name)
                 self._started.add(name)
 
     def _claim_loop(self) -> None:
@@ -344,7 +315,8 @@ class RealtimeRunner:
                     if job is None:
                         continue
                     self._turns.append(job_id)
-                    room = (self._attended_limit if job.attended else self._limit) - self._under_way
+                    most = self._attended_limit if job.row.policy.attended else self._limit
+                    room = most - self._under_way
                     if room <= 0:
                         continue
                     if job.wanting and job.resumes_at <= self._clock.now():
@@ -496,6 +468,7 @@ class RealtimeRunner:
     def _store_group(self, job: RealtimeItems, group: Sequence[tuple[int, Verdict]]) -> None:
         results = [verdict.result(ix) for ix, verdict in group]
         verdicts = [verdict for _, verdict in group]
+        final = [result.final for result in results]
         try:
             if job.budget is None:
                 self._store.answer(job.lease, results, at=self._clock.wall())
@@ -504,30 +477,22 @@ class RealtimeRunner:
         except LeaseLost:
             self._lost(job)
         else:
-            self._tell_stored(job, results, verdicts)
-        self._stored(job, results, max(verdict.wait for verdict in verdicts))
-
-    def _tell_stored(
-        self, job: RealtimeItems, results: Sequence[NewResult], verdicts: Sequence[Verdict]
-    ) -> None:
-        """Write the note and tell the events of stored results. A failure here must not store them again."""
-        try:
-            self._note(job, verdicts)
-            if any(result.final for result in results):
-                job.row = report(self._store, job.row, self._tell, self._clock)
-        except Exception as error:
-            self._report(job.lease.job_id, error)
-
-    def _stored(self, job: RealtimeItems, results: Sequence[NewResult], wait: float) -> None:
+            try:
+                self._note(job, verdicts)
+                if any(final):
+                    job.row = report(self._store, job.row, self._tell, self._clock)
+            except Exception as error:  # the results are stored, and must not be stored again
+                self._report(job.lease.job_id, error)
+        wait = max(verdict.wait for verdict in verdicts)
         with self._monitor:
             for result in results:
                 job.under_way.pop(result.ix, None)
             self._under_way -= len(results)
-            if not all(result.final for result in results):
+            if not all(final):
                 job.wanting = True
             if wait:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
-            if job.short and any(result.final for result in results):  # there may be room for others now
+            if job.short and any(final):  # there may be room for others now
                 job.short, job.wanting, job.resumes_at = False, True, -math.inf
             settled = not job.under_way and not job.wanting
             self._monitor.notify()

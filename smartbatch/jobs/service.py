@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
 from typing import Any
@@ -35,7 +35,7 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_outcome
-from smartbatch.jobs.job_budget import CostCeiling, JobBudget, budget_of
+from smartbatch.jobs.job_budget import CostCeiling, JobBudget
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
@@ -135,7 +135,8 @@ class JobService:
         Raises:
             JobConflict: the key belongs to a job with other requests.
         """
-        self._check_open()
+        if self._closed:
+            raise ClientClosed("the client was stopped; call start() to use it again")
         row, new = self.store.accept(job, items, digest=items.digest)
         for _ in range(DRAWS):
             if new or (job.key is not None and row.key == job.key):
@@ -143,8 +144,14 @@ class JobService:
             job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
             row, new = self.store.accept(job, items, digest=items.digest)
         if not new:
-            self._compare(row, items)
-        if new:
+            for _ in items:
+                """Reading them makes their digest."""
+            if items.digest() != row.digest:
+                raise JobConflict(
+                    f"the key {row.key!r:.80} belongs to job {row.id}, which has other requests, another "
+                    "model or other parameters: choose another key, or take that job up with client.job(key)"
+                )
+        else:
             self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
         self.carry_on(row.id)
         self.notify(row.id)
@@ -163,17 +170,6 @@ class JobService:
                 "`smartbatch jobs list` shows those it has, SMARTBATCH_STORE names another store"
             )
         return row
-
-    def _compare(self, row: JobRow, items: Iterable[Any]) -> None:
-        """Check that a key that comes again stands for the same job."""
-        for _ in items:
-            """Reading them makes their digest."""
-        assert isinstance(items, Items)
-        if items.digest() != row.digest:
-            raise JobConflict(
-                f"the key {row.key!r:.80} belongs to job {row.id}, which has other requests, another model "
-                "or other parameters: choose another key, or take that job up with client.job(key)"
-            )
 
     # -- carrying on -----------------------------------------------------------------------------------------
 
@@ -261,21 +257,17 @@ class JobService:
                 f"again with smartbatch.job({row.id!r}), or start a client on the store {self.store.place}"
             )
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed("the client was stopped; call start() to use it again")
-
     def _new_supervisor(self, store: SqlStore, runner: RealtimeRunner) -> JobSupervisor:
-        config = self._config
-        engine = StepRunner(
+        config, dependencies = self._config, self._dependencies
+        steps = StepRunner(
             store,
             api_of=self.serving.api_of,
             clock=self.clock,
             rng=self._rng,
             tell=self.told,
             prices=PriceBook(config.prices),
-            speed=self._dependencies.speed,
-            calibration=self._dependencies.calibration,
+            speed=dependencies.speed,
+            calibration=dependencies.calibration,
             limits=StepLimits(
                 poll_interval=config.batch_poll_interval,
                 timeout=config.batch_timeout,
@@ -286,31 +278,31 @@ class JobService:
         )
         return JobSupervisor(
             store,
-            run_step=engine.run_step,
+            run_step=steps.run_step,
             serves=self.serves,
             unknown=unknown_outcome,
             realtime=runner,
             changed=self.notifier.notify,
-            report=self._dependencies.report,
+            report=dependencies.report,
             clock=self.clock,
             rng=self._rng,
         )
 
     def _new_runner(self, store: SqlStore) -> RealtimeRunner:
-        limit, prices = 2 * self._config.parallelism, PriceBook(self._config.prices)
+        dependencies, prices = self._dependencies, PriceBook(self._config.prices)
+        limit = 2 * self._config.parallelism
 
         def new_budget(lease: JobLease, row: JobRow) -> JobBudget | None:
-            if budget_of(row) is None:
+            if row.policy.budget is None:
                 return None
-            calibration = self._dependencies.calibration(row)
-            ceiling = CostCeiling(row, prices, calibration, self.clock.wall())
-            return JobBudget(store, lease, ceiling, self._dependencies.outer_budget(row))
+            ceiling = CostCeiling(row, prices, dependencies.calibration(row), self.clock.wall())
+            return JobBudget(store, lease, ceiling, dependencies.outer_budget(row))
 
         return RealtimeRunner(
             store,
             ask=self._ask,
             new_budget=new_budget,
-            drop=self._dependencies.drop,
+            drop=dependencies.drop,
             limit=limit,
             attended_limit=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
             done=self.notify,

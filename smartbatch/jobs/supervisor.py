@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from attrs import define
+from attrs import define, field
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
@@ -60,6 +60,7 @@ class OwnedJob:
     error: str | None = None
 
 
+@define(eq=False, slots=False)
 class JobSupervisor:
     """Owns jobs and runs their steps. Start it once; it cannot be started again after :meth:`stop`.
 
@@ -75,28 +76,18 @@ class JobSupervisor:
         clock, rng: time and waiting; random numbers for backoff.
     """
 
-    def __init__(
-        self,
-        store: SqlStore,
-        *,
-        run_step: Callable[[JobLease], StepResult],
-        serves: Callable[[JobRow], bool],
-        unknown: Callable[[JobRow], bytes | None],
-        realtime: RealtimeRunner,
-        changed: Callable[[], None],
-        report: Callable[[str | None, BaseException], None],
-        clock: Clock,
-        rng: Random,
-    ) -> None:
-        self._store = store
-        self._run_step = run_step
-        self._serves = serves
-        self._unknown = unknown
-        self._realtime = realtime
-        self._changed = changed
-        self._report = report
-        self._clock = clock
-        self._rng = rng
+    _store: SqlStore
+    _run_step: Callable[[JobLease], StepResult] = field(kw_only=True)
+    _serves: Callable[[JobRow], bool] = field(kw_only=True)
+    _unknown: Callable[[JobRow], bytes | None] = field(kw_only=True)
+    _realtime: RealtimeRunner = field(kw_only=True)
+    _changed: Callable[[], None] = field(kw_only=True)
+    _report: Callable[[str | None, BaseException], None] = field(kw_only=True)
+    _clock: Clock = field(kw_only=True)
+    _rng: Random = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        clock = self._clock
         self._monitor = clock.monitor()
         self._worker_monitor = clock.monitor(self._monitor.lock)
         self._idle_monitor = clock.monitor(self._monitor.lock)

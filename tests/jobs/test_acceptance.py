@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from jobs.remote import Remote
+from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared
-from smartbatch.types import Generation, Kind, Request
+from smartbatch.types import Generation, Request
 
 
 @pytest.mark.parametrize(
@@ -22,12 +23,10 @@ def test_the_first_rows_go_in_real_time_as_many_as_are_wanted(
     api = Remote(clock, batches=batches).batches()
     items = Items(
         (Request(f"p{n}", params=Generation()) for n in range(5)),
+        new_job("job-1"),
         Shared(),
         api=api,
         realtime=realtime,
-        model="m",
-        kind=Kind.GENERATE,
-        head=b"",
     )
     rows = list(items)
     assert [row.realtime for row in rows] == [ix < alone for ix in range(5)]

@@ -12,9 +12,9 @@ import pytest
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, ShardChanged
-from smartbatch.jobs.acceptance import Items, new_job
-from smartbatch.jobs.payload import Shared, decode_result
-from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, ShardState
+from smartbatch.jobs.acceptance import Items
+from smartbatch.jobs.payload import Shared, decode_result, encode_params
+from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, NewJob, ShardState
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.opening import open_store
@@ -45,32 +45,25 @@ class Bench:
 
     def __init__(self, store: SqlStore, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
         options = {"base_url": emu.base_url if model.startswith("openai") else emu.url, "api_key": "k" * 20}
-        self.provider, name = create(model, clock=CLOCK, options=options)
+        self.provider, _ = create(model, clock=CLOCK, options=options)
         api = self.provider.batches()
         assert api is not None
         self.api: BatchApi = api
         self.store = store
         self.events: list[Event] = []
-        shared = Shared(params)
-        items = Items(
-            [Request(f"question {number}", params) for number in range(6)],
-            shared,
-            api=api,
-            model=name,
-            kind=Kind.GENERATE,
-            head=b"",
-        )
-        job = new_job(
+        job = NewJob(
             id="job-1",
             key=None,
             scope=api.scope,
             model=model,
-            kind=Kind.GENERATE,
-            shared=shared,
+            kind=Kind.GENERATE.value,
+            params=encode_params(params),
             metadata={},
             policy=JobPolicy(**policy),
-            at=CLOCK.wall(),
+            created_at=CLOCK.wall(),
         )
+        requests = [Request(f"question {number}", params) for number in range(6)]
+        items = Items(requests, job, Shared(params), api=api)
         store.accept(job, items, digest=items.digest)
         lease = store.claim("job-1", 60)
         assert lease is not None

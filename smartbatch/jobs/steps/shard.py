@@ -27,7 +27,7 @@ def plan_shards(step: StepContext) -> bool:
     if not items:
         return False
     costs: dict[int, float] = {}
-    if job_budget.budget_of(step.job) is not None:
+    if step.policy.budget is not None:
         costs = job_budget.affordable(step, items)
         if not costs:
             return job_budget.end_unaffordable(step, items)
