@@ -14,6 +14,10 @@ from typing import IO
 
 from attrs import frozen
 
+import smartbatch
+
+PACKAGE = Path(smartbatch.__file__).parent
+"""The package under test, which need not be the one that is installed."""
 GUARD = 30.0
 """Seconds after which a script hangs, also on a machine that is busy with other things."""
 
@@ -42,7 +46,7 @@ def run_script(
     """Run ``script``; one that is not over after ``guard`` seconds fails with the stacks of its threads."""
     code = PRELUDE + textwrap.dedent(script)
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
-    kept["PYTHONPATH"] = str(Path(__file__).parent)
+    kept["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), str(PACKAGE.parent)))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             [sys.executable, *options, "-c", code],
