@@ -114,9 +114,9 @@ def counted(told: Operations) -> None:
     @contextmanager
     def counting(self: SqliteDatabase) -> Iterator[SqliteTransaction]:
         with writing(self) as tx:
-            before = tx._connection.total_changes
+            before = tx.connection.total_changes
             yield tx
-            written = tx._connection.total_changes - before
+            written = tx.connection.total_changes - before
         told.transactions += 1
         told.written += written
 

@@ -19,10 +19,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from smartbatch._clock import RealClock
 
 __all__ = [
-    "FileLocks",
+    "Awaited",
     "Forked",
     "PerProcess",
     "Stoppable",
+    "around_fork",
     "on_exit",
     "on_fork",
     "on_main_thread",
@@ -32,16 +33,24 @@ __all__ = [
     "something_started",
 ]
 
-FORK_WAIT = 5.0
-"""Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
-the very thread that forks; then the child may find the file locked."""
-
 
 class Forked(Protocol):
     """Something that must begin anew in a forked child."""
 
     def after_fork(self) -> None:
         """Called in the child: start empty, touch no inherited lock, socket or thread."""
+        ...
+
+
+class Awaited(Forked, Protocol):
+    """Something that a fork waits for."""
+
+    def before_fork(self) -> None:
+        """Called by the thread that forks, in the parent."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Called by the thread that forked, in the parent."""
         ...
 
 
@@ -79,11 +88,18 @@ class _Registry(Generic[_T]):
 
 
 _forked: _Registry[Forked] = _Registry()
+_awaited: _Registry[Awaited] = _Registry()
 _stoppable: _Registry[Stoppable] = _Registry()
 
 
 def on_fork(one: Forked) -> None:
     """Call ``one.after_fork()`` in each forked child, for as long as ``one`` exists."""
+    _forked.add(one)
+
+
+def around_fork(one: Awaited) -> None:
+    """As :func:`on_fork`, and call ``one`` in the parent as well, before each fork and after it."""
+    _awaited.add(one)
     _forked.add(one)
 
 
@@ -176,65 +192,14 @@ def run_after_collection(act: Callable[[], object]) -> None:
         collected.later(act)
 
 
-class FileLocks:
-    """The locks of an SQLite file's two connections: one thread reads, one writes, and a fork waits for both.
-
-    A fork copies what SQLite itself knows of open files, their locks and its own mutexes: in the child they
-    would be locked for ever, or taken for its own. So a fork waits for the reads and writes under way and
-    closes the connections first (https://sqlite.org/howtocorrupt.html, 2.6); they are opened again when they
-    are needed. In a forked child this object is of no use: make another one.
-
-    Args:
-        close: closes the connections; called before a fork, with both locks held.
-
-    Attributes:
-        reading: held while the file is read.
-        writing: held while the file is written.
-        writer: the thread that wrote last, to be set by whoever writes.
-    """
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self.reading, self.writing = threading.Lock(), threading.Lock()
-        self.writer: int | None = None
-        self._close = close
-        self._process = os.getpid()
-        self._forking: int | None = None
-        _files.add(self)
-
-    def before_fork(self) -> None:
-        """Wait for the others, close the connections, and let nobody open one before :meth:`after_fork`."""
-        me = threading.get_ident()
-        if self._process != os.getpid():
-            return
-        if self.writing.locked() and self.writer == me:  # it forks in the middle of its own write
-            return
-        if not RealClock.acquire(self.writing, FORK_WAIT):
-            return
-        if not RealClock.acquire(self.reading, FORK_WAIT):
-            self.writing.release()
-            return
-        self._close()
-        self._forking = me
-
-    def after_fork_in_parent(self) -> None:
-        """Go on, in the process that forked."""
-        if self._forking == threading.get_ident():
-            self._forking = None
-            self.reading.release()
-            self.writing.release()
-
-
-_files: _Registry[FileLocks] = _Registry()
-
-
 def _before_fork() -> None:
-    for file in _files.living():
-        file.before_fork()
+    for one in _awaited.living():
+        one.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for file in _files.living():
-        file.after_fork_in_parent()
+    for one in _awaited.living():
+        one.after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:

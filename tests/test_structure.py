@@ -17,7 +17,7 @@ ROOT = Path(smartbatch.__file__).parent
 NOUNS = frozenset({"errors", "types", "events", "results"})
 """What travels everywhere: it imports nothing above itself."""
 
-FOR_ALL = frozenset({"_clock", "_fork", "_settings", "_version"})
+FOR_ALL = frozenset({"_clock", "_fork", "_settings", "_sqlite", "_version"})
 """Files at the root that every room may import."""
 
 BELOW_CLIENT = NOUNS | {
@@ -36,6 +36,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
     "_fork": frozenset(),  # forks and the interpreter's end
+    "_sqlite": frozenset(),  # connections to an SQLite file
     "_settings": frozenset({"errors", "prices"}),  # how one setting is checked; prices are settings too
     "_version": frozenset(),
     # what travels

@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import sqlite3
-import threading
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from smartbatch._fork import FileLocks
+from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import ConfigError
 from smartbatch.types import Answer
 
@@ -32,8 +31,6 @@ TRIM_EVERY = 100
 """Writes between two looks at the size, which reads the whole index."""
 TRIM_TO = 0.9
 """Part of the allowed size that is left after trimming, so that not every write trims."""
-_abandoned: list[sqlite3.Connection] = []
-"""Connections of the parent, kept in a forked child."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -49,8 +46,6 @@ CREATE INDEX IF NOT EXISTS by_age ON answers (created);
 
 class ResponseCache:
     """Whole answers by fingerprint. Safe from any thread and process.
-
-    One connection reads and one writes, so that no read waits for a write.
 
     Args:
         path: the file; made when it is not there, in a folder that is.
@@ -68,10 +63,10 @@ class ResponseCache:
         self._max_bytes = max_bytes
         self._wall = wall
         self._writes = 0
-        self._begin_anew()
+        self._connections = SqliteConnections(self._connect)
         try:
-            with self._locks.reading:
-                self._read_by()
+            with self._connections.reading():
+                self._connections.reader()
         except (OSError, sqlite3.Error) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
@@ -82,8 +77,8 @@ class ResponseCache:
         """Return the answer kept under ``key``, or ``None``; whatever is wrong with the file is a miss."""
         statement = "SELECT created, digest, body FROM answers WHERE key = ?"
         try:
-            with self._locks.reading:
-                found = self._read_by().execute(statement, (key,)).fetchone()
+            with self._connections.reading():
+                found = self._connections.reader().execute(statement, (key,)).fetchone()
             if found is None or not 0 <= self._wall() - found[0] < self._ttl:
                 return None
             whole = hashlib.sha256(key + found[2]).digest() == found[1]
@@ -98,9 +93,8 @@ class ResponseCache:
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
         try:
-            with self._locks.writing:
-                self._locks.writer = threading.get_ident()
-                self._write(self._write_by(), row)
+            with self._connections.writing():
+                self._write(self._connections.writer(), row)
         except (OSError, sqlite3.Error):
             return False
         return True
@@ -112,41 +106,8 @@ class ResponseCache:
             if self._writes % TRIM_EVERY == 0:
                 self._trim(connection)
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            self._connections.undo()
             raise
-
-    def abandon(self) -> None:
-        """Forget all connections; those of a parent are left to it, for closing one could disturb it."""
-        if self._process == os.getpid():
-            self._cut()
-        else:
-            _abandoned.extend(known for known in (self._reader, self._writer) if known is not None)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._process = os.getpid()
-        self._locks = FileLocks(self._cut)
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
-
-    def _cut(self) -> None:
-        connections = self._reader, self._writer
-        self._reader = self._writer = None
-        for connection in connections:
-            if connection is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.close()
-
-    def _read_by(self) -> sqlite3.Connection:
-        if self._reader is None:
-            self._reader = self._connect()
-        return self._reader
-
-    def _write_by(self) -> sqlite3.Connection:
-        if self._writer is None:
-            self._writer = self._connect()
-        return self._writer
 
     def _connect(self) -> sqlite3.Connection:
         # one that is there is opened by SQLite only, see its locks

@@ -61,27 +61,33 @@ class Bench:
         self._opened: list[SqlStore] = []
         self._numbers = itertools.count(1)
 
-    def open(self, **settings: Any) -> SqlStore:
-        """Open the place once more, as another process would."""
+    def open(self, place: str | None = None, **settings: Any) -> SqlStore:
+        """Open the place once more, as another process would; by another address if need be."""
         if self.kind == "postgres" and "busy_timeout" in settings:
             settings["patience"] = settings.pop("busy_timeout")
-        store = open_store(self.place, **{"wall": self.clock.wall, "rng": self.rng, **settings})
+        store = open_store(place or self.place, **{"wall": self.clock.wall, "rng": self.rng, **settings})
         self._opened.append(store)
         return store
 
-    def behind(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement past every store object."""
+    @contextlib.contextmanager
+    def writing(self, statement: str, *values: Any) -> Iterator[list[tuple[Any, ...]]]:
+        """Run a statement past every store object, and commit it at the end of the block."""
         if self.kind == "sqlite":
             with contextlib.closing(sqlite3.connect(self.place, timeout=10)) as connection:
-                rows = connection.execute(statement, values).fetchall()
+                yield connection.execute(statement, values).fetchall()
                 connection.commit()
-                return rows
+            return
         import psycopg
 
         with psycopg.connect(self.place.partition("?schema=")[0].partition("&schema=")[0]) as session:
             session.execute(f"SET search_path TO {self.schema}".encode())
             cursor = session.execute(statement.replace("?", "%s").encode(), values)
-            return cursor.fetchall() if cursor.description else []
+            yield cursor.fetchall() if cursor.description else []
+
+    def behind(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement past every store object."""
+        with self.writing(statement, *values) as rows:
+            return rows
 
     def let_leases_run_out(self) -> None:
         """Let every lease be over, as time would."""

@@ -224,7 +224,7 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
         dying.abandon()
         raise SystemExit
 
-    monkeypatch.setattr(dying._jobs, "delete_items", lambda no: None)  # the dead do not clean up
+    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)  # the dead do not clean up
     with pytest.raises(SystemExit):
         dying.accept(bench.job(key="k"), items())
     assert bench.behind("SELECT count(*) FROM item") == [(20,)]
@@ -339,7 +339,7 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench, 3)
     store.drop_unsent(lease, b"", at=1.0)
-    monkeypatch.setattr(store._jobs, "delete_items", lambda no: None)
+    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)
     store.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == [(3,)]
     fresh, _ = other.accept(bench.job(), new_items(1))

@@ -101,9 +101,8 @@ def test_a_newer_store_is_refused_with_advice_and_left_as_it_is(bench: Bench) ->
 
 def test_a_store_of_the_present_form_is_opened_without_a_write(bench: Bench) -> None:
     """So that looking at jobs works on a full disk and beside any writer."""
-    first = bench.open()
-    with first._db.writing() as tx:
-        tx.change("UPDATE schema_version SET version = version")
+    bench.open()
+    with bench.writing("UPDATE schema_version SET version = version"):
         assert bench.open(busy_timeout=0.2).jobs() == []
 
 

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.dsn import Address
+from smartbatch.jobs.store.postgres import Address
 
 __all__ = ["postgres_address"]  # a fixture
 
@@ -45,9 +45,7 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
     user = conninfo_to_dict(bench.place.partition("?schema")[0].partition("&schema")[0])
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
-    store = open_store(place, **{"wall": bench.clock.wall, "rng": bench.rng, "patience": 5.0, **settings})
-    bench._opened.append(store)
-    return store
+    return bench.open(place, **{"patience": 5.0, **settings})
 
 
 # -- the answer to a commit is lost --------------------------------------------------------------------------
@@ -123,22 +121,24 @@ def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
 
 def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
     store = through(relay, bench)
-    job, lease = started(store, bench, 6)
+    _, lease = started(store, bench, 6)
     relay.cut_at(b"COMMIT", pass_on=True)
-    database: Any = store._db
 
-    def write() -> None:
-        with database.writing() as tx:
-            tx.change("UPDATE job SET note = ? WHERE id = ?", b"x", job.id)
-            os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
-            database._reader.close()
+    def vanish() -> bytes:
+        """Called in the middle of the write: no other session is left, and none can be opened."""
+        os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
+        bench.behind(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'smartbatch' AND state = 'idle'"
+        )
+        return b"digest"
 
     with pytest.raises(StoreError, match="whether this write counts cannot be told yet: read before"):
-        write()
+        store.accept(bench.job(key="k"), new_items(3), digest=vanish)
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
-    found = store.job(job.id)
+    found = store.job("k")
     assert found is not None
-    assert found.note == "x"
+    assert (found.total, found.digest) == (3, b"digest")
     assert store.renew([lease], 60) == [lease]
 
 
@@ -211,10 +211,9 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 
 
 def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
-    store, other = bench.open(busy_timeout=0.1), bench.open()
+    store = bench.open(busy_timeout=0.1)
     job, lease = started(store, bench)
-    with other._db.writing() as tx:
-        tx.row("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id)
+    with bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
         with pytest.raises(StoreError, match=r"locked: another process .* 0\.1 s"):
             store.plan(lease, bench.shard(0))
         assert bench.open().claim(job.id, 60) is None  # who claims does not wait at all
@@ -224,18 +223,15 @@ def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench
 
 def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
-    job, lease = started(store, bench)
 
-    def freeze() -> None:
-        with frozen._db.writing() as tx:
-            tx.change("UPDATE job SET note = ? WHERE id = ?", b"frozen", job.id)
-            store.note(lease, "mine")  # waits until the server has ended the frozen session
+    def freeze() -> bytes:
+        store.accept(bench.job(key="other"), [])  # waits until the server has ended the frozen session
+        return b""
 
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        freeze()
-    found = store.job(job.id)
-    assert found is not None
-    assert found.note == "mine"
+        frozen.accept(bench.job(key="frozen"), new_items(1), digest=freeze)
+    assert store.job("other") is not None
+    assert store.job("frozen") is None
     frozen.remember("k", 1)  # with a new session
 
 
@@ -280,15 +276,25 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
     other.close()
 
 
-def test_commits_are_durable_even_where_the_servers_default_is_not(bench: Bench) -> None:
-    store: Any = bench.open()
-    assert store._db.rows("SELECT current_setting('synchronous_commit')") == [("on",)]
+def test_commits_are_durable_even_where_the_servers_default_is_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[psycopg.Connection[Any]] = []
+    connect = psycopg.connect
+
+    def watched(*args: Any, **settings: Any) -> psycopg.Connection[Any]:
+        sessions.append(connect(*args, **settings))
+        return sessions[-1]
+
+    monkeypatch.setattr(psycopg, "connect", watched)
+    bench.open().remember("k", 1)
     (dbname,) = bench.behind("SELECT current_database()")
     bench.behind(f'ALTER DATABASE "{dbname[0]}" SET synchronous_commit TO off')
     try:
-        careless: Any = bench.open()
-        careless.remember("k", 1)
-        assert careless._db.rows("SELECT current_setting('synchronous_commit')") == [("on",)]
+        bench.open().remember("k", 2)
+        used = [session for session in sessions if not session.closed]
+        assert len(used) == 4  # one that reads and one that writes, of each store
+        assert {session.execute("SHOW synchronous_commit").fetchone() for session in used} == {("on",)}
     finally:
         bench.behind(f'ALTER DATABASE "{dbname[0]}" RESET synchronous_commit')
 

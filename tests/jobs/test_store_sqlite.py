@@ -32,6 +32,46 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
+class Watched(sqlite3.Connection):
+    """A connection of a store.
+
+    Attributes:
+        failing: statements that fail as a broken disk makes them fail.
+    """
+
+    failing: frozenset[str] | set[str] = frozenset()
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if statement in self.failing:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return super().execute(statement, *values)
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
+    """All connections that are opened, in order."""
+    made: list[Watched] = []
+    connect = sqlite3.connect
+
+    def watched(*args: Any, **settings: Any) -> Watched:
+        made.append(connect(*args, **settings, factory=Watched))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", watched)
+    return made
+
+
+def writer(connections: list[Watched]) -> Watched:
+    """Return the open connection that may write."""
+    for connection in reversed(connections):
+        with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
+            if connection.execute("PRAGMA query_only").fetchone() == (0,):
+                return connection
+    raise LookupError("no connection writes")
+
+
 def filled(bench: Bench, count: int = 500) -> str:
     """Make a file with a job in it, close it, and return its path."""
     store = bench.open()
@@ -102,15 +142,17 @@ def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_every_commit_is_synced_and_every_write_begins_as_one(bench: Bench) -> None:
+def test_every_commit_is_synced_and_every_write_begins_as_one(
+    bench: Bench, connections: list[Watched]
+) -> None:
     """No statement changes anything outside of BEGIN IMMEDIATE … COMMIT (E2)."""
     store = bench.open()
     store.remember("k", 1)
-    writer = store._db._writer  # type: ignore[attr-defined]
-    assert writer.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    writing = writer(connections)
+    assert writing.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert writing.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     told: list[str] = []
-    writer.set_trace_callback(told.append)
+    writing.set_trace_callback(told.append)
     _, lease = started(store, bench, 20)
     shard = led(store, lease, store.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
     store.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
@@ -167,12 +209,14 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
 # -- the disk ------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(bench: Bench) -> None:
+def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(
+    bench: Bench, connections: list[Watched]
+) -> None:
     store = bench.open()
     job, lease = started(store, bench, 50)
     shard = led(store, lease, store.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
-    writer = store._db._writer  # type: ignore[attr-defined]
-    writer.execute("PRAGMA max_page_count = 1")  # as many as there are
+    writing = writer(connections)
+    writing.execute("PRAGMA max_page_count = 1")  # as many as there are
     large = [result(ix, text=bytes(9_000)) for ix in range(50)]
     with pytest.raises(StoreError, match="the disk is full"):
         store.ingest(lease, shard, large, at=1.0)
@@ -182,7 +226,7 @@ def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(bench: 
     assert store.results(job.id) == []
     assert store.shard(shard.id) == shard
     assert len(store.payloads(shard.id)) == 50
-    writer.execute("PRAGMA max_page_count = 1000000")
+    writing.execute("PRAGMA max_page_count = 1000000")
     assert len(store.ingest(lease, shard, large, at=1.0).final) == 50
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
 
@@ -264,44 +308,22 @@ def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench)
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
 
 
-class FailingAt:
-    """A connection on which one statement fails as a broken disk makes it fail."""
-
-    def __init__(self, real: sqlite3.Connection, statement: str) -> None:
-        self.real = real
-        self.statement = statement
-        self.failed = 0
-
-    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        if statement == self.statement:
-            self.failed += 1
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
-            raise error
-        return self.real.execute(statement, *values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-
 @pytest.mark.parametrize("rollback_works", [True, False])
-def test_a_commit_the_disk_refused_is_never_reported_as_stored(bench: Bench, rollback_works: bool) -> None:
+def test_a_commit_the_disk_refused_is_never_reported_as_stored(
+    bench: Bench, connections: list[Watched], rollback_works: bool
+) -> None:
     store = bench.open()
     job, lease = started(store, bench)
-    database: Any = store._db
-    failing = FailingAt(database._writer, "COMMIT")
-    if not rollback_works:
-        failing = FailingAt(failing, "ROLLBACK")  # type: ignore[arg-type]
-    database._writer = failing
+    before = len(connections)
+    broken = writer(connections)
+    broken.failing = {"COMMIT"} if rollback_works else {"COMMIT", "ROLLBACK"}
     with pytest.raises(StoreError, match="nothing of this write counts"):
         store.plan(lease, bench.shard(0, 1))
-    assert failing.failed or failing.real.failed  # type: ignore[attr-defined]
+    broken.failing = set()
     assert store.shards(job.id) == []
-    assert (database._writer is not None) == rollback_works
-    if database._writer is not None:
-        database._writer = failing.real
     assert len(store.open_items(job.id)) == 3
     assert store.plan(lease, bench.shard(0, 1)).no == 1
+    assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
 
 
 READ_ONLY = """
@@ -637,11 +659,15 @@ def test_forgetting_gives_the_room_back(bench: Bench) -> None:
 def test_many_stores_of_one_process_do_not_break_each_others_locks(bench: Bench) -> None:
     """The system drops a process's locks on a file when any descriptor of it is closed: none is opened."""
     first = bench.open()
-    database: Any = first._db
-    with database.writing():
+
+    def others() -> bytes:
+        """Called in the middle of a write."""
         for _ in range(5):
             bench.open().close()
         with pytest.raises(StoreError, match="locked"):
             bench.open(busy_timeout=0.02).remember("k", 1)
+        return b""
+
+    first.accept(bench.job(), new_items(1), digest=others)
     bench.open().remember("k", 2)
     assert first.recall("k") == 2

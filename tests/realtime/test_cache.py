@@ -264,7 +264,6 @@ codes = set()
 for n in range(30):
     child = os.fork()
     if child == 0:
-        cache.abandon()
         for _ in range(5):  # a write waits 5 s at most; three threads of the parent write without a pause
             if cache.put(b"child", Answer("kept")) and cache.get(b"child"):
                 os._exit(0)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from smartbatch.jobs.store.owners import FileLocks
 from smartbatch.jobs.store.sql_store import SqlStore
 
 __all__ = ["default_place", "open_store", "state_folder"]
@@ -38,25 +39,18 @@ def open_store(
     place = place or default_place()
     rng = rng or Random()
     if place.startswith(("postgresql://", "postgres://")):
-        from smartbatch.jobs.store.dsn import Address
-        from smartbatch.jobs.store.postgres import PostgresDatabase
-        from smartbatch.jobs.store.sessions import SessionOwners
+        from smartbatch.jobs.store.postgres import Address, PostgresDatabase, SessionLocks
 
         server = PostgresDatabase(Address.of(place), **database)
         spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
-        return SqlStore(server, SessionOwners(server, rng), spool, wall)
-    from smartbatch.jobs.store.owners import FileOwners
+        return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
-    path = os.path.realpath(os.path.expanduser(_path(place)))
+    # sqlite:///relative, sqlite:////absolute or a plain path
+    path = os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))
     spool = f"{path}.spool"
     file = SqliteDatabase(path, wall=wall, **database)
-    return SqlStore(file, FileOwners(os.path.join(spool, "owners"), rng), spool, wall)
-
-
-def _path(place: str) -> str:
-    """Return the path of ``sqlite:///relative``, ``sqlite:////absolute`` or a plain path."""
-    return place.removeprefix("sqlite:///") if place.startswith("sqlite:///") else place
+    return SqlStore(file, FileLocks(os.path.join(spool, "owners")), spool, wall=wall, rng=rng)
 
 
 def state_folder() -> str:

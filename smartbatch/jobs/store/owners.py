@@ -1,8 +1,8 @@
-"""Which owners are alive: each store object that owns jobs holds a lock that is free when its process dies.
+"""Which store objects own jobs, and which of them are alive.
 
-On one machine the lock is a ``flock`` on a file: the kernel frees it on any death, and neither clocks nor
-suspends matter. The descriptor is closed on exec, and in a forked child: a copy there would keep the lock of
-a dead parent.
+Each owner has a row, and holds a lock that is free when its process dies. On one machine the lock is a
+``flock`` on a file: the kernel frees it on any death, and neither clocks nor suspends matter. The descriptor
+is closed on exec, and in a forked child: a copy there would keep the lock of a dead parent.
 """
 
 from __future__ import annotations
@@ -11,70 +11,170 @@ import contextlib
 import fcntl
 import os
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+import threading
+from collections.abc import Callable, Collection
 from random import Random
+from typing import Protocol
 
 from smartbatch.errors import StoreError
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.checks import private_folder
+from smartbatch.jobs.store.database import Database
+from smartbatch.jobs.store.job_table import delete_items
+from smartbatch.jobs.store.rows import job_row
 
-__all__ = ["FileOwners", "Owners"]
+__all__ = ["FileLocks", "OwnerLocks", "OwnerTable"]
+
+ATTEMPTS = 100
+"""Ids that are drawn before giving up; the second is needed once in 2**64."""
 
 
-class Owners(ABC):
-    """The locks of a store's owners, its own among them.
+class OwnerLocks(Protocol):
+    """The locks of owners. At most one of them is this process's own."""
 
-    Args:
-        rng: random numbers for ids.
-
-    Attributes:
-        own: this store object's id as an owner; ``None`` before :meth:`become`.
-    """
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-        self.own: str | None = None
-
-    def new_id(self) -> str:
-        """Return an id nobody has by any likely chance; the table of owners settles the unlikely one."""
-        return f"{socket.gethostname()[:40]}-{os.getpid()}-{self._rng.getrandbits(64):016x}"
-
-    @abstractmethod
-    def become(self, owner: str) -> bool:
+    def take(self, owner: str) -> bool:
         """Lock ``owner`` as one's own; False when somebody has it.
 
         Raises:
             StoreError: the lock cannot be had.
         """
+        ...
 
     def keep(self) -> None:
         """Make sure that the own lock is still held."""
+        ...
 
-    @abstractmethod
     def alive(self, owner: str) -> bool:
         """Return False only when the system knows that the owner is dead."""
+        ...
 
-    @abstractmethod
     def leave(self) -> None:
         """Release the own lock, and delete what stands for it."""
+        ...
 
-    @abstractmethod
     def abandon(self) -> None:
         """Drop the own lock without telling anybody: a forked child closes its copy of it only."""
+        ...
 
     def sweep(self, known: Collection[str]) -> None:
         """Delete what dead owners left, but for the ``known``."""
+        ...
 
 
-class FileOwners(Owners):
-    """Owners on one machine, each with a locked file in ``folder``."""
+class OwnerTable:
+    """The table ``owner``, and the owner that this store object is.
 
-    def __init__(self, folder: str, rng: Random) -> None:
-        super().__init__(rng)
+    Args:
+        wall: Unix seconds.
+        rng: random numbers for ids.
+
+    Attributes:
+        own: the own id as an owner; ``None`` before the first claim.
+    """
+
+    def __init__(
+        self, database: Database, locks: OwnerLocks, *, wall: Callable[[], float], rng: Random
+    ) -> None:
+        self._db = database
+        self._locks = locks
+        self._wall = wall
+        self._rng = rng
+        self._entering = threading.Lock()
+        self.own: str | None = None
+
+    def enter(self) -> str:
+        """Return the own id as an owner; take its lock and store its row first, if need be."""
+        with self._entering:
+            if self.own is None:
+                self.own = self._enter()
+                self._sweep(self.own)
+            self._locks.keep()
+            return self.own
+
+    def _enter(self) -> str:
+        host, process = socket.gethostname(), os.getpid()
+        for _ in range(ATTEMPTS):
+            owner = f"{host[:40]}-{process}-{self._rng.getrandbits(64):016x}"
+            if not self._locks.take(owner):
+                continue
+            try:
+                with self._db.writing() as tx:
+                    new = tx.change(sql.NEW_OWNER, owner, host, process, self._wall())
+            except BaseException:
+                self._locks.leave()
+                raise
+            if new:
+                return owner
+            self._locks.leave()
+        raise StoreError(
+            f"no owner's id is free in the store {self._db.place}: the random source repeats itself"
+        )
+
+    def _sweep(self, own: str) -> None:
+        """Delete what dead owners left: rows, locks, and items that never came to a job."""
+        with_jobs = {row[0] for row in self._db.rows(sql.OWNERS_WITH_JOBS)}
+        for no, owner in self._db.rows(sql.ALL_INCOMPLETE):
+            if owner != own and not (owner and self._locks.alive(owner)):
+                delete_items(self._db, no)
+        listed = {row[0] for row in self._db.rows(sql.OWNERS)}
+        kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
+        if listed > kept:
+            with self._db.writing() as tx:
+                for owner in sorted(listed - kept):
+                    tx.change(sql.DROP_OWNER, owner)
+        self._locks.sweep(kept | with_jobs | {own})
+
+    def holds(self, owner: str | None, lease_until: float, now: float) -> bool:
+        """Whether somebody alive owns a job: its lease runs, and its process is not known to have died."""
+        return owner is not None and lease_until > now and self._locks.alive(owner)
+
+    def claimable(self, limit: int) -> list[JobRow]:
+        """Return jobs with something left to do that nobody alive owns, and that are not the own ones."""
+        now = self._db.now()
+        held: dict[str | None, bool] = {}
+        found = []
+        for row in self._db.rows(sql.CLAIMABLE_OF, self.own or ""):
+            job, lease_until = job_row(row), row[-1]
+            if lease_until > now:
+                if job.owner not in held:
+                    held[job.owner] = self.holds(job.owner, lease_until, now)
+                if held[job.owner]:
+                    continue
+            found.append(job)
+            if len(found) == limit:
+                break
+        return found
+
+    def leave(self) -> None:
+        """Give all jobs and the own lock back."""
+        own, self.own = self.own, None
+        try:
+            if own is not None:
+                with self._db.writing() as tx:
+                    tx.change(sql.RELEASE_ALL, own)
+                    tx.change(sql.DROP_OWNER, own)
+        except StoreError:
+            pass  # the lock that falls free says the same
+        finally:
+            self._locks.leave()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the own id without touching the parent's lock."""
+        self._entering = threading.Lock()  # a thread of the parent may have held it
+        self.own = None
+        self._locks.abandon()
+
+
+class FileLocks(OwnerLocks):
+    """Locks of owners on one machine, each on a file in ``folder``."""
+
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._lock = -1
+        self._own = ""
+        self._descriptor = -1
 
-    def become(self, owner: str) -> bool:
+    def take(self, owner: str) -> bool:
         path = self._path(owner)
         try:
             private_folder(self._folder)
@@ -92,8 +192,11 @@ class FileOwners(Owners):
         if not ours:
             os.close(lock)
             return False
-        self._lock, self.own = lock, owner
+        self._descriptor, self._own = lock, path
         return True
+
+    def keep(self) -> None:
+        """The kernel keeps it."""
 
     def alive(self, owner: str) -> bool:
         """Look whether the lock is free. A file that is missing proves nothing: then the lease decides."""
@@ -111,24 +214,23 @@ class FileOwners(Owners):
             os.close(lock)
 
     def leave(self) -> None:
-        if self._lock < 0 or self.own is None:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(self._path(self.own))
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._own)
         self.abandon()
 
     def abandon(self) -> None:
-        lock, self._lock, self.own = self._lock, -1, None
+        lock, self._descriptor = self._descriptor, -1
         if lock >= 0:
             os.close(lock)  # never LOCK_UN: that would free the parent's lock as well
 
     def sweep(self, known: Collection[str]) -> None:
-        """Delete the files of dead owners."""
+        kept = {self._path(owner) for owner in known}
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
-                owner = name.removesuffix(".lock")
-                if name.endswith(".lock") and owner not in known and owner != self.own:
-                    self._delete_dead(self._path(owner))
+                path = os.path.join(self._folder, name)
+                if name.endswith(".lock") and path not in kept:
+                    self._delete_dead(path)
 
     def _delete_dead(self, path: str) -> None:
         with contextlib.suppress(OSError):

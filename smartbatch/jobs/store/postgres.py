@@ -11,19 +11,33 @@ remembers what became of it (``txid_status``).
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
+import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote
 
-from smartbatch.errors import StoreError, scrub
-from smartbatch.jobs.store.database import Database, Row
-from smartbatch.jobs.store.dsn import Address
+from attrs import field, frozen
+
+from smartbatch.errors import ConfigError, StoreError, scrub
+from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
-from smartbatch.jobs.store.sessions import leave_to_parent, lock_number, psycopg
+from smartbatch.jobs.store.owners import OwnerLocks
 
-__all__ = ["PostgresDatabase"]
+try:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+except ImportError as missing:
+    raise ConfigError(
+        "store: a PostgreSQL server needs the package psycopg; install it with"
+        f" pip install 'smartbatch-llm[postgres]' ({missing.name or 'its libpq'} is missing)"
+    ) from None
+
+__all__ = ["Address", "PostgresDatabase", "SessionLocks"]
 
 PATIENCE = 10.0
 """Seconds that a write waits for another, and that a lost commit is looked up."""
@@ -42,6 +56,121 @@ SET idle_in_transaction_session_timeout TO {patience};
 SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')"""
 """A process frozen in the middle of a write must not lock its rows for long; times in milliseconds."""
+DEFAULT_SCHEMA = "smartbatch"
+"""A schema of our own, because tables of such plain names could meet the user's."""
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_DEFAULTS: dict[str, Any] = {
+    "application_name": "smartbatch",
+    "connect_timeout": 10,
+    # a server that vanished without a word is noticed within a minute
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 50_000,
+}
+"""Parameters of libpq where the DSN says nothing else: seconds, and the last in milliseconds."""
+_SECRET = ("password", "sslpassword", "passfile", "sslkey")
+_WORDS = {
+    "numbers": "(SELECT unnest(?::bigint[]))",
+    "texts": "(SELECT unnest(?::text[]))",
+    "for_update": " FOR UPDATE",
+    "skip_locked": " FOR UPDATE SKIP LOCKED",
+}
+Session = psycopg.Connection[Row]
+_abandoned: list[Session] = []
+"""Connections of the parent, kept in a forked child: collecting one would end the parent's session."""
+
+
+@frozen
+class Address:
+    """Where a store on a server is.
+
+    Attributes:
+        parameters: of libpq.
+        schema: the schema of the store's tables.
+        place: the address for people, without secrets.
+        secrets: what must not be shown.
+    """
+
+    parameters: dict[str, Any] = field(repr=False)
+    schema: str
+    place: str
+    secrets: tuple[str, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, dsn: str) -> Address:
+        """Read a DSN.
+
+        Raises:
+            ConfigError: it cannot be read; it is not shown, because it may contain a password.
+        """
+        try:
+            server, _, asked = dsn.partition("?")
+            words = asked.split("&") if asked else []
+            schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
+            rest = "&".join(word for word in words if not word.startswith("schema="))
+            given = conninfo_to_dict(f"{server}?{rest}" if rest else server)
+        except (ValueError, psycopg.Error):
+            raise ConfigError(
+                "store: the address of the PostgreSQL server cannot be read; it should look like"
+                " postgresql://user:password@host:5432/database?schema=smartbatch, with special characters"
+                " written as %XX"
+            ) from None
+        if not _SCHEMA.fullmatch(schema):
+            raise ConfigError(
+                f"store: the schema {schema!r} is not usable; a name has small letters, digits and _, and"
+                " begins with no digit"
+            )
+        place = "postgresql://{user}{host}{port}/{dbname}?schema={schema}".format(
+            user=f"{given['user']}@" if given.get("user") else "",
+            host=given.get("host", ""),
+            port=f":{given['port']}" if given.get("port") else "",
+            dbname=given.get("dbname", ""),
+            schema=schema,
+        )
+        secrets = tuple(str(given[name]) for name in _SECRET if given.get(name))
+        return cls(parameters={**_DEFAULTS, **given}, schema=schema, place=place, secrets=secrets)
+
+    @property
+    def digest(self) -> str:
+        """Twelve characters that tell this address from others."""
+        return hashlib.blake2b(self.place.encode(), digest_size=6).hexdigest()
+
+
+@functools.cache
+def _spelled(statement: str) -> bytes:
+    return statement.format_map(_WORDS).replace("?", "%s").encode()
+
+
+def _rows(session: Session, statement: str, values: Sequence[Any]) -> list[Row]:
+    with session.cursor(binary=True) as cursor:
+        return cursor.execute(_spelled(statement), values).fetchall()
+
+
+def _lock_number(schema: str, name: str) -> int:
+    """Return the 64-bit number of a name's advisory lock; the server's locks are common to all schemas."""
+    digest = hashlib.blake2b(f"smartbatch {schema} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _let_go(session: Session | None, process: int) -> None:
+    """Close a session that ``process`` opened.
+
+    A forked child drops its copy of the parent's socket without sending anything to the server: the copy
+    would keep the session, and its locks, after the parent's death. The descriptor's number stays taken, so
+    that what is left of the session can do no harm.
+    """
+    if session is None:
+        return
+    if process == os.getpid():
+        with contextlib.suppress(psycopg.Error):
+            session.close()
+        return
+    if not session.closed:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, session.fileno(), inheritable=False)
+        os.close(nothing)
+    _abandoned.append(session)
 
 
 class PostgresDatabase(Database):
@@ -53,17 +182,9 @@ class PostgresDatabase(Database):
         steps: the migrations, in tests.
     """
 
-    words: Mapping[str, str] = {
-        "numbers": "(SELECT unnest(?::bigint[]))",
-        "texts": "(SELECT unnest(?::text[]))",
-        "for_update": " FOR UPDATE",
-        "skip_locked": " FOR UPDATE SKIP LOCKED",
-    }
-
     def __init__(
         self, address: Address, *, patience: float = PATIENCE, steps: Sequence[Step] = MIGRATIONS
     ) -> None:
-        super().__init__()
         self.address = address
         self.place = address.place
         self._patience = patience
@@ -74,11 +195,8 @@ class PostgresDatabase(Database):
     def _begin_anew(self) -> None:
         self._process = os.getpid()
         self._reading, self._changing = threading.Lock(), threading.Lock()
-        self._reader: psycopg.Connection[Row] | None = None
-        self._writer: psycopg.Connection[Row] | None = None
-
-    def _spell(self, statement: str) -> str:
-        return super()._spell(statement).replace("?", "%s")
+        self._reader: Session | None = None
+        self._writer: Session | None = None
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -96,7 +214,7 @@ class PostgresDatabase(Database):
                     tx.change(f"CREATE SCHEMA {self.address.schema}")
             migrate(self, _TYPES, self._steps)
 
-    def connect(self) -> psycopg.Connection[Row]:
+    def connect(self) -> Session:
         """Return a new session.
 
         Raises:
@@ -121,7 +239,7 @@ class PostgresDatabase(Database):
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
+    def rows(self, statement: str, *values: Any) -> list[Row]:
         self._check_process()
         with self._reading:
             fresh = self._reader is None
@@ -129,8 +247,7 @@ class PostgresDatabase(Database):
                 try:
                     if self._reader is None:
                         self._reader = self.connect()
-                    with self._reader.cursor(binary=True) as cursor:
-                        return cursor.execute(self.spell(statement).encode(), values).fetchall()
+                    return _rows(self._reader, statement, values)
                 except (psycopg.Error, UnicodeEncodeError) as error:
                     if self._reader is not None and self._reader.closed:
                         self._reader = None
@@ -140,22 +257,18 @@ class PostgresDatabase(Database):
                     raise self._explained(error) from None
 
     def now(self) -> float:
-        found = self.row("SELECT extract(epoch FROM clock_timestamp())::float8")
-        assert found is not None
-        return float(found[0])
-
-    def many(self, values: Collection[int] | Collection[str]) -> list[Any]:
-        return list(values)
+        [(now,)] = self.rows("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(now)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self) -> Iterator[PostgresTransaction]:
+    def writing(self) -> Iterator[Transaction]:
         self._check_process()
         with self._changing:
             session, number = self._begin()
             try:
-                yield PostgresTransaction(self, session)
+                yield _PostgresTransaction(session, self.address.schema)
             except BaseException as error:
                 self._undo(session)
                 if isinstance(error, psycopg.Error | UnicodeEncodeError):
@@ -163,7 +276,7 @@ class PostgresDatabase(Database):
                 raise
             self._commit(session, number)
 
-    def _begin(self) -> tuple[psycopg.Connection[Row], int]:
+    def _begin(self) -> tuple[Session, int]:
         """Begin; return the session and the transaction's number."""
         fresh = self._writer is None
         while True:
@@ -183,7 +296,7 @@ class PostgresDatabase(Database):
                     continue
                 raise self._explained(error) from None
 
-    def _commit(self, session: psycopg.Connection[Row], number: int) -> None:
+    def _commit(self, session: Session, number: int) -> None:
         try:
             session.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
@@ -221,7 +334,7 @@ class PostgresDatabase(Database):
             " read before writing again"
         )
 
-    def _undo(self, session: psycopg.Connection[Row]) -> None:
+    def _undo(self, session: Session) -> None:
         """Roll back; a session that cannot is given up, and its transaction with it."""
         try:
             if not session.closed:
@@ -251,6 +364,7 @@ class PostgresDatabase(Database):
         told = {
             "55P03": f"is locked: another process has been writing for more than {self._patience:g} s; look"
             " for one that hangs (pg_stat_activity names it), or try again",
+            "25P03": "ended a write that stood still too long: nothing of this write counts; try again",
             "40P01": "met a deadlock, which the server dissolved: nothing of this write counts; try again",
             "53100": "cannot grow: the server's disk is full; make room, reading works meanwhile",
             "25006": "is read-only: the server is a standby, or set so; name the primary",
@@ -278,15 +392,10 @@ class PostgresDatabase(Database):
     def _cut(self) -> None:
         sessions, self._reader, self._writer = (self._reader, self._writer), None, None
         for session in sessions:
-            if session is not None:
-                session.close()
+            _let_go(session, self._process)
 
     def abandon(self) -> None:
-        if self._process == os.getpid():
-            self._cut()
-        else:
-            for session in (self._reader, self._writer):
-                leave_to_parent(session)
+        self._cut()
         self._begin_anew()
 
     def _check_process(self) -> None:
@@ -294,24 +403,17 @@ class PostgresDatabase(Database):
             self.abandon()
 
 
-class PostgresTransaction:
-    """Implements :class:`~smartbatch.jobs.store.database.Transaction`."""
-
-    def __init__(self, database: PostgresDatabase, session: psycopg.Connection[Row]) -> None:
-        self._database = database
+class _PostgresTransaction(Transaction):
+    def __init__(self, session: Session, schema: str) -> None:
         self._session = session
+        self._schema = schema
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
-        with self._session.cursor(binary=True) as cursor:
-            return cursor.execute(self._database.spell(statement).encode(), values).fetchall()
+    def rows(self, statement: str, *values: Any) -> list[Row]:
+        return _rows(self._session, statement, values)
 
-    def row(self, statement: str, *values: object) -> Row | None:
-        found = self.rows(statement, *values)
-        return found[0] if found else None
-
-    def change(self, statement: str, *values: object) -> int:
+    def change(self, statement: str, *values: Any) -> int:
         with self._session.cursor() as cursor:
-            return cursor.execute(self._database.spell(statement).encode(), values).rowcount
+            return cursor.execute(_spelled(statement), values).rowcount
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
@@ -320,4 +422,56 @@ class PostgresTransaction:
                 copy.write_row(row)
 
     def lock(self, name: str) -> None:
-        self.rows("SELECT pg_advisory_xact_lock(?)", lock_number(self._database.address.schema, name))
+        self.rows("SELECT pg_advisory_xact_lock(?)", _lock_number(self._schema, name))
+
+
+class SessionLocks(OwnerLocks):
+    """Locks of owners on any machine, each an advisory lock of a session."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._process = os.getpid()
+        self._session: Session | None = None
+        self._number = 0
+
+    def take(self, owner: str) -> bool:
+        self._number = _lock_number(self._database.address.schema, owner)
+        session = self._database.connect()
+        if not self._lock(session):
+            session.close()
+            return False
+        self._session, self._process = session, os.getpid()
+        return True
+
+    def keep(self) -> None:
+        """Check the session; where it was lost, open another and take the lock again.
+
+        While that is not possible the lease alone says that this process lives.
+        """
+        if self._session is None:
+            return
+        try:
+            self._session.execute("SELECT 1")
+        except psycopg.Error:
+            _let_go(self._session, self._process)
+            session = self._database.connect()
+            self._lock(session)
+            self._session = session
+
+    def _lock(self, session: Session) -> bool:
+        return session.execute("SELECT pg_try_advisory_lock(%s)", (self._number,)).fetchone() == (True,)
+
+    def alive(self, owner: str) -> bool:
+        number = _lock_number(self._database.address.schema, owner)
+        # shared, and for this statement only: two who look must not take each other for the owner
+        return self._database.row("SELECT pg_try_advisory_xact_lock_shared(?)", number) != (True,)
+
+    def leave(self) -> None:
+        session, self._session = self._session, None
+        _let_go(session, self._process)
+
+    def abandon(self) -> None:
+        self.leave()
+
+    def sweep(self, known: Collection[str]) -> None:
+        """The server frees the locks of dead sessions."""

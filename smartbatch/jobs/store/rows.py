@@ -6,10 +6,11 @@ import enum
 import json
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
-from attrs import asdict
+from attrs import AttrsInstance, asdict, fields, fields_dict
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
@@ -17,8 +18,10 @@ from smartbatch.jobs.records import (
     JobPolicy,
     JobRow,
     JobState,
+    OpenItem,
     RemoteProgress,
     ResultRow,
+    ShardItem,
     ShardRow,
     ShardState,
 )
@@ -35,15 +38,18 @@ __all__ = [
     "incident_row",
     "job_row",
     "number",
+    "open_item",
     "packed",
     "position",
     "record_of",
     "record_text",
     "result_row",
+    "shard_item",
     "shard_row",
     "unpacked",
 ]
 
+_T = TypeVar("_T", bound=AttrsInstance)
 _Record = TypeVar("_Record", JobPolicy, RemoteProgress)
 
 PAGE_BYTES = 8 << 20
@@ -143,131 +149,57 @@ def _little(positions: array[int]) -> array[int]:
     return positions
 
 
-def job_row(row: Row) -> JobRow:
-    """Return the job of a row of ``statements.JOB_BY_ID``."""
-    return JobRow(
-        id=row[0],
-        key=decoded(row[1]),
-        scope=row[2],
-        model=row[3],
-        kind=row[4],
-        params=row[5],
-        metadata=json.loads(row[6]),
-        policy=record_of(JobPolicy, row[7]),
-        state=JobState(row[8]),
-        created_at=row[9],
-        finished_at=row[10],
-        total=row[11],
-        succeeded=row[12],
-        failed=row[13],
-        cancelled=row[14],
-        cost=row[15],
-        realtime_cost=row[16],
-        unpriced=row[17],
-        input_tokens=row[18],
-        output_tokens=row[19],
-        cancel_requested=bool(row[20]),
-        note=decoded(row[21]),
-        epoch=row[22],
-        owner=row[23],
-        digest=row[24],
-        reserved=row[25],
-    )
+def _maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
+    """Return what makes records of rows that have a column for each field, in order."""
+    names = [field.name for field in fields(record)]
+    converted = [(names.index(name), convert) for name, convert in converters.items()]
+    make: Callable[..., _T] = record
+
+    def made(row: Row) -> _T:
+        values = list(row[: len(names)])
+        for at, convert in converted:
+            values[at] = convert(values[at])
+        return make(*values)
+
+    return made
 
 
-def shard_row(row: Row) -> ShardRow:
-    """Return the shard of a row of ``statements.SHARD_COLUMNS``."""
-    return ShardRow(
-        id=row[0],
-        job_id=row[1],
-        no=row[2],
-        nonce=row[3],
-        scope=row[4],
-        model=row[5],
-        state=ShardState(row[6]),
-        size=row[7],
-        bytes=row[8],
-        tokens=row[9],
-        due_at=row[10],
-        tries=row[11],
-        file_id=row[12],
-        batch_id=row[13],
-        watermark=row[14],
-        server_time=row[15],
-        submitted_at=row[16],
-        uncertain_since=row[17],
-        fenced_at=row[18],
-        candidate=row[19],
-        foreign_batches=tuple(json.loads(row[20])),
-        remote=record_of(RemoteProgress, row[21]),
-        cancelled=bool(row[22]),
-        ended_at=row[23],
-        settled_at=row[24],
-        died_at=row[25],
-        cleaned_up=bool(row[26]),
-        results_until=row[27],
-        cost=row[28],
-        note=decoded(row[29]),
-        reserved=row[30],
-    )
+job_row = _maker(
+    JobRow,
+    key=decoded,
+    metadata=json.loads,
+    policy=partial(record_of, JobPolicy),
+    state=JobState,
+    cancel_requested=bool,
+    note=decoded,
+)
+"""Returns the job of a row of ``statements.JOB_BY_ID``."""
+shard_row = _maker(
+    ShardRow,
+    state=ShardState,
+    foreign_batches=lambda kept: tuple(json.loads(kept)),
+    remote=partial(record_of, RemoteProgress),
+    cancelled=bool,
+    cleaned_up=bool,
+    note=decoded,
+)
+"""Returns the shard of a row of ``statements.SHARD_COLUMNS``."""
+result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position)
+"""Returns the result of a row of ``statements.RESULTS``."""
+incident_row = _maker(IncidentRow, detail=decoded)
+"""Returns the incident of a row of ``statements.INCIDENTS``."""
+open_item = _maker(OpenItem, ix=position)
+"""Returns the item of a row of ``statements.WAITING``."""
+shard_item = _maker(ShardItem, ix=position, user_id=decoded)
+"""Returns the item of a row of ``statements.ITEMS_AT``."""
 
-
-def _same(value: Any) -> Any:
-    return value
-
-
-SHARD_CHANGES: dict[str, tuple[str, Any]] = {
-    **{
-        name: (name, _same)
-        for name in (
-            "due_at",
-            "tries",
-            "file_id",
-            "batch_id",
-            "watermark",
-            "server_time",
-            "submitted_at",
-            "uncertain_since",
-            "fenced_at",
-            "candidate",
-            "ended_at",
-            "settled_at",
-            "died_at",
-            "results_until",
-            "cost",
-            "bytes",
-            "reserved",
-        )
-    },
-    "foreign_batches": ("foreign_batches", lambda ids: bare(list(ids))),
-    "remote": ("remote", record_text),
-    "cancelled": ("cancelled", int),
-    "cleaned_up": ("cleaned_up", int),
-    "note": ("note", encoded),
+_FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")
+SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {
+    **{name: lambda value: value for name in fields_dict(ShardRow) if name not in _FIXED},
+    "foreign_batches": bare,
+    "remote": record_text,
+    "cancelled": int,
+    "cleaned_up": int,
+    "note": encoded,
 }
-"""What may change of a shard besides its state: the column, and how a value is written."""
-
-
-def result_row(row: Row) -> ResultRow:
-    """Return the result of a row of ``statements.RESULTS``."""
-    return ResultRow(
-        ix=position(row[0]),
-        user_id=decoded(row[1]),
-        outcome=row[2],
-        body=row[3],
-        payload=row[4],
-        cost=row[5],
-        seq=position(row[6]),
-    )
-
-
-def incident_row(row: Row) -> IncidentRow:
-    """Return the incident of a row of ``statements.INCIDENTS``."""
-    return IncidentRow(
-        kind=row[0],
-        job_id=row[1],
-        shard_id=row[2],
-        detail=decoded(row[3]) or "",
-        money=row[4],
-        at=row[5],
-    )
+"""Columns of a shard that may change besides its state, and how a value of each is written."""

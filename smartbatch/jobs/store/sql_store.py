@@ -12,12 +12,16 @@ Rules of all operations:
 - A job becomes ``DONE`` in the transaction that stores its last result.
 - Every method may raise StoreError: the database cannot be used, and nothing was written.
 
-The store opens the transactions and checks leases; its parts (:class:`.JobTable` and so on) know the rows.
+The store opens the transactions and checks leases; the modules of the tables know the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 from smartbatch._fork import on_fork
@@ -44,16 +48,22 @@ from smartbatch.jobs.records import (
     StoredResults,
     UnsettledItem,
 )
+from smartbatch.jobs.store import job_table, result_table, shard_table
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.checks import private_folder
 from smartbatch.jobs.store.database import Database, Transaction
-from smartbatch.jobs.store.fact_tables import FactTables
-from smartbatch.jobs.store.job_table import JobTable, pages_of
-from smartbatch.jobs.store.owner_table import OwnerTable
-from smartbatch.jobs.store.owners import Owners
-from smartbatch.jobs.store.result_table import ResultTable
-from smartbatch.jobs.store.rows import decoded, encoded, first_of, job_row, number, position
-from smartbatch.jobs.store.shard_table import ShardTable
+from smartbatch.jobs.store.owners import OwnerLocks, OwnerTable
+from smartbatch.jobs.store.rows import (
+    bare,
+    decoded,
+    encoded,
+    first_of,
+    incident_row,
+    job_row,
+    number,
+    position,
+    shard_row,
+)
 
 __all__ = ["SqlStore"]
 
@@ -63,6 +73,10 @@ PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
 ROWS_NAMED = 10
 """Rows an incident names before it only counts them."""
+TURNAROUNDS_KEPT = 500
+"""Batches of a model that are remembered; a forecast looks at a hundred."""
+TRIM_EVERY = 50
+"""Batches after which older ones are deleted."""
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail_shard"}
 _TAKE_RESULTS = (ShardState.INGESTING, ShardState.DEAD)
 
@@ -72,22 +86,21 @@ class SqlStore:
 
     Args:
         database: where it is.
-        owners: the locks of those who own jobs.
+        locks: of those who own jobs.
         spool: the folder for files on their way.
         wall: Unix seconds, for what needs no agreement between machines.
+        rng: random numbers for ids of owners.
 
     Attributes:
         place: where it is, for people: a path or a DSN without its password.
     """
 
-    def __init__(self, database: Database, owners: Owners, spool: str, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, database: Database, locks: OwnerLocks, spool: str, *, wall: Callable[[], float], rng: Random
+    ) -> None:
         self._db = database
         self._spool = spool
-        self._jobs = JobTable(database)
-        self._shards = ShardTable(database)
-        self._results = ResultTable(database, self._jobs, self._shards)
-        self._facts = FactTables(database)
-        self._owner = OwnerTable(database, owners, self._jobs, wall)
+        self._owner = OwnerTable(database, locks, wall=wall, rng=rng)
         self.place = database.place
         on_fork(self)
         try:
@@ -125,19 +138,21 @@ class SqlStore:
         """Called in each forked child: the child opens connections of its own."""
         self.abandon()
 
-    def _leased(self, tx: Transaction, lease: JobLease) -> int:
-        """Lock the job of ``lease`` for this transaction; return its number.
+    @contextmanager
+    def _leased(self, lease: JobLease) -> Iterator[tuple[Transaction, int]]:
+        """Begin a write, lock the job of ``lease`` for it, and return the job's number.
 
         Raises:
             LeaseLost: somebody else owns it now, or nobody.
         """
-        found = tx.row(sql.JOB_OF_LEASE, lease.job_id, lease.epoch, self._owner.own)
-        if found is None:
-            raise LeaseLost(
-                f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
-                " nothing was written"
-            )
-        return int(found[0])
+        with self._db.writing() as tx:
+            found = tx.row(sql.JOB_OF_LEASE, lease.job_id, lease.epoch, self._owner.own)
+            if found is None:
+                raise LeaseLost(
+                    f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
+                    " nothing was written"
+                )
+            yield tx, int(found[0])
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -164,20 +179,19 @@ class SqlStore:
         """
         if len(encoded(job.key) or b"") > LONGEST_KEY:
             raise InvalidRequest(f"a job's key has at most {LONGEST_KEY:,} bytes", field="key")
-        known = self._jobs.known(self._db, job)
-        if known is not None:
-            return known, False
-        pages = pages_of(items)
+        if (found := job_table.known(self._db, job)) is not None:
+            return found, False
+        pages = job_table.pages_of(items)
         page, last = next(pages)
         if not last:
-            return self._jobs.store_pages(job, page, pages, digest, self._owner.enter())
+            return job_table.store_pages(self._db, job, page, pages, digest, self._owner.enter())
         with self._db.writing() as tx:
             tx.lock("accept")
-            if (found := self._jobs.known(tx, job)) is not None:
+            if (found := job_table.known(tx, job)) is not None:
                 return found, False
-            no = self._jobs.new_number(tx, "")
-            self._jobs.store_items(tx, no, 0, page)
-            return self._jobs.store_job(tx, no, job, digest, len(page)), True
+            no = job_table.new_number(tx, "")
+            job_table.store_items(tx, no, 0, page)
+            return job_table.store_job(tx, no, job, digest, len(page)), True
 
     def job(self, id_or_key: str) -> JobRow | None:
         """Return a job by its id, else by its key."""
@@ -215,25 +229,25 @@ class SqlStore:
                 tx.change(statement, no)
             tx.change(sql.DROP_INCIDENTS, job_id)
             tx.change(sql.MARK_INCOMPLETE, no, "")  # where this process is killed, the next owner goes on
-        self._jobs.delete_items(no)
+        job_table.delete_items(self._db, no)
         self._db.give_back()
 
     def request_cancel(self, job_id: str) -> None:
         """Ask the job's owner to cancel it; needs no lease."""
-        no = self._jobs.number(job_id)
+        no = job_table.job_number(self._db, job_id)
         with self._db.writing() as tx:
             tx.change(sql.CANCEL_REQUESTED, no)
 
     def unhold(self, job_id: str) -> None:
         """Make a held job active again; needs no lease."""
-        no = self._jobs.number(job_id)
+        no = job_table.job_number(self._db, job_id)
         with self._db.writing() as tx:
             tx.change(sql.UNHOLD, no)
 
     def note(self, lease: JobLease, note: str | None, *, hold: bool = False) -> None:
         """Say what a job waits for; with ``hold`` it waits for a person."""
-        with self._db.writing() as tx:
-            tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), self._leased(tx, lease))
+        with self._leased(lease) as (tx, job):
+            tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), job)
 
     # -- ownership -------------------------------------------------------------------------------------------
 
@@ -265,9 +279,8 @@ class SqlStore:
             now = self._db.now()
             if owner == me or self._owner.holds(owner, lease_until, now):
                 return None
-            taken = tx.row(sql.CLAIM, me, now + seconds, no)
-            assert taken is not None
-            lease = JobLease(job_id, int(taken[0]))
+            [(epoch,)] = tx.rows(sql.CLAIM, me, now + seconds, no)
+            lease = JobLease(job_id, int(epoch))
             self._end_in_flight(tx, lease, no, unknown, now)
         return lease
 
@@ -281,7 +294,7 @@ class SqlStore:
         if not asked:
             return
         if unknown is not None:
-            self._results.end_alike(tx, job, asked, "failed", unknown, now, cost=None)
+            result_table.end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
         named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
         named += ", …" if len(asked) > ROWS_NAMED else ""
         end = "are sent again" if unknown is None else "end as failed"
@@ -289,7 +302,7 @@ class SqlStore:
             f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
             f" {named} (owner {lease.epoch})"
         )
-        self._facts.add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
+        _keep_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
 
     def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
         """Prolong leases; return those that are still held."""
@@ -319,8 +332,8 @@ class SqlStore:
         Raises:
             OverJobBudget: the budget has no room for it.
         """
-        with self._db.writing() as tx:
-            self._jobs.reserve(tx, self._leased(tx, lease), usd)
+        with self._leased(lease) as (tx, job):
+            job_table.reserve(tx, job, usd)
 
     # -- items and shards ------------------------------------------------------------------------------------
 
@@ -328,41 +341,48 @@ class SqlStore:
         self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
     ) -> list[OpenItem]:
         """Return items in ``state``, in order."""
-        return self._jobs.items_in(self._jobs.number(job_id), state, limit)
+        return job_table.items_in(self._db, job_table.job_number(self._db, job_id), state, limit)
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
         """Return requests of a job by their positions in it; ask for a few hundred at a time."""
-        job = self._jobs.number(job_id)
-        numbers = self._db.many([number(job, ix) for ix in positions])
+        job = job_table.job_number(self._db, job_id)
+        numbers = [number(job, ix) for ix in positions]
         return {position(no): body for no, body in self._db.rows(sql.PAYLOADS, numbers)}
 
     def shard(self, shard_id: str) -> ShardRow | None:
         """Return a shard."""
-        return self._shards.one(sql.SHARD_BY_ID, shard_id)
+        return self._shard(sql.SHARD_BY_ID, shard_id)
 
     def shard_with_nonce(self, nonce: str) -> ShardRow | None:
         """Return the shard with that nonce."""
-        return self._shards.one(sql.SHARD_BY_NONCE, nonce)
+        return self._shard(sql.SHARD_BY_NONCE, nonce)
 
-    def shards(self, job_id: str, *, states: Collection[ShardState] | None = None) -> list[ShardRow]:
+    def _shard(self, statement: str, value: str) -> ShardRow | None:
+        found = self._db.row(statement, value)
+        return None if found is None else shard_row(found)
+
+    def shards(self, job_id: str, *, states: Collection[ShardState] = tuple(ShardState)) -> list[ShardRow]:
         """Return a job's shards by number."""
-        return self._shards.of_job(self._jobs.number(job_id), states)
+        job = job_table.job_number(self._db, job_id)
+        rows = self._db.rows(sql.SHARDS_OF_JOB, job, [state.value for state in states])
+        return [shard_row(row) for row in rows]
 
     def shards_in_scope(self, scope: str, *, states: Collection[ShardState]) -> list[ShardRow]:
         """Return shards of all jobs of an account."""
-        return self._shards.in_scope(scope, states)
+        rows = self._db.rows(sql.SHARDS_OF_SCOPE, scope, [state.value for state in states])
+        return [shard_row(row) for row in rows]
 
     def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardPayload]:
         """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
-        return self._shards.payloads(shard_id, after, limit)
+        return shard_table.payloads(self._db, shard_id, after, limit)
 
     def measures(self, shard_id: str) -> dict[int, ItemSize]:
         """Return the size of the item at each position of the shard."""
-        return self._shards.measures(shard_id)
+        return shard_table.measures(self._db, shard_id)
 
     def items_at(self, shard_id: str, positions: Collection[int]) -> dict[int, ShardItem]:
         """Return the item at each position of the shard that exists."""
-        return self._shards.items_at(shard_id, positions)
+        return shard_table.items_at(self._db, shard_id, positions)
 
     def plan(self, lease: JobLease, shard: NewShard) -> ShardRow:
         """Put open items into a new shard, ``PLANNED``, and reserve the most it can cost.
@@ -374,10 +394,9 @@ class SqlStore:
         """
         if not shard.items or len(set(shard.items)) != len(shard.items):
             raise ValueError("a shard has at least one item, and each once")
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
-            self._jobs.reserve(tx, job, shard.reserved)
-            return self._shards.plan(tx, job, shard)
+        with self._leased(lease) as (tx, job):
+            job_table.reserve(tx, job, shard.reserved)
+            return shard_table.plan(tx, job, shard)
 
     def advance(self, lease: JobLease, shard: ShardRow, to: ShardState, **changes: Any) -> ShardRow:
         """Move a shard to a state that may follow its own (or the same), with other columns changed.
@@ -399,16 +418,8 @@ class SqlStore:
                 raise ValueError(f"a shard becomes {to.value} by {_OWN_METHODS[to]}, with its items")
             if shard.state is ShardState.READY and to is ShardState.SUBMITTING:
                 raise ValueError("a shard becomes submitting by mark_submitting")
-        with self._db.writing() as tx:
-            return self._move(tx, self._leased(tx, lease), shard, to, changes)
-
-    def _move(
-        self, tx: Transaction, job: int, shard: ShardRow, to: ShardState, changes: dict[str, Any]
-    ) -> ShardRow:
-        moved = self._shards.move(tx, job, shard, to, changes)
-        if (more := moved.reserved - shard.reserved) != 0:
-            self._jobs.reserve_anyway(tx, job, more)
-        return moved
+        with self._leased(lease) as (tx, job):
+            return shard_table.move(tx, job, shard, to, changes)
 
     def mark_submitting(
         self, lease: JobLease, shard: ShardRow, *, exclusive: bool, **changes: Any
@@ -421,13 +432,13 @@ class SqlStore:
         """
         if shard.state is not ShardState.READY:
             raise ValueError(f"only a ready shard can be submitted, and this one is {shard.state.value}")
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
+        with self._leased(lease) as (tx, job):
             if exclusive:
                 tx.lock(f"scope {shard.scope}")
-                if self._shards.another_unresolved(tx, shard):
+                [(unresolved,)] = tx.rows(sql.UNRESOLVED_IN_SCOPE, shard.scope, shard.id)
+                if unresolved:
                     return None
-            return self._move(tx, job, shard, ShardState.SUBMITTING, changes)
+            return shard_table.move(tx, job, shard, ShardState.SUBMITTING, changes)
 
     def discard(
         self,
@@ -450,22 +461,20 @@ class SqlStore:
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
             raise ValueError("the items of a discarded shard become open or real time")
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
+        with self._leased(lease) as (tx, job):
             reserved = shard.reserved if maybe_billed else 0.0
             changes = {"note": note, "died_at": at, "reserved": reserved}
-            discarded = self._move(tx, job, shard, ShardState.DEAD, changes)
-            self._shards.free_items(tx, shard, items, tried=tried)
+            discarded = shard_table.move(tx, job, shard, ShardState.DEAD, changes)
+            shard_table.free_items(tx, shard, items, tried=tried)
             return discarded
 
     def fail_shard(self, lease: JobLease, shard: ShardRow, body: bytes, *, note: str, at: float) -> ShardRow:
         """End a shard as ``DEAD`` and its items without a result as failed with ``body``."""
         changes = {"note": note, "died_at": at, "reserved": 0.0}
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
-            failed = self._move(tx, job, shard, ShardState.DEAD, changes)
-            left = self._shards.left(tx, shard)
-            self._results.end_alike(tx, job, left, "failed", body, at, cost=0.0)
+        with self._leased(lease) as (tx, job):
+            failed = shard_table.move(tx, job, shard, ShardState.DEAD, changes)
+            left = shard_table.left(tx, shard)
+            result_table.end_alike(tx, job, left, NewResult(-1, "failed", body, cost=0.0), at)
             return failed
 
     # -- results of a shard ----------------------------------------------------------------------------------
@@ -486,21 +495,19 @@ class SqlStore:
         """
         if shard.state not in _TAKE_RESULTS:
             raise ValueError(f"a shard that is {shard.state.value} has no results to take")
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
+        with self._leased(lease) as (tx, job):
             if tx.row(sql.SHARD_STATE, shard.id, job) != (shard.state.value, shard.no):
                 raise LeaseLost(f"shard {shard.id} is no longer {shard.state.value}; nothing was written")
-            items = self._results.items(tx, job, [result.ix for result in results])
-            self._results.check_members(tx, shard, items, results)
-            final, doubled = self._results.keep(tx, job, items, [r for r in results if r.final], at)
+            items = result_table.item_states(tx, job, [result.ix for result in results])
+            result_table.check_members(tx, shard, items, results)
+            final, doubled = result_table.keep(tx, job, items, results, at)
             if shard.state is ShardState.INGESTING:
-                verdicts = [result for result in results if not result.final]
-                doubled += self._results.keep_verdicts(tx, job, verdicts, final)
+                doubled += result_table.keep_verdicts(tx, job, results, final)
             return StoredResults(tuple(final), tuple(doubled))
 
     def unsettled(self, shard_id: str) -> list[UnsettledItem]:
         """Return the items of a shard that have no result, by position."""
-        return self._results.unsettled(shard_id)
+        return result_table.unsettled(self._db, shard_id)
 
     def settle(
         self,
@@ -531,31 +538,29 @@ class SqlStore:
         if len(ends) + len(set(opened)) + len(set(realtime)) != len(ends.union(opened, realtime)):
             raise ValueError("an item of a settled shard goes one way only")
         changes = {"reserved": 0.0, **changes, "settled_at": at}
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
-            settled = self._move(tx, job, shard, ShardState.SETTLED, changes)
-            self._shards.free_these(tx, job, shard, ItemState.OPEN, opened)
-            self._shards.free_these(tx, job, shard, ItemState.REALTIME, realtime)
+        with self._leased(lease) as (tx, job):
+            settled = shard_table.move(tx, job, shard, ShardState.SETTLED, changes)
+            shard_table.free_these(tx, job, shard, ItemState.OPEN, opened)
+            shard_table.free_these(tx, job, shard, ItemState.REALTIME, realtime)
             if finals:
-                items = self._results.items(tx, job, sorted(ends))
-                self._results.check_members(tx, shard, items, finals)
-                self._results.keep(tx, job, items, finals, at)
-            left = self._shards.left(tx, shard)
+                items = result_table.item_states(tx, job, sorted(ends))
+                result_table.check_members(tx, shard, items, finals)
+                result_table.keep(tx, job, items, finals, at)
+            left = shard_table.left(tx, shard)
             if left:
                 raise ValueError(
                     f"{len(left)} items of shard {shard.id} go nowhere: row {position(left[0])}, …"
                 )
-            self._results.drop_verdicts(tx, shard)
+            result_table.drop_verdicts(tx, shard)
             return settled
 
     # -- results in real time --------------------------------------------------------------------------------
 
     def claim_realtime(self, lease: JobLease, limit: int) -> list[ClaimedItem]:
         """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them: only after that are they sent."""
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
+        with self._leased(lease) as (tx, job):
             taken = sorted(tx.rows(sql.CLAIM_REALTIME, first_of(job), first_of(job + 1), limit))
-            rows = tx.rows(sql.NAMED_PAYLOADS, self._db.many([no for no, _ in taken])) if taken else []
+            rows = tx.rows(sql.NAMED_PAYLOADS, [no for no, _ in taken]) if taken else []
             named = {no: (decoded(user_id), body) for no, user_id, body in rows}
             return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
 
@@ -573,17 +578,16 @@ class SqlStore:
         Raises:
             ValueError: the job has no such item.
         """
-        with self._db.writing() as tx:
-            job = self._leased(tx, lease)
-            items = self._results.items(tx, job, [result.ix for result in results])
+        with self._leased(lease) as (tx, job):
+            items = result_table.item_states(tx, job, [result.ix for result in results])
             foreign = {result.ix for result in results} - items.keys()
             if foreign:
                 raise ValueError(f"job {lease.job_id} has no item {min(foreign)}")
-            final, doubled = self._results.keep(tx, job, items, [r for r in results if r.final], at)
-            self._results.send_again(tx, job, results)
+            final, doubled = result_table.keep(tx, job, items, results, at)
+            result_table.send_again(tx, job, results)
             in_flight = ItemState.IN_FLIGHT.value
-            self._jobs.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
-            self._jobs.reserve(tx, job, -freed)
+            job_table.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
+            job_table.reserve(tx, job, -freed)
             return StoredResults(tuple(final), tuple(doubled))
 
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
@@ -592,17 +596,17 @@ class SqlStore:
         Some thousands a transaction: ``OPEN`` ones first, then those for real time. Where it is interrupted,
         those already ended stay so, and the next call goes on. Items in shards or in flight are left alone.
         """
+        cancelled = NewResult(-1, "cancelled", body, cost=0.0)
         dropped, count = 0, PAGE_DROPPED
         while count == PAGE_DROPPED:
-            with self._db.writing() as tx:
-                job = self._leased(tx, lease)
+            with self._leased(lease) as (tx, job):
                 page = first_of(job), first_of(job + 1), PAGE_DROPPED
                 unsent = [
                     row[0]
                     for state in (ItemState.OPEN, ItemState.REALTIME)
                     for row in tx.rows(sql.WAITING, state.value, *page)
                 ][:PAGE_DROPPED]
-                self._results.end_alike(tx, job, unsent, "cancelled", body, at, cost=0.0)
+                result_table.end_alike(tx, job, unsent, cancelled, at)
             count = len(unsent)
             dropped += count
         return dropped
@@ -611,11 +615,11 @@ class SqlStore:
 
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by the item's position, from the one after ``after``."""
-        return self._results.by_position(self._jobs.number(job_id), after, limit)
+        return result_table.by_position(self._db, job_table.job_number(self._db, job_id), after, limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
-        return self._results.by_arrival(self._jobs.number(job_id), after, limit)
+        return result_table.by_arrival(self._db, job_table.job_number(self._db, job_id), after, limit)
 
     # -- incidents, facts and turnarounds --------------------------------------------------------------------
 
@@ -625,14 +629,16 @@ class SqlStore:
         Args:
             lease: where it is given, what a former owner still believes is not kept.
         """
+        if lease is not None:
+            with self._leased(lease) as (tx, _):
+                return _keep_incident(tx, incident)
         with self._db.writing() as tx:
-            if lease is not None:
-                self._leased(tx, lease)
-            return self._facts.add_incident(tx, incident)
+            return _keep_incident(tx, incident)
 
     def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
         """Return incidents, oldest first."""
-        return self._facts.incidents(job_id)
+        rows = self._db.rows(sql.INCIDENTS) if job_id is None else self._db.rows(sql.INCIDENTS_OF, job_id)
+        return [incident_row(row) for row in rows]
 
     def claimed_batches(self, scope: str, batch_ids: Collection[str]) -> set[str]:
         """Return those ids that belong to a shard of this store, or that one is proving to be its own.
@@ -640,7 +646,9 @@ class SqlStore:
         What a dead shard suspects to be its orphan is not claimed: a shard that looks for its batch comes
         first. Nor is what another shard found foreign to itself, for it may be a third one's.
         """
-        return self._shards.claimed_batches(scope, set(batch_ids))
+        asked = list(batch_ids)
+        rows = self._db.rows(sql.BATCHES_OWN, scope, asked, asked) if asked else []
+        return {batch_id for row in rows for batch_id in row}.intersection(asked)
 
     def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:
         """Remember how long a batch took, for forecasts."""
@@ -649,17 +657,27 @@ class SqlStore:
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
         """As :meth:`observe_turnaround`, of several, each with its size, seconds and time."""
         with self._db.writing() as tx:
-            self._facts.add_turnarounds(tx, model, seen)
+            rows = [tx.rows(sql.NEW_TURNAROUND, model, *each) for each in seen]
+            if any(no % TRIM_EVERY == 0 for [(no,)] in rows):
+                tx.change(sql.TRIM_TURNAROUNDS, model, model, TURNAROUNDS_KEPT)
 
     def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
         """Return size, seconds and time of the latest batches of ``model``, newest first."""
-        return self._facts.turnarounds(model, limit)
+        return [(size, seconds, at) for size, seconds, at in self._db.rows(sql.TURNAROUNDS, model, limit)]
 
     def remember(self, key: str, value: Any) -> None:
         """Keep a small JSON-able fact, such as a learned limit."""
         with self._db.writing() as tx:
-            self._facts.remember(tx, key, value)
+            tx.change(sql.REMEMBER, encoded(key), bare(value))
 
     def recall(self, key: str) -> Any:
         """Return a fact, or ``None``."""
-        return self._facts.recall(key)
+        found = self._db.row(sql.RECALL, encoded(key))
+        return None if found is None else json.loads(found[0])
+
+
+def _keep_incident(tx: Transaction, incident: IncidentRow) -> bool:
+    told = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
+    digest = hashlib.blake2b(bare(told).encode(), digest_size=16).digest()
+    values = (*told[:3], encoded(incident.detail), incident.money, incident.at)
+    return tx.change(sql.NEW_INCIDENT, digest, *values) > 0

@@ -2,32 +2,30 @@
 
 Write-ahead log with ``synchronous=FULL``: what was committed survives a loss of power. Every write begins
 with ``BEGIN IMMEDIATE``: a read that turns into a write would be refused at once when somebody else wrote
-meanwhile. One connection reads and one writes, each by one thread at a time, so that a read never waits
-for a writer.
+meanwhile.
 
 The file is never opened but by SQLite: closing any descriptor of it would drop the locks of this process.
-
-A fork closes the connections first, see :mod:`smartbatch._fork`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import sqlite3
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from smartbatch._fork import FileLocks
+from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import checks
-from smartbatch.jobs.store.database import Database, Row
+from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
 
-__all__ = ["BUSY_TIMEOUT", "SqliteDatabase", "SqliteTransaction"]
+__all__ = ["SqliteDatabase", "SqliteTransaction"]
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a write waits for other writers."""
@@ -48,12 +46,26 @@ _TYPES = {
     "real": "REAL",
     "bytes": "BLOB",
 }
-_abandoned: list[sqlite3.Connection] = []
-"""Connections of the parent, kept in a forked child: closing one there could disturb the parent's log."""
+_WORDS = {
+    "numbers": "(SELECT value FROM json_each(?))",
+    "texts": "(SELECT value FROM json_each(?))",
+    "for_update": "",
+    "skip_locked": "",
+}
+
+
+@functools.cache
+def _spelled(statement: str) -> str:
+    return statement.format_map(_WORDS)
+
+
+def _execute(connection: sqlite3.Connection, statement: str, values: Iterable[Any]) -> sqlite3.Cursor:
+    bound = [json.dumps(value) if isinstance(value, list) else value for value in values]
+    return connection.execute(_spelled(statement), bound)
 
 
 class SqliteDatabase(Database):
-    """The file and its two connections.
+    """The file.
 
     Args:
         path: the file; made, with its folder, when it is not there.
@@ -61,13 +73,6 @@ class SqliteDatabase(Database):
         busy_timeout: seconds that a write waits for other writers.
         steps: the migrations, in tests.
     """
-
-    words: Mapping[str, str] = {
-        "numbers": "(SELECT value FROM json_each(?))",
-        "texts": "(SELECT value FROM json_each(?))",
-        "for_update": "",
-        "skip_locked": "",
-    }
 
     def __init__(
         self,
@@ -77,23 +82,15 @@ class SqliteDatabase(Database):
         busy_timeout: float = BUSY_TIMEOUT,
         steps: Sequence[Step] = MIGRATIONS,
     ) -> None:
-        super().__init__()
         self.place = path
-        self._path = path
         self._wall = wall
         self._busy_timeout = busy_timeout
         self._steps = steps
         self._damage: str | None = None
         self._closed = False
         self._file: tuple[int, int] | None = None
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._process = os.getpid()
-        self._locks = FileLocks(self._cut)
-        self._reader: sqlite3.Connection | None = None
-        self._writer: sqlite3.Connection | None = None
         self._log: tuple[int, int] | None = None
+        self._connections = SqliteConnections(self._connect)
 
     # -- opening ---------------------------------------------------------------------------------------------
 
@@ -104,9 +101,9 @@ class SqliteDatabase(Database):
                 f"the store needs SQLite {'.'.join(map(str, OLDEST[:2]))} or newer, and this Python has"
                 f" {sqlite3.sqlite_version}; use a newer Python, or PostgreSQL"
             )
-        checks.prepare_folder(self._path)
+        checks.prepare_folder(self.place)
         try:
-            made = os.path.exists(self._path) and os.path.getsize(self._path) > 0
+            made = os.path.exists(self.place) and os.path.getsize(self.place) > 0
             if not (made and self._opened(alone=False)):
                 with self._alone():
                     self._opened(alone=True)
@@ -115,7 +112,7 @@ class SqliteDatabase(Database):
 
     def _opened(self, *, alone: bool) -> bool:
         """Check the file, and make it if ``alone``; return False when it is still to be made."""
-        with self._locks.reading:
+        with self._connections.reading():
             connection = self._connect()
             try:
                 version = self._version(connection, alone)
@@ -125,20 +122,20 @@ class SqliteDatabase(Database):
             return False
         if version < len(self._steps):
             migrate(self, _TYPES, self._steps)
-        self._file = checks.inode(self._path)
+        self._file = checks.inode(self.place)
         return True
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Let one process at a time make the file."""
-        lock = os.open(f"{self._path}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{self.place}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             yield
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._path}.new")
+                os.unlink(f"{self.place}.new")
         finally:
             os.close(lock)
 
@@ -157,25 +154,25 @@ class SqliteDatabase(Database):
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif marks[0] != APPLICATION:
             raise StoreError(
-                f"the file {self._path} is an SQLite database, but no store of jobs: it was not touched; name"
+                f"the file {self.place} is an SQLite database, but no store of jobs: it was not touched; name"
                 " another file as the store"
             )
-        if os.path.getsize(self._path) <= CHECKED_AT_OPEN:
-            checks.check_whole(connection, self._path)
+        if os.path.getsize(self.place) <= CHECKED_AT_OPEN:
+            checks.check_whole(connection, self.place)
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
         if "schema_version" not in tables:
             return 0
         found = connection.execute("SELECT version FROM schema_version").fetchone()
         version = 0 if found is None else int(found[0])
-        refuse_newer(version, self._path, self._steps)
+        refuse_newer(version, self.place, self._steps)
         return version
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
             raise StoreError(f"the store {self.place} was closed; open it again")
         connection = sqlite3.connect(
-            self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+            self.place, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
         )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes a log that grew once may keep
@@ -183,38 +180,29 @@ class SqliteDatabase(Database):
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
-        self._check_process()
-        with self._locks.reading:
+    def rows(self, statement: str, *values: Any) -> list[Row]:
+        with self._connections.reading():
             try:
                 self._check_file()
-                if self._reader is None:
-                    self._reader = self._connect()
-                    self._reader.execute("PRAGMA query_only = ON")
-                return self._reader.execute(self.spell(statement), values).fetchall()
+                return _execute(self._connections.reader(), statement, values).fetchall()
             except (sqlite3.Error, UnicodeEncodeError) as error:
                 raise self._explained(error) from None
 
     def now(self) -> float:
         return self._wall()
 
-    def many(self, values: Collection[int] | Collection[str]) -> str:
-        return json.dumps(list(values))
-
     # -- writing ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[SqliteTransaction]:
-        self._check_process()
-        with self._locks.writing:
-            self._locks.writer = threading.get_ident()
+        with self._connections.writing():
             connection = self._begin()
             try:
-                yield SqliteTransaction(self, connection)
+                yield SqliteTransaction(connection)
                 self._check_file()
                 connection.execute("COMMIT")
             except BaseException as error:
-                self._undo(connection)
+                self._connections.undo()
                 if isinstance(error, sqlite3.Error | UnicodeEncodeError):
                     raise self._explained(error) from None
                 raise
@@ -224,36 +212,27 @@ class SqliteDatabase(Database):
             raise StoreError(self._damage)
         try:
             self._check_file()
-            if self._writer is None:
-                self._writer = self._connect()
-            self._writer.execute("BEGIN IMMEDIATE")
+            if not self._connections.has_writer:
+                self._log = None
+            connection = self._connections.writer()
+            connection.execute("BEGIN IMMEDIATE")
             if self._log is None:  # it is there from a connection's first transaction to its end
-                self._log = checks.inode(f"{self._path}-wal")
-            return self._writer
+                self._log = checks.inode(f"{self.place}-wal")
+            return connection
         except (sqlite3.Error, OSError) as error:
-            if self._writer is not None:
-                self._undo(self._writer)
+            self._connections.undo()
             raise self._explained(error) from None
 
     def _check_file(self) -> None:
         """Raise StoreError when the file or its log is no longer the one that was opened."""
-        known = ((self._path, self._file), (f"{self._path}-wal", self._log))
+        log = self._log if self._connections.has_writer else None
+        known = ((self.place, self._file), (f"{self.place}-wal", log))
         if any(inode is not None and checks.inode(path) != inode for path, inode in known):
-            raise StoreError(checks.GONE.format(path=self._path))
-
-    def _undo(self, connection: sqlite3.Connection) -> None:
-        """Roll back; a connection that cannot is given up, and its transaction with it."""
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            self._writer = self._log = None
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+            raise StoreError(checks.GONE.format(path=self.place))
 
     def _explained(self, error: Exception) -> StoreError:
         """Return what an error means for people; after a sign of damage nothing is written any more."""
-        told = checks.explained(error, self._path, self._busy_timeout)
+        told = checks.explained(error, self.place, self._busy_timeout)
         if checks.is_damage(error):
             self._damage = str(told)
         return told
@@ -262,10 +241,10 @@ class SqliteDatabase(Database):
 
     def give_back(self) -> None:
         # somebody else may read or write: then the room is used again by what comes next
-        with self._locks.writing, contextlib.suppress(sqlite3.Error):
-            connection = self._writer
-            if connection is None:
+        with self._connections.writing(), contextlib.suppress(sqlite3.Error):
+            if not self._connections.has_writer:
                 return
+            connection = self._connections.writer()
             free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], None
             while free and free != before:
                 # as a script: it works page by page, and execute() stops after the first
@@ -274,52 +253,29 @@ class SqliteDatabase(Database):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        if self._process != os.getpid():
-            self.abandon()
         self._closed = True
-        with self._locks.writing, self._locks.reading:
-            self._cut()
-
-    def _cut(self) -> None:
-        connections = self._reader, self._writer
-        self._reader = self._writer = self._log = None
-        for connection in connections:
-            if connection is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.close()
+        self._connections.close()
 
     def abandon(self) -> None:
-        if self._process == os.getpid():
-            self._cut()
-        else:
-            _abandoned.extend(c for c in (self._reader, self._writer) if c is not None)
-        self._begin_anew()
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():  # a child made without the hooks of os.fork
-            self.abandon()
+        self._connections.abandon()
 
 
-class SqliteTransaction:
-    """Implements :class:`~smartbatch.jobs.store.database.Transaction`."""
+class SqliteTransaction(Transaction):
+    """A write to the file, over the connection that writes."""
 
-    def __init__(self, database: SqliteDatabase, connection: sqlite3.Connection) -> None:
-        self._database = database
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
-        return self._connection.execute(self._database.spell(statement), values).fetchall()
+    def rows(self, statement: str, *values: Any) -> list[Row]:
+        # all of them: an open cursor would hold up the commit
+        return _execute(self.connection, statement, values).fetchall()
 
-    def row(self, statement: str, *values: object) -> Row | None:
-        found = self.rows(statement, *values)  # all of them: an open cursor would hold up the commit
-        return found[0] if found else None
-
-    def change(self, statement: str, *values: object) -> int:
-        return self._connection.execute(self._database.spell(statement), values).rowcount
+    def change(self, statement: str, *values: Any) -> int:
+        return _execute(self.connection, statement, values).rowcount
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         marks = ", ".join("?" * len(columns))
-        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+        self.connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
 
     def lock(self, name: str) -> None:
         """A write is alone as it is."""

@@ -103,9 +103,8 @@ SHARD_COLUMNS = """id, (SELECT j.id FROM job j WHERE j.no = shard.job), no, nonc
 _SHARD = f"SELECT {SHARD_COLUMNS} FROM shard "
 SHARD_BY_ID = _SHARD + "WHERE id = ?"
 SHARD_BY_NONCE = _SHARD + "WHERE nonce = ?"
-SHARDS_OF_JOB = _SHARD + "WHERE job = ? ORDER BY no"
-SHARDS_OF_JOB_IN = _SHARD + "WHERE job = ? AND state IN {texts} ORDER BY no"
-SHARDS_OF_SCOPE_IN = _SHARD + "WHERE scope = ? AND state IN {texts} ORDER BY job, no"
+SHARDS_OF_JOB = _SHARD + "WHERE job = ? AND state IN {texts} ORDER BY no"
+SHARDS_OF_SCOPE = _SHARD + "WHERE scope = ? AND state IN {texts} ORDER BY job, no"
 SHARD_POSITIONS = "SELECT job, positions FROM shard_items WHERE id = ?"
 SHARD_STATE = "SELECT state, no FROM shard WHERE id = ? AND job = ?"
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.database import Row
-from smartbatch.jobs.store.migrations import MIGRATIONS
-from smartbatch.jobs.store.owners import FileOwners
-from smartbatch.jobs.store.sqlite import SqliteDatabase
+from smartbatch.jobs.store.database import Database, Row, Transaction
+from smartbatch.jobs.store.owners import FileLocks
+from smartbatch.jobs.store.sqlite import SqliteTransaction
+from smartbatch.jobs.store.statements import JOB_NUMBER
 
 __all__ = ["Disk", "SimStore"]
 
@@ -55,35 +57,51 @@ def _empty(beside: str) -> bytes:
         Path(place).unlink(missing_ok=True)
 
 
-class _Database(SqliteDatabase):
+class _Database(Database):
     def __init__(self, disk: Disk, wall: Callable[[], float]) -> None:
-        super().__init__("memory", wall=wall, busy_timeout=0.0, steps=MIGRATIONS)
+        self.place = "memory"
         self._disk = disk.connection
+        self._wall = wall
+        self._transaction = SqliteTransaction(disk.connection)
+        self._numbers: dict[str, list[Row]] = {}
 
     def open(self) -> None:
         """It is there."""
 
-    def rows(self, statement: str, *values: object) -> list[Row]:
-        return self._disk.execute(self.spell(statement), values).fetchall()
+    def rows(self, statement: str, *values: Any) -> list[Row]:
+        if statement != JOB_NUMBER:
+            return self._transaction.rows(statement, *values)
+        # looked up once: it never changes, and every third statement would ask for it
+        known = self._numbers.get(values[0]) or self._transaction.rows(statement, *values)
+        self._numbers[values[0]] = known
+        return known
 
-    def _begin(self) -> sqlite3.Connection:
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
         self._disk.execute("BEGIN IMMEDIATE")
-        return self._disk
+        try:
+            yield self._transaction
+            self._disk.commit()
+        except BaseException:
+            self._disk.rollback()
+            raise
 
-    def _check_file(self) -> None:
-        """Nobody replaces it."""
+    def now(self) -> float:
+        return self._wall()
+
+    def give_back(self) -> None:
+        """Memory has room."""
+
+    def close(self) -> None:
+        """The disk outlives the process."""
+
+    def abandon(self) -> None:
+        self._disk.rollback()
 
 
 class SimStore(SqlStore):
     """A process's store."""
 
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
-        owners = FileOwners(os.path.join(disk.spool, "owners"), rng)
-        super().__init__(_Database(disk, wall), owners, disk.spool, wall)
-        self._disk = disk.connection
-        # looked up once: it never changes, and every third statement would ask for it
-        self._jobs.number = cache(self._jobs.number)  # type: ignore[method-assign]
-
-    def abandon(self) -> None:
-        self._disk.rollback()
-        super().abandon()
+        locks = FileLocks(os.path.join(disk.spool, "owners"))
+        super().__init__(_Database(disk, wall), locks, disk.spool, wall=wall, rng=rng)
