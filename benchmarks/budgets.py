@@ -36,7 +36,7 @@ TINY: Final = 1e-6
 
 
 @define
-class JobBudget:
+class Billing:
     """What the provider bills, by the list that asked."""
 
     rng: random.Random
@@ -96,13 +96,13 @@ class Run:
 def run(seed: int) -> Run:
     """Have one client spend what it may."""
     rng = random.Random(seed)
-    till = JobBudget(random.Random(seed + 1), rng.choice([0.0, 0.1, 0.3]))
+    billing = Billing(random.Random(seed + 1), rng.choice([0.0, 0.1, 0.3]))
     budget = rng.uniform(30, 400) if rng.random() < 0.7 else None
     bounds = {f"list{n}": rng.choice([None, rng.uniform(5, 200)]) for n in range(rng.randint(1, 3))}
     results: list[Result] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        _client(till, budget, folder, seed) as client,
+        _client(billing, budget, folder, seed) as client,
         ThreadPoolExecutor(len(bounds) + 1) as pool,
     ):
         asked = [pool.submit(_list, client, name, own) for name, own in bounds.items()]
@@ -114,11 +114,11 @@ def run(seed: int) -> Run:
             results += each.result()
     answered = sum(result.ok for result in results)
     stopped = sum(isinstance(result.error, BudgetExceeded) for result in results)
-    return Run(budget, bounds, {name: till.bill[name] for name in bounds}, answered, stopped)
+    return Run(budget, bounds, {name: billing.bill[name] for name in bounds}, answered, stopped)
 
 
-def _client(till: JobBudget, budget: float | None, folder: str, seed: int) -> BatchingClient:
-    provider = MockProvider(till.answer)
+def _client(billing: Billing, budget: float | None, folder: str, seed: int) -> BatchingClient:
+    provider = MockProvider(billing.answer)
     provider.capabilities = type(provider.capabilities)(priced=True)
     return BatchingClient(
         "m",

@@ -36,7 +36,7 @@ FREEZE = 1.2
 FROZEN = 30.0
 """Seconds one of four processes is stopped: two leases."""
 MUCH_LATER = 6.0
-"""Seconds after which a late create has landed where a rule is broken: luck must not make up for the rule."""
+"""Seconds after which a late create exists where a rule is broken: so that no rule holds by chance."""
 LEASE = 0.6
 """Seconds of a job's lease where two workers share a store: shorter than most freezes."""
 _HEAD = (
@@ -151,7 +151,7 @@ def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
             run("two workers, frozen and killed", name, shorter, seed + 2, **pair),
         ]
         for report in runs:
-            # here no create lands later than is assumed, so that an incident excuses nothing
+            # here no create is later than is assumed, so that an incident excuses nothing
             faults += [*report.faults, *(f"paid twice: {prompt}" for prompt in report.excused)]
     for number, mutant in enumerate(MUTANTS, start=3):
         label = f"mutant: {mutant}"

@@ -3,7 +3,7 @@
     python -m benchmarks.forecast
 
 *Covered* is the share of the times after the first 200 that stay within the quantile forecast just before
-each; beside the mean over all runs, the worst and best run of 1,000. *Noticed* is how many times of the new
+each; next to the mean over all runs, the worst and best run of 1,000. *Noticed* is how many times of the new
 regime pass until a sudden change is told, after 200 of the old one, and in how many of 100 runs within 20.
 *False* is how many times of an unchanged world there are for each change told.
 

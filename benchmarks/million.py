@@ -120,7 +120,7 @@ def serving(turnaround: float = TURNAROUND) -> Iterator[str]:
 
 @frozen
 class Undisturbed:
-    """What came of a job nobody disturbed.
+    """What came of a job that was not disturbed.
 
     Attributes:
         life: of its client.

@@ -146,7 +146,7 @@ def report_cost(count: int = 1000, runs: int = 5) -> None:
             began = process_time()
             decide(constraints)
             took.append((process_time() - began) / count)
-        print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, sketch included")
+        print(f"a decision, {name}: {min(took) * 1e6:.1f} µs a request of {count:,}, workload included")
 
 
 def main(draw: str = JUDGED) -> None:

@@ -1,4 +1,4 @@
-"""Real prompts and traces, where the folder with them lies beside the checkout."""
+"""Real prompts and traces, where the folder with them lies next to the checkout."""
 
 from __future__ import annotations
 

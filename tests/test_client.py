@@ -365,7 +365,7 @@ def test_a_request_may_bring_its_own_call(client_of: ClientOf) -> None:
 
 
 def test_identical_own_calls_are_all_made(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Nobody knows what a function does, so it is never shared."""
+    """What a function does is unknown, so it is never shared."""
     made: list[int] = []
     client = client_of(echo())
     with clock.held():
@@ -401,7 +401,7 @@ def test_the_users_exception_is_the_cause_of_the_failure(client_of: ClientOf) ->
 
 @pytest.mark.parametrize("value", [Answer(text=5), Answer("x", cost=-1.0), Answer("x", usage="many")])  # type: ignore[arg-type]
 def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, client_of: ClientOf) -> None:
-    """The worker and the books survive it."""
+    """The worker and the counts survive it."""
     client = client_of(lambda request, attempt: value if request.prompt == "bad" else "fine", parallelism=1)
     bad, good = client.submit("bad"), client.submit("good")
     error = bad.exception(PATIENCE)
@@ -413,7 +413,7 @@ def test_an_answer_that_makes_no_sense_fails_its_request_only(value: Answer, cli
 def test_a_mistake_of_the_library_reaches_the_caller(
     client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error nobody foresaw ends the request with its cause, and the worker goes on."""
+    """An unexpected error ends the request with its cause, and the worker goes on."""
     mistake = AssertionError("cannot happen")
 
     def broken(*_: Any) -> None:
@@ -431,7 +431,7 @@ def test_a_mistake_of_the_library_reaches_the_caller(
 
 
 def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: ClientOf) -> None:
-    """queue_size, books and the summary for people."""
+    """queue_size, counts and the summary for people."""
     client = client_of(MockProvider(latency=1.0, sleep=clock.sleep), parallelism=1)
     with clock.held():
         futures = [client.submit(f"p{i}") for i in range(5)]

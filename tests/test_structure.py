@@ -89,7 +89,7 @@ FOLDERS: dict[str, frozenset[str]] = {
 FORBIDDEN_IN_CORE = frozenset(
     {"threading", "time", "random", "socket", "sqlite3", "asyncio", "multiprocessing"}
 )
-"""Decisions take time and dice as arguments."""
+"""Decisions take time and random sources as arguments."""
 
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"})
 """Imported when first used, in functions, if at all."""
@@ -174,7 +174,7 @@ def test_every_room_has_its_line_in_the_table() -> None:
 
 
 def test_the_table_has_no_circles() -> None:
-    """Following the arrows nobody comes back to where he started."""
+    """The arrows never lead back to where they began."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -208,7 +208,7 @@ def test_imports_go_down() -> None:
 
 
 def test_decisions_have_no_clock_and_no_rng() -> None:
-    """core imports neither threads nor time, dice, sockets or databases."""
+    """core imports neither threads nor time, randomness, sockets or databases."""
     core = [one for file in files() if room(file) == "core" for one in imports(file)]
     assert core != []
     assert [str(one) for one in core if one.module.split(".")[0] in FORBIDDEN_IN_CORE] == []

@@ -1,8 +1,8 @@
 """The output of a run: one JSON line a row, in a file that survives a kill or on standard output.
 
-While a run lasts, a row is one ``write`` at the end of the file, in the order of completion: an answer is in
-the kernel's hands before the next one is looked at. At the end the file is put into the order of the input in
-a temporary copy, which then takes its name. A row of the input takes 16 bytes and one bit of memory.
+While a run lasts, a row is one ``write`` at the end of the file, in the order of completion; the next
+answer is looked at after the ``write``. At the end the file is put into the order of the input in a temporary
+copy, which then takes its name. A row of the input takes 16 bytes and one bit of memory.
 """
 
 from __future__ import annotations

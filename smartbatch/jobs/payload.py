@@ -353,12 +353,12 @@ def _name(user_id: str) -> bytes:
 
 def _write(form: dict[str, Any]) -> bytes:
     """Write a result whatever is in it; objects without a form are left out."""
-    for doubtful in ("parsed", "context"):
+    for optional in ("parsed", "context"):
         try:
             text = _lenient(form)
             break
         except (TypeError, ValueError, RecursionError):
-            form.pop(doubtful, None)
+            form.pop(optional, None)
     else:
         text = _lenient(form)
     try:

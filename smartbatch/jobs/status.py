@@ -297,7 +297,7 @@ def time_left(
 def _realtime_seconds(throughput: Throughput, rest: int, asking: int) -> float:
     """Return the time of what is asked in real time.
 
-    Not at the pace of the results so far: how long a batch was waited for says nothing of calls.
+    Not at the speed of the results so far: how long a batch was waited for says nothing of calls.
     """
     return evolve(throughput, ahead=max(0, throughput.ahead - asking)).finish(rest, 0.5)  # these are its own
 

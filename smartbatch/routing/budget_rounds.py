@@ -44,8 +44,8 @@ class Rounds:
             return offer
         sizes = (math.ceil(requests / self.count), max(1, requests // self.count))
         each = min(sizes, key=lambda size: abs(math.ceil(requests / size) - self.count))
-        beside = math.ceil(each / offer.most)
-        return evolve(offer, most=min(each, offer.most), at_a_time=min(beside, offer.at_a_time))
+        parallel = math.ceil(each / offer.most)
+        return evolve(offer, most=min(each, offer.most), at_a_time=min(parallel, offer.at_a_time))
 
     def told(self) -> str:
         """Return it in words, with the figures; nothing where all fits at once."""

@@ -131,7 +131,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def stored_jobs() -> list[JobRow]:
-    """The jobs of the store that nobody named, oldest first."""
+    """The jobs of the store without a key of their own, oldest first."""
     store = open_store()
     try:
         return sorted(store.jobs(), key=lambda row: row.created_at)

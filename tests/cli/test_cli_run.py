@@ -455,5 +455,5 @@ def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
 
 @pytest.mark.soak
 def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
-    """Fifty times the rows: 16 bytes and a bit a row for the books, and nothing else that grows."""
+    """Fifty times the rows: 16 bytes and a bit a row to track them, and nothing else that grows."""
     assert memory_of_a_run(1_000_000) - memory_of_a_run(20_000) < 48 * 2**20

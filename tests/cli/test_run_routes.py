@@ -270,7 +270,7 @@ def test_the_time_an_input_takes_to_read_counts(
 def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A long input takes a while to look through; nobody waits for that, and nothing is stored."""
+    """A long input takes a while to read; Ctrl-C does not wait for it, and nothing is stored."""
     prompts(5000)
     added: list[object] = []
 

@@ -48,7 +48,7 @@ def refusal(raw: RawClient, body: object, headers: str = NEW, **options: object)
 
 
 def test_the_sdk_gets_an_answer_that_belongs_to_its_prompt(sdk, emu):
-    """A message is a function of prompt, model and seed; the ledger books what its usage says."""
+    """A message is a function of prompt, model and seed; the ledger records what its usage says."""
     made = create(sdk, system="Be brief.")
     assert made.content[0].text == answer_for(PROMPT, MODEL)
     assert (made.type, made.stop_reason, made.model) == ("message", "end_turn", MODEL)

@@ -1,4 +1,4 @@
-"""The slower tier in the emulator: what it answers, how long it takes, when it declines, what it books."""
+"""The slower tier in the emulator: what it answers, how long it takes, when it declines, what it records."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_models_are_listed_and_unknown_ones_refused(emu, sdk):
 
 @pytest.mark.parametrize("key", ["wrong", None])
 def test_a_wrong_or_missing_key_is_refused(emu, raw, key):
-    """With keys configured only these pass; without a key nobody does."""
+    """With keys configured only these pass; a request without a key is refused."""
     emu.configure(keys=["right"])
     assert raw.ask(chat(), key="right")[0] == 200
     status, _, body = raw.ask(chat(), key=key)

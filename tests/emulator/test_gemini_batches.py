@@ -186,7 +186,7 @@ def test_a_cancelled_batch_keeps_what_was_done() -> None:
     ],
 )
 def test_a_file_that_is_wrong_fails_the_whole_batch_after_its_validation(lines: list, message: str) -> None:
-    """Nothing runs; the reason is beside the metadata, where the SDK does not look."""
+    """Nothing runs; the reason is next to the metadata, where the SDK does not look."""
     virtual = VirtualService(batch_validating=10, batch_max_lines=5, batch_max_bytes=1000)
     sdk = sdk_of(virtual)
     batch = create(sdk, lines)

@@ -164,7 +164,7 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(provider: str, tmp_pat
         results = w.results(job)
         assert [result.text for result in results] == w.right(prompts)
         assert [result().text for result in future_of] == w.right(prompts)
-        assert len(results) == job.status().completed == 40  # nobody was delivered twice
+        assert len(results) == job.status().completed == 40  # none was delivered twice
         assert w.incidents(job) == {"doubled_line": 1}
         incident = job.incidents()[0]
         assert (incident.money or 0) > 0  # what the second ones say they cost

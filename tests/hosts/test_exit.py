@@ -123,7 +123,7 @@ ENDS = {
         """,
         out=["True"],
     ),
-    "sys.exit in a callback hurts nobody": Case(
+    "sys.exit in a callback ends only the callback": Case(
         f"""
         from smartbatch import BatchingClient
         from scenes import echo
@@ -156,7 +156,7 @@ ENDS = {
         """,
         code=-signal.SIGTERM,
     ),
-    "os._exit waits for nobody": Case(
+    "os._exit does not wait": Case(
         f"""
         from smartbatch import BatchingClient
         from scenes import Endless

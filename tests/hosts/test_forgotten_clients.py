@@ -1,4 +1,4 @@
-"""Clients that nobody holds any more finish what is pending and end by themselves (A9, F7)."""
+"""Clients without a reference finish what is pending and end by themselves (A9, F7)."""
 
 from __future__ import annotations
 

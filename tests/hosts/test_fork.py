@@ -115,7 +115,7 @@ def test_no_answer_reaches_the_wrong_process_over_http() -> None:
 
 
 def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> None:
-    """Queue, books, metrics and money begin at zero; the parent goes on undisturbed."""
+    """Queue, counts, metrics and budget begin at zero; the parent goes on undisturbed."""
     passes(
         """
         call = Endless()

@@ -1,4 +1,4 @@
-"""Ctrl-C cancels what has not started, wherever it lands, and leaves the client usable (A9, F7).
+"""Ctrl-C cancels what has not started, whenever it comes, and leaves the client usable (A9, F7).
 
 Every script asks 200 times with 4 workers and is interrupted in the 24th call. The calls under way end only
 when all others are cancelled, so more than 24 lines say that the interrupt did not reach them.
@@ -166,7 +166,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
 def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: str) -> None:
-    """Wherever an interrupt lands in a submit, the client works on, and a stop completes what was taken."""
+    """Wherever an interrupt comes in a submit, the client works on, and a stop completes what was taken."""
     ended = run_script(
         f"""
         import random
@@ -176,10 +176,10 @@ def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: 
         def told(event):
             if isinstance(event, ClientStopped):
                 say(f"stopped, {{event.failed}} unanswered, {{client.metrics.snapshot().waiting}} waiting")
-        dice = random.Random(7)
+        rng = random.Random(7)
         client = BatchingClient(echo, parallelism=4, observers=[told]).start()
         def storm(n):
-            signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0002, 0.002))
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0002, 0.002))
             k = 0
             while True:
                 k += 1

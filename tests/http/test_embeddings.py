@@ -51,7 +51,7 @@ def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client
 
 
 def test_a_lone_request_goes_alone_and_at_once(emu: Emulator, client: BatchingClient) -> None:
-    """On an idle client there is nobody to wait for."""
+    """On an idle client there is no other request to wait for."""
     result = client.submit_embedding("alone", dimensions=8).result(30)
     assert result.embedding == vector_for("alone", MODEL, 8)
     assert result.queued < client.config.batch_window

@@ -1,4 +1,4 @@
-"""Limits that nobody configured, over real HTTP: found in the answers, filled and kept.
+"""Limits that are not configured, over real HTTP: found in the answers, filled and kept.
 
 Scaled so that a run takes some five seconds: 6,000 requests a minute with 150 at once, or as many tokens.
 """

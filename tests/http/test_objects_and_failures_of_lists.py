@@ -116,7 +116,7 @@ def test_a_refused_line_of_a_batch_raises_in_its_place_where_that_is_asked_for(
 
 
 def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None:
-    """Nobody reads on, so nothing more is paid than has to be."""
+    """The list is not read on, so nothing more is paid than has to be."""
     with world("openai", tmp_path, rare=60, batch_turnaround=HOUR) as w:
         client = w.process(retries=0)
         w.service.meet = lambda seen: w.refusal(400) if seen.what == "ask" else None

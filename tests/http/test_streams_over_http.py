@@ -21,8 +21,8 @@ SERVICES = {
     "gemini": ("gemini:gemini-flash", {}),
 }
 LONG = " ".join(f"word{number}" for number in range(200))
-"""An answer whose pieces take a second at :data:`PACE`."""
-PACE = 0.003
+"""An answer whose pieces take a second at :data:`PER_TOKEN`."""
+PER_TOKEN = 0.003
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -129,7 +129,7 @@ def test_a_stream_is_never_tried_again_after_its_first_chunk(
 
 def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
     """The service cannot deliver the rest, and the only worker makes the next call."""
-    emu.configure(per_token=PACE)
+    emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     stream = client.stream("long")
     assert LONG.startswith(next(stream))
@@ -143,7 +143,7 @@ def test_closing_in_the_middle_cuts_the_connection(emu: Emulator, client_of: Cli
 
 def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf) -> None:
     """Without a word."""
-    emu.configure(per_token=PACE)
+    emu.configure(per_token=PER_TOKEN)
     client = client_of(parallelism=1)
     for _ in client.stream("long"):
         break
@@ -153,7 +153,7 @@ def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf
 
 def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> None:
     """Their readers hear of it, and no connection stays."""
-    emu.configure(per_token=PACE)
+    emu.configure(per_token=PER_TOKEN)
     client = client_of()
     stream = client.stream("long")
     next(stream)
@@ -205,8 +205,8 @@ def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: Cli
 
 
 def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -> None:
-    """Neither one that is left half-way at the end of the script, nor one nobody began to read."""
-    emu.configure(per_token=PACE)
+    """Neither one that is left half-way at the end of the script, nor one that was never read."""
+    emu.configure(per_token=PER_TOKEN)
     address = {"base_url": emu.base_url, "api_key": "sk-test-of-streams"}
     ended = run_script(
         f"""
@@ -223,7 +223,7 @@ def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -
 @pytest.mark.parametrize("service", sampled(list(SERVICES)))
 def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: str) -> None:
     """It cannot read it, and its end does not close it; the child's own client works."""
-    emu.configure(per_token=PACE)
+    emu.configure(per_token=PER_TOKEN)
     model, options = SERVICES[service]
     url = emu.base_url if model.startswith("openai") else emu.url
     address = {"base_url": url, "api_key": "sk-test-of-streams", **options}

@@ -132,8 +132,8 @@ def test_dependencies_and_other_options_reach_the_run() -> None:
         heard.append(context.deps)
         return "seen"
 
-    agent_call(agent, deps="the books")(REQUEST, 0)
-    assert heard == ["the books"]
+    agent_call(agent, deps="the database")(REQUEST, 0)
+    assert heard == ["the database"]
 
 
 def test_a_factory_gets_request_and_attempt_and_a_bad_output_is_tried_with_the_next_agent() -> None:

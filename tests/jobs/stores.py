@@ -46,7 +46,7 @@ class Bench:
     Args:
         kind: ``sqlite`` or ``postgres``.
         address: a path, or a DSN without a schema.
-        rng: dice for names.
+        rng: random source of names.
     """
 
     def __init__(self, kind: str, address: str, folder: Path) -> None:
@@ -206,7 +206,7 @@ def postgres_server() -> str:
         folder = tempfile.mkdtemp(prefix="sbpg")
         os.chmod(folder, 0o755)  # the server runs as a user of its own when we are root
         server = pgserver.get_server(Path(folder) / "data", cleanup_mode="delete")
-    for setting in ("fsync", "full_page_writes"):  # nobody pulls the plug of a test
+    for setting in ("fsync", "full_page_writes"):  # a test does not lose power
         server.psql(f"ALTER SYSTEM SET {setting} = off")
     server.psql("SELECT pg_reload_conf()")
 

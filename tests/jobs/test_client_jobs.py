@@ -416,7 +416,7 @@ def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
 def test_a_started_client_carries_on_what_is_in_its_store(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Nobody asks it for the job: being started on the store is enough."""
+    """It is not asked for the job: being started on the store is enough."""
     events: list[Event] = []
     remote = Remote(clock, turnaround=1e4)
     first = client_of(remote, store=store)

@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 
 class Bench:
-    """One job on one store, tended until it ends."""
+    """One job on one store, carried on until it ends."""
 
     def __init__(self, store: SqlStore, emu: Emulator, model: str, params: Generation, **policy: Any) -> None:
         options = {"base_url": emu.base_url if model.startswith("openai") else emu.url, "api_key": "k" * 20}
@@ -79,7 +79,7 @@ class Bench:
         )
 
     def until(self, state: ShardState) -> None:
-        """Tend the job until its newest shard is in ``state``."""
+        """Run steps of the job until its newest shard is in ``state``."""
         for _ in range(1000):
             shards = self.store.shards("job-1")
             if shards and shards[-1].state is state:
@@ -88,7 +88,7 @@ class Bench:
         raise AssertionError(f"no shard became {state.value}")
 
     def finish(self) -> JobRow:
-        """Tend the job until it is done."""
+        """Run steps of the job until it is done."""
         for _ in range(20_000):
             job = self.store.job("job-1")
             assert job is not None

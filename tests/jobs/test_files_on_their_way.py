@@ -25,7 +25,7 @@ LONG = 1e6
 def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by a process that had the job before and tidies late; it is no trouble worth a word."""
+    """As by a process that had the job before and deletes late; it is not reported."""
     store_results, left = collect.store_results, [1]
 
     def robbed(work: StepContext, shard: ShardRow, paths: list[Path]) -> collect.ResultTotals:

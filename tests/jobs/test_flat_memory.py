@@ -86,7 +86,7 @@ class Process:
         self._submitted = 0
 
     def run_jobs(self, count: int) -> None:
-        """Submit jobs, and wait until all have ended and nobody owns them."""
+        """Submit jobs, and wait until all have ended and none has an owner."""
         shared = Shared(Generation())
         for _ in range(count):
             self._submitted += 1
@@ -190,7 +190,7 @@ class WatchedJobs:
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
-    """Nor its thread, once nobody waits."""
+    """Nor its thread, once there is no waiter."""
     service = WatchedJobs(process.store, process.clock)
     process.supervisor.start()
     process.run_jobs(1)

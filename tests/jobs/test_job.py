@@ -144,7 +144,7 @@ def test_results_come_while_others_are_still_out(
 def test_a_job_of_a_stopped_client_can_be_looked_at_and_is_not_waited_for_in_vain(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Who waits hears at once that nobody carries it on, and how to go on."""
+    """A waiter is told at once that no client carries it on, and how to go on."""
     client = client_of(Remote(clock, turnaround=1000.0), store=store)
     job = client.submit_batch(prompts(3))
     client.stop(timeout=0)
@@ -200,7 +200,7 @@ def test_cancelling_a_future_leaves_the_job_alone(
 def test_a_callback_may_raise_block_or_stop_the_client(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Nobody else is hurt: other callbacks, futures and the job go on."""
+    """Other callbacks, futures and the job go on."""
     client = client_of(Remote(clock), store=store)
     job = client.submit_batch(prompts(5))
     seen: list[JobStatus] = []

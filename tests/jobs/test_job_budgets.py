@@ -131,7 +131,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
 
 
 def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
-    """Nothing keeps a late create of Anthropic's out, so what it may cost stays pledged: there is no more."""
+    """A late create of Anthropic's cannot be fenced, so what it may cost stays reserved."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}
     with market("anthropic", tmp_path, **late, **named) as w:
@@ -194,7 +194,7 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) ->
         results = w.results(job)
         assert len(results) == count
         assert paid(w) <= budget + TINY
-        w.pass_time(HOUR)  # what lands late is counted, too
+        w.pass_time(HOUR)  # a late create is counted, too
         assert paid(w) <= budget + TINY
         assert client.spent <= budget + TINY
 
@@ -208,12 +208,12 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
         client = buyer(w, budget=0.4)
         job = client.submit_batch(texts(40), budget="0.35 USD")
         with w.flowing(), pytest.raises(BudgetExceeded):
-            client.submit(texts(1, "beside")[0], max_tokens=100).result().raise_for_error()
+            client.submit(texts(1, "direct")[0], max_tokens=100).result().raise_for_error()
         assert answered(w.results(job)) == 40
         w.pass_time(10 * MINUTE)
         assert client.spent == pytest.approx(paid(w))
         with w.flowing():
-            assert client.submit(texts(1, "beside")[0], max_tokens=100).result().ok
+            assert client.submit(texts(1, "direct")[0], max_tokens=100).result().ok
             rest = list(client.map(iter(texts(60, "after"))))
         assert 0 < answered(rest) < 60
         assert client.spent == pytest.approx(paid(w))

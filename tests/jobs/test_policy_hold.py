@@ -135,7 +135,7 @@ def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
 def test_each_way_to_wait_for_a_held_job_tells_it(
     start: Callable[[float | None], tuple[Job, Lost]], events: list[Event], clock: VirtualClock
 ) -> None:
-    """Nobody waited while it became held."""
+    """There is no waiter while it becomes held."""
     job, _ = start(None)
     clock.sleep(5 * MINUTE)
     assert job.status().state == "held"
@@ -165,7 +165,7 @@ def refused(_: str) -> str:
 def test_a_batch_that_is_found_late_answers_the_question(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
-    """Nobody has to resume a job that knows again what became of its creates."""
+    """A job whose creates are all accounted for again need not be resumed."""
     job, lost = start(4 * MINUTE)
     assert job.wait(8 * MINUTE).completed == 3
     assert lost.sizes == [1, 1, 1]

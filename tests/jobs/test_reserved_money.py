@@ -199,7 +199,7 @@ def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: B
     budget.calls.settle(budget.calls.reserve(3.0), 2.0)
     assert budget.calls.short(3.0) is not None
     assert budget.fell_short(0)
-    budget.store([result(0, "unrun", cost=None)], at=1.0)  # nobody told what it cost
+    budget.store([result(0, "unrun", cost=None)], at=1.0)  # its cost is unknown
     assert seen(store, job) == (0.0, 2.0)
     assert budget.reserve(store.claim_realtime(lease, 1)) == {}
     assert seen(store, job) == (0.0, 6.5)  # more is reserved for it than the first time

@@ -508,7 +508,7 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
 
 def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_cleaned_up(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
-    tidy, lease = started(store, bench, 1)
+    settled, lease = started(store, bench, 1)
     shard = ingesting(store, bench, lease, 0)
     shard = store.advance(lease, shard, ShardState.INGESTING, batch_id="b-1")
     store.ingest(lease, shard, [result(0)], at=1.0)
@@ -520,9 +520,9 @@ def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_cleaned_up(benc
     store.note(lease_3, "?", hold=True)
     for one in (lease, lease_2, lease_3):
         store.release(one)
-    assert [job.id for job in other.claimable()] == [fresh.id, held.id, tidy.id]
+    assert [job.id for job in other.claimable()] == [fresh.id, held.id, settled.id]
     assert [job.id for job in other.claimable(limit=1)] == [fresh.id]
-    again = other.claim(tidy.id, 60)
+    again = other.claim(settled.id, 60)
     assert again is not None
     other.advance(again, shard, ShardState.SETTLED, cleaned_up=True)
     other.release(again)
@@ -1071,10 +1071,10 @@ def test_answers_of_a_orphan_are_used_for_items_that_have_none(store: SqlStore, 
     again = ingesting(store, bench, lease, 0, 1)
     store.ingest(lease, again, [result(0, text=b"new")], at=2.0)
     told = store.ingest(
-        lease, orphan, [*(result(ix, text=b"ghost") for ix in (0, 1, 2)), result(3, "again")], at=3.0
+        lease, orphan, [*(result(ix, text=b"orphan") for ix in (0, 1, 2)), result(3, "again")], at=3.0
     )
     assert (told.final, told.doubled) == ((1, 2), (0,))
-    assert [(r.ix, r.body) for r in store.results(job.id)] == [(0, b"new"), (1, b"ghost"), (2, b"ghost")]
+    assert [(r.ix, r.body) for r in store.results(job.id)] == [(0, b"new"), (1, b"orphan"), (2, b"orphan")]
     assert [u.ix for u in store.unsettled(again.id)] == []
     late = store.ingest(lease, again, [result(1, text=b"late")], at=4.0)
     assert late.doubled == (1,)
@@ -1237,8 +1237,8 @@ def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_
     store.advance(far, store.plan(far, bench.shard(0)), ShardState.READY, batch_id="far")
     given_up = led(store, lease, store.plan(lease, bench.shard(2)), ShardState.UNCERTAIN)
     dead = store.discard(lease, given_up, items=ItemState.OPEN, tried=False, note="", at=1.0)
-    store.advance(lease, dead, ShardState.DEAD, candidate="ghost")
-    asked = ["ours", "maybe", "alien", "ghost", "new", "far"]
+    store.advance(lease, dead, ShardState.DEAD, candidate="orphan")
+    asked = ["ours", "maybe", "alien", "orphan", "new", "far"]
     assert store.claimed_batches("scope-1", asked) == {"ours", "maybe"}
     assert store.claimed_batches("scope-1", []) == set()
 

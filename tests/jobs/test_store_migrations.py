@@ -100,7 +100,7 @@ def test_a_newer_store_is_refused_with_advice_and_left_as_it_is(bench: Bench) ->
 
 
 def test_a_store_of_the_present_form_is_opened_without_a_write(bench: Bench) -> None:
-    """So that looking at jobs works on a full disk and beside any writer."""
+    """So that looking at jobs works on a full disk and next to any writer."""
     bench.open()
     with bench.writing("UPDATE schema_version SET version = version"):
         assert bench.open(busy_timeout=0.2).jobs() == []

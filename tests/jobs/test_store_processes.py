@@ -251,7 +251,7 @@ hear()
 
 
 def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench, start: Start) -> None:
-    """What threads of the parent hold inside of the database's library is nobody's in a child."""
+    """Locks that threads of the parent hold inside the database's library are never released in a child."""
     store = bench.open()
     parent = start(BUSY, 15)
     assert parent.hear() == "{'0'}"

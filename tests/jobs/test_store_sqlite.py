@@ -194,7 +194,7 @@ def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wa
 
 
 def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) -> None:
-    """A file whose form is old needs a write; one of the present form opens beside any writer."""
+    """A file whose form is old needs a write; one of the present form opens next to any writer."""
     filled(bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")

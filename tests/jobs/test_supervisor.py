@@ -322,7 +322,7 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
 
 
 def test_a_finished_job_is_released(scene: Scene) -> None:
-    """Nobody renews it any more, and it has no owner."""
+    """Its lease is no longer renewed, and it has no owner."""
     job_id = scene.accept("a")
     scene.script = lambda *_: StepResult(finished=True)
     supervisor = scene.supervisor()
@@ -373,7 +373,7 @@ def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
 
 
 def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
-    """Its lock is free, so nobody waits for its lease; the epoch says that there was another owner."""
+    """Its lock is free, so its lease need not expire first; the epoch says that there was another owner."""
     job_id = scene.accept("a")
     dead = scene.another_store()
     assert dead.claim(job_id, 1e9) is not None
@@ -389,7 +389,7 @@ def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
 
 
 def test_a_job_that_runs_in_a_living_process_is_left_to_it(scene: Scene) -> None:
-    """Two keepers, twelve jobs: each job has one owner, and all are tended."""
+    """Two supervisors, twelve jobs: each job has one owner, and all are carried on."""
     ids = [scene.accept(f"{number}") for number in range(12)]
     scene.script = lambda *_: StepResult(scene.clock.wall() + 5.0)
     supervisors = [scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)]

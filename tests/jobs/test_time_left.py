@@ -1,4 +1,4 @@
-"""The time that the status of a job says is left, beside what it took."""
+"""The time that the status of a job says is left, compared with what it took."""
 
 from __future__ import annotations
 

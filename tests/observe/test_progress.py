@@ -277,7 +277,7 @@ def test_an_outage_without_a_known_end_is_noted_without_a_time(
 
 
 def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, clock: ManualClock) -> None:
-    """A terminal obeys escape sequences; nobody else shall write them."""
+    """A terminal obeys escape sequences, so texts of others are escaped."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
     progress.note("model \x1b]0;owned\x07\n100% \u202e")

@@ -195,7 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_waiter_ends_once(self) -> None:
-        """Nobody is settled twice or told twice to be cancelled, and nobody both."""
+        """No future is settled twice or cancelled twice, and none is both."""
         assert all(count == 1 for count in self.told.values())
         assert all(count == 1 for count in self.ends.values())
         assert not any(waiter.future.cancelled() and self.ends[waiter.request_id] for waiter in self.waiters)

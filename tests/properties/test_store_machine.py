@@ -234,7 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
         who=st.integers(0, 1),
         pick=picks,
     )
-    def trouble(self, what: str, who: int, pick: int) -> None:
+    def incident(self, what: str, who: int, pick: int) -> None:
         """Something that does not lead a job on; all together they are as likely as one step that does."""
         getattr(self, what)(who, pick)
 
@@ -251,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
     def work(self, seed: int) -> None:
         """Steps that lead jobs on, several at once: deaths and thefts are rarer than they."""
         self.rng.seed(seed)
-        verbs = (self.plan, self.hurry, self.advance, self.ingest, self.ingest, self.settle, self.answer)
+        verbs = (self.plan, self.expedite, self.advance, self.ingest, self.ingest, self.settle, self.answer)
         for _ in range(6):
             self.rng.choice(verbs)(self.rng.getrandbits(32))
             self.claim_realtime(self.rng.getrandbits(32), self.rng.randint(1, 5))
@@ -456,7 +456,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owned_shard(0, is_on_its_way))
     @rule(pick=picks)
-    def hurry(self, pick: int) -> None:
+    def expedite(self, pick: int) -> None:
         """A shard takes the straight road to its results."""
         found = self.owned_shard(pick, is_on_its_way)
         if found is None:

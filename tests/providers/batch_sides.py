@@ -44,7 +44,7 @@ def claude_batch(status: str = "in_progress", name: str = "msgbatch_1", **change
 def gemini_batch(
     state: str | None = "BATCH_STATE_RUNNING", name: str = "abc1", top: Any = None, **changes: Any
 ) -> dict[str, Any]:
-    """A batch as the Gemini API tells it: an operation. ``top`` are fields beside the metadata."""
+    """A batch as the Gemini API tells it: an operation. ``top`` are fields next to the metadata."""
     metadata = {
         "@type": "type.googleapis.com/google.ai.generativelanguage.v1main.GenerateContentBatch",
         "name": f"batches/{name}",

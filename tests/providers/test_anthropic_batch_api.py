@@ -63,7 +63,7 @@ def line_of(result, wire_id="n-0") -> Line:
     ],
 )
 def test_a_state_is_read_from_its_word_and_the_counts(api, word, given, state):
-    """What has ended has a result for each request; a word nobody knows has not ended."""
+    """What has ended has a result for each request; an unknown state has not ended."""
     found = looked_at(api, status=word, request_counts=given)
     assert found.state is state
     assert found.outputs == (("/v1/messages/batches/msgbatch_1/results",) if state.ended else ())

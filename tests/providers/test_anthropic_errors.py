@@ -98,7 +98,7 @@ def test_a_rate_limit_says_when_to_come_back_and_what_is_left(serve):
 
 
 def test_a_server_that_asks_to_wait_for_days_is_not_believed(serve):
-    """The SDK would sleep as long as it is told; here the wait is clamped, and nobody sleeps."""
+    """The SDK would sleep as long as it is told; here the wait is clamped, and no thread sleeps."""
     found = fails(serve, says(error("rate_limit_error"), "429 X", retry_after="864000"))
     assert found.retry_after == 600.0
 

@@ -85,7 +85,7 @@ def test_the_old_version_sends_sampling_parameters(serve):
 
 
 def test_stop_schema_and_further_fields_are_sent(serve):
-    """A schema goes beside what extra says of the output; extra itself is passed through."""
+    """A schema goes next to what extra says of the output; extra itself is passed through."""
     body, _, _ = sent(
         serve,
         stop=("END",),

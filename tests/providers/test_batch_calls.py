@@ -61,7 +61,7 @@ def test_a_batch_from_the_create_to_the_last_result(side, tmp_path):
 
 
 def test_requests_that_cannot_be_run_fail_alone(side, tmp_path):
-    """A wrong one is final, a stumble of the service's may go again, what was not run says so."""
+    """A wrong request is final, a failure of the service may be retried, what was not run says so."""
     faults = {1: "item_invalid", 2: "item_error"}
     with world(side, batch_line_fault_for=lambda _index, position, _id: faults.get(position, ())) as (_, api):
         batch = ended(api, create(api, tmp_path, requests(4)))
@@ -263,7 +263,7 @@ def test_results_that_do_not_come_whole_are_an_error(api, side, script, code):
 
 
 def test_results_that_a_gateway_compressed_are_unpacked(api, side):
-    """Nobody asked for it, but they are paid for."""
+    """It was not asked for, but it is paid for."""
     data = b'{"line": 1}\n' * 50_000
     batches, _ = api(says(gzip.compress(data), content_encoding="gzip"))
     assert read(batches, side) == data

@@ -1,4 +1,4 @@
-"""One create, and what its outcome says: certainly nothing, or nobody knows. Anthropic and Gemini alike."""
+"""One create, and what its outcome says: certainly nothing, or unknown. Anthropic and Gemini alike."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_refusal_of_the_providers_own_says_that_nothing_was_created(api, side,
 
 @pytest.mark.parametrize("status", [302, 408, 409, 500, 502, 503, 504, 529])
 def test_any_other_status_leaves_it_open(api, side, tmp_path, status):
-    """A server that stumbles may have stumbled after the create."""
+    """A server that fails may have failed after the create."""
     batches, server = api(
         says(side.refusal(status), f"{status} No", location="/elsewhere", x_should_retry="true")
     )

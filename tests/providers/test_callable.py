@@ -37,7 +37,7 @@ def test_an_answer_is_passed_on():
 
 
 def test_a_coroutine_is_refused():
-    """Nobody would run it; the error says what to do."""
+    """It would never run; the error says what to do."""
 
     async def later(request, attempt):
         return "x"

@@ -33,7 +33,7 @@ def test_redirects_are_not_followed(serve, reach, service, status):
 
 
 def test_a_web_page_is_not_the_provider(serve, reach):
-    """A captive portal answers 200 with a page: no answer, and nobody pays for it twice."""
+    """A captive portal answers 200 with a page: that is no answer, and it is not paid for twice."""
     for script in (says("<!doctype html><p>Sign in"), says("hi", content_type="text/html; charset=utf-8")):
         found = fails(reach(serve(script)))
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.INVALID_RESPONSE, "html", True)

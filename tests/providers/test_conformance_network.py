@@ -83,7 +83,7 @@ def test_a_lost_answer_may_have_been_billed(serve, reach, script):
 
 
 def test_a_refused_connection_was_not_billed(service):
-    """Nobody listens: a definite failure."""
+    """No server listens: a definite failure."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     found = fails(service.at(f"http://127.0.0.1:{port}"))
@@ -115,7 +115,7 @@ def test_a_cut_body_is_never_an_answer(serve, reach, service, framing):
 
 
 def test_a_compressed_answer_is_understood(serve, reach, service):
-    """Some gateways compress although nobody asked for it."""
+    """Some gateways compress although it was not asked for."""
     server = serve(says(gzip.compress(service.body()), content_encoding="gzip"))
     assert ask(reach(server)).text == "Lima"
     assert server.requests[0].headers["accept-encoding"] == "identity"
@@ -205,7 +205,7 @@ def test_closing_ends_calls_under_way(serve, reach, service):
 
 
 def test_making_a_provider_makes_nothing_else(service):
-    """No lock, thread, socket or SDK before it is opened; opening imports the SDK and connects to nobody."""
+    """No lock, thread, socket or SDK before it is opened; opening imports the SDK and makes no connection."""
     code = f"""
 import socket, sys, threading
 made = []
@@ -298,7 +298,7 @@ class TestForks:
         assert server.connections == 3  # the parent's two, and the child's own
 
     def test_a_child_needs_no_hook_to_make_its_own(self, serve, reach, service, monkeypatch):
-        """What is opened is compared with the process at each use, also where nobody was told of the fork."""
+        """What is opened is compared with the process at each use, also where no hook ran at the fork."""
         monkeypatch.setattr("smartbatch.providers.http.transport.Transport.after_fork", lambda self: None)
         server = serve(says(service.answer("Lima")))
         provider = reach(server)

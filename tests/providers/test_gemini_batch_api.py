@@ -71,7 +71,7 @@ def line_of(kind=Kind.GENERATE, **fields) -> Line:
     ],
 )
 def test_a_state_is_read_from_its_word(api, prefix, word, state):
-    """Under each of its names; a word nobody knows has not ended."""
+    """Under each of its names; an unknown state has not ended."""
     found = looked_at(api, prefix + word, output=OUTPUT)
     assert (found.state, found.word) == (state, word)
 

@@ -75,7 +75,7 @@ def test_parameters_have_the_apis_names(serve, connect_gemini):
 
 
 def test_a_schema_is_sent_natively(serve, connect_gemini):
-    """A JSON schema needs the type of the answer beside it."""
+    """A JSON schema needs the type of the answer next to it."""
     config = sent(serve, connect_gemini, schema=SCHEMA)["generationConfig"]
     assert config == {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
 

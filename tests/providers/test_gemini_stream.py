@@ -31,7 +31,7 @@ def sends(data: bytes, *, cut: bool = False):
 
 
 def unframed(*chunks: object) -> bytes:
-    """The same events in a body that ends with its connection: nobody can tell an end from a cut."""
+    """The same events in a body that ends with its connection: an end cannot be told from a cut."""
     return (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + sse(*chunks).partition(b"\r\n\r\n")[2]
     )

@@ -316,15 +316,15 @@ def test_a_create_whose_answer_is_lost_is_unknown(api, script):
 
 
 def test_a_create_that_reached_nobody_created_nothing(serve, connect):
-    """Refused connections, unknown names, certificates nobody trusts, no time left, a closed provider."""
+    """Refused connections, unknown names, untrusted certificates, no time left, a closed provider."""
     server = serve(says(described()), tls=True)
     untrusted = connect(server).batches()
     found = fails(lambda: untrusted.create(creation(), 5))
     assert (found.code, found.maybe_billed) == ("tls", False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    nobody = OpenAIProvider(api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1").batches()
-    gone = fails(lambda: nobody.create(creation(), 5))
+    unreachable = OpenAIProvider(api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1").batches()
+    gone = fails(lambda: unreachable.create(creation(), 5))
     assert (gone.code, gone.maybe_billed) == ("refused", False)
     provider = OpenAIProvider(api_key=KEY, base_url="https://nowhere.invalid/v1")
     nowhere = provider.batches()

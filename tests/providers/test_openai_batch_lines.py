@@ -104,7 +104,7 @@ def test_what_became_of_a_request_without_an_answer(said, outcome, kind):
 
 
 def test_an_answer_that_may_have_been_billed_says_so():
-    """Status 0 and gateway time-outs: nobody knows."""
+    """Status 0 and gateway time-outs: whether it ran is unknown."""
     assert read(result_line(0, "")).error.maybe_billed
     assert read(result_line(504, "")).error.maybe_billed
     assert not read(result_line(500, error("oh"))).error.maybe_billed

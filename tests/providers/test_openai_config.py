@@ -140,7 +140,7 @@ def test_the_output_cap_is_named_as_the_place_knows_it():
 
 
 def test_a_proxy_over_tls_is_refused(monkeypatch):
-    """Better a clear error than a connection nobody tested."""
+    """An option that is not tested is refused with a clear error."""
     monkeypatch.setenv("https_proxy", "https://me:secret-pass@proxy.example:443")
     with pytest.raises(ConfigError, match="proxy") as caught:
         OpenAIProvider(KEY)

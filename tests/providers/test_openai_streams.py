@@ -125,7 +125,7 @@ def test_a_connection_is_used_again_after_a_clean_end(serve: Serve, connect: Con
 
 
 def test_a_connection_is_not_used_again_after_a_broken_stream(serve: Serve, connect: Connect) -> None:
-    """Nobody knows what would come next on it."""
+    """What would come next on it is unknown."""
     server = serve(begins(said("Li"), data("no object")), streams(*LIMA))
     provider = connect(server)
     assert error_of(stream(provider)).kind is ErrorKind.INVALID_RESPONSE

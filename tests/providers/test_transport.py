@@ -35,7 +35,7 @@ def test_connections_are_kept_alive(serve, connect):
 
 
 def test_connections_idle_for_a_minute_are_closed_by_us(serve):
-    """The next call gets a new one, and those that nobody takes any more are closed as well."""
+    """The next call gets a new one, and those that are no longer used are closed as well."""
     both = threading.Barrier(2)
 
     def answers(exchange) -> None:
@@ -145,7 +145,7 @@ def test_what_is_not_http_is_an_invalid_response(serve, connect, answer):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
 def test_compressed_answers_are_decoded(serve, connect, encoding):
-    """A server may compress although nobody asked."""
+    """A server may compress without being asked."""
     body = json.dumps(chat()).encode()
     packed = zlib.compress(body) if encoding == "deflate" else gzip.compress(body)
     server = serve(says(packed, content_encoding=encoding))
@@ -317,7 +317,7 @@ def test_more_calls_than_connections_wait_for_one(serve, connect):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_exits_although_the_pools_lock_was_held(serve, connect):
-    """urllib3 empties its queue at exit; the child's copy has a lock nobody holds."""
+    """urllib3 empties its queue at exit; the child's copy has a lock that no thread of its own holds."""
     provider = connect(serve(says(chat())))
     ask(provider)
     queue = provider.network.realtime._pool.get()._pool.pool

@@ -69,7 +69,7 @@ def test_a_failed_requests_future_raises_its_error(clock: VirtualClock, client_o
 
 
 def test_a_request_is_cancelled_before_its_call_starts(scene: Scene) -> None:
-    """It never reaches the provider, and books and events know it."""
+    """It never reaches the provider, and counts and events include it."""
     waiting = scene.client.submit("waiting")
     assert waiting.cancel()
     assert waiting.cancelled()

@@ -23,7 +23,7 @@ ClientOf = Callable[..., BatchingClient]
 def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """Its caller will never see the future, so nobody would read the answer."""
+    """Its caller never gets the future, so the answer would not be read."""
 
     def observer(event: Event) -> None:
         if isinstance(event, RequestSubmitted):
@@ -44,7 +44,7 @@ def test_a_submit_that_is_interrupted_at_its_end_sends_nothing(
 def test_an_interrupted_cancel_leaves_nothing_to_wait_for(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second Ctrl-C lands in the middle of cancelling: a stop without limit returns all the same."""
+    """A second Ctrl-C comes in the middle of cancelling: a stop without limit returns all the same."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():

@@ -22,7 +22,7 @@ def factory(
     calibration: Callable[[str, Kind], Calibration] = lambda *_: Calibration(),
     **settings: object,
 ) -> LaneFactory:
-    """A factory whose lanes nobody serves."""
+    """A factory whose lanes are not served."""
     return LaneFactory(
         RealtimeSetup(BatchingConfig(**settings), clock, calibration=calibration), lambda _: None
     )

@@ -19,7 +19,7 @@ ClientOf = Callable[..., BatchingClient]
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """What dies here dies because nobody refers to it."""
+    """What is collected here is collected because no reference is left."""
     gc.collect()
     gc.disable()
     yield

@@ -847,7 +847,7 @@ def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: C
 
 
 def test_the_mock_streams_word_by_word(clock: VirtualClock, client_of: ClientOf) -> None:
-    """With its latency before the first, its pace between them, and failures where they are wanted."""
+    """With its latency before the first, its time per token between them, and the failures asked for."""
     mock = MockProvider(
         {"q": "one two three"},
         latency=1.0,

@@ -1,4 +1,4 @@
-"""An error that goes no further is logged: nobody else would hear of it."""
+"""An error that is not raised is logged: it is not reported otherwise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entries(log: io.StringIO) -> list[tuple[str, str]]:
 def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
     clock: VirtualClock, log: io.StringIO
 ) -> None:
-    """The reader has closed the stream, so there is nobody to raise it to."""
+    """The reader has closed the stream, so it cannot be raised there."""
 
     def close() -> None:
         raise OSError("already gone")

@@ -100,7 +100,7 @@ def test_where_all_fits_at_once_nothing_is_said(tmp_path: Path) -> None:
     st.integers(1, 20),
 )
 def test_rounds_send_everything_there_is_room_for(
-    requests: int, room: float, most: float, each: float, largest: int, beside: int
+    requests: int, room: float, most: float, each: float, largest: int, parallel: int
 ) -> None:
     rounds = rounds_of(requests, room, most, each)
     assert 0 <= rounds.unsent <= requests
@@ -108,10 +108,10 @@ def test_rounds_send_everything_there_is_room_for(
     assert rounds.fit * most <= room + 1e-6
     if rounds.unsent:  # not even one more fits
         assert room - (requests - rounds.unsent) * min(each, most) < most
-    offer = BatchOffer(times=Times(), cost=None, most=largest, at_a_time=beside)
+    offer = BatchOffer(times=Times(), cost=None, most=largest, at_a_time=parallel)
     cut = rounds.cut(offer, requests)
     assert cut.most <= largest
-    assert 1 <= cut.at_a_time <= beside
+    assert 1 <= cut.at_a_time <= parallel
     assert cut.finish(requests, 0.5) >= offer.finish(requests, 0.5)
 
 

@@ -46,8 +46,8 @@ def check_members(
     tx: Transaction, shard: ShardRow, items: Mapping[int, ItemAt], results: Sequence[NewResult]
 ) -> None:
     """Raise ValueError for a result of an item that was never in the shard."""
-    doubtful = {result.ix for result in results if items.get(result.ix, (0, None))[1] != shard.no}
-    if doubtful and (foreign := doubtful.difference(positions(tx, shard.id)[1])):
+    unexpected = {result.ix for result in results if items.get(result.ix, (0, None))[1] != shard.no}
+    if unexpected and (foreign := unexpected.difference(positions(tx, shard.id)[1])):
         raise ValueError(f"item {min(foreign)} is not in shard {shard.id}")
 
 

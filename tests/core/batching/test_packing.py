@@ -1,4 +1,4 @@
-"""Several prompts in one: nobody gets another's answer, whatever the prompts say and the reply looks like."""
+"""Several prompts in one: none gets the answer of another, whatever the prompts and the reply contain."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class TestSharing:
         assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0])] == [2, 2]
 
     def test_missing_answers_weigh_as_the_mean(self) -> None:
-        """What was billed for an answer nobody can read is still somebody's."""
+        """What was billed for an unreadable answer is still charged to a request."""
         assert usage_weights(["abcdefgh", None, "abcd" * 4]) == [2, 3, 4]
         assert usage_weights([None, None]) == [1, 1]
 

@@ -67,7 +67,7 @@ def test_a_returning_majority_does_not_wait_for_the_others() -> None:
 
 
 def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
-    """After a call of eight, who is back first waits until nobody came for 4 ms, or until all are back."""
+    """After a call of eight, the first request waits until none came for 4 ms, or until all are back."""
     back = {"in_flight": 0, "expected": 8, "last_finished": 100.0, "newest": 100.0}
     assert ready(waiting(1, **back)) == pytest.approx(100.004)
     assert ready(waiting(1, **back | {"newest": 100.003})) == pytest.approx(100.007)
@@ -99,7 +99,7 @@ def test_an_urgent_request_a_flush_or_a_full_batch_closes_the_window(reason: dic
 
 
 def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
-    """With a size of one there is nobody to wait for."""
+    """With a size of one there is no other request to wait for."""
     assert ready(waiting(1), window=Window(max_size=1)) == 100.0
 
 
@@ -123,7 +123,7 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     seconds: float,
     max_wait: float,
 ) -> None:
-    """Whatever waits, the time returned is at most the oldest one's max wait, and never in doubt."""
+    """Whatever waits, the time returned is at most the oldest one's max wait, and always known."""
     window = Window(seconds=seconds, max_size=10, min_size=2, max_wait=max_wait)
     opened, now = 1000.0, 1000.0 + age
     view = Waiting(

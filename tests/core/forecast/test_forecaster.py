@@ -239,7 +239,7 @@ class TestAChange:
         assert 2.15 < forecaster.quantile(0.95, 1, NOW + 1200) < 2.4
 
     def test_twice_a_little_is_no_change(self) -> None:
-        """A call of exactly a second that then takes 1.1 is noticed by nobody."""
+        """A call of exactly a second that then takes 1.1 is not noticed."""
         forecaster = Forecaster(Prior.of(1.0, 1.2))
         changes = [forecaster.observe(Observation(1, 1.0 if n < 100 else 1.1, NOW + n)) for n in range(200)]
         assert changes == [None] * 200
@@ -288,7 +288,7 @@ class TestOneMoment:
 
 class TestWhatWasGivenUp:
     def test_batches_that_were_cancelled_make_forecasts_longer(self) -> None:
-        """Else nobody would learn that batches became slow: only the fast ones ever end."""
+        """Otherwise slow batches would not be learned: only the fast ones end."""
         forecaster, rng = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
         for n in range(30):
             forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))

@@ -140,7 +140,7 @@ def test_pauses_are_spread_between_half_and_whole() -> None:
 
 
 def test_a_probe_that_never_comes_back_counts_as_failed() -> None:
-    """It is not half-open for ever, and when the probe does come back nobody listens."""
+    """It is not half-open for ever, and a probe that comes back later is ignored."""
     breaker = opened()
     lost = breaker.take(1.0, 31.0)
     assert breaker.look(30.9) == 31.0

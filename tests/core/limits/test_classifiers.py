@@ -1,4 +1,4 @@
-"""Own error classifiers have the last word, and their mistakes hurt nobody."""
+"""Own error classifiers decide last, and their errors do not end a worker."""
 
 from __future__ import annotations
 

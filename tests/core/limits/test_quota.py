@@ -54,7 +54,7 @@ def test_no_window_ever_holds_more_than_the_bucket_and_its_refill(
 def test_a_waiter_may_go_at_the_time_it_was_told(
     capacity: float, rate: float, cost: float, start: float
 ) -> None:
-    """Rounding never turns it away, so nobody spins."""
+    """Rounding never refuses it, so no worker spins."""
     bucket = Bucket(capacity, rate, start)
     bucket.take(start, capacity)
     at = bucket.look(start, cost)
@@ -113,7 +113,7 @@ def test_a_failed_call_keeps_its_request_and_settles_its_tokens() -> None:
 
 @given(st.floats(0.0, 5000.0), st.floats(0.0, 1e6))
 def test_a_dropped_call_restores_exactly_what_it_took(tokens: float, now: float) -> None:
-    """It was never sent, so nobody counted it."""
+    """It was never sent, so it is not counted."""
     limit = quota(max_rpm=60, max_tpm=6000)
     limit.take(now, 3000)
     before = [limit.look(now, cost) for cost in (0, 1000, 3000, 6000)]

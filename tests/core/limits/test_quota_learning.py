@@ -176,7 +176,7 @@ def test_a_limit_that_refuses_again_is_kept_without_bursts() -> None:
 
 
 def test_a_refusal_that_a_reported_limit_explains_proves_no_other() -> None:
-    """No pace and no slow start: the level says when to go on."""
+    """No pacing and no slow start: the level says when to go on."""
     quota, rng = Quota(), random.Random(1)
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     for call in [quota.take(0.0, 0.0) for _ in range(64)]:
@@ -240,7 +240,7 @@ def test_what_the_server_charges_beyond_the_estimate_is_learned() -> None:
 
 
 def test_a_call_that_was_not_sent_is_given_back_to_the_reported_limits() -> None:
-    """Nobody counted it."""
+    """It was not counted."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 1))
     call = quota.take(0.0, 0.0)

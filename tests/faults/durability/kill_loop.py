@@ -38,7 +38,7 @@ SLOWEST = 8.0
 RESTARTS = 5
 """Lives in a row that may come and go without any progress."""
 PATIENCE = 40.0
-"""Seconds the last job has to end once nobody is killed any more."""
+"""Seconds the last job has to end once no worker is killed any more."""
 
 
 @frozen(kw_only=True)

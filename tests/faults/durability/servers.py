@@ -10,7 +10,7 @@ from benchmarks.server import emulator
 __all__ = ["LATEST", "LIST_LAG", "faulty_emulator"]
 
 LATEST = 1.5
-"""Seconds after which a late create has landed."""
+"""Seconds after which a late create exists."""
 LIST_LAG = 0.8
 """Seconds after which every batch is in the list."""
 

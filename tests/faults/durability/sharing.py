@@ -186,7 +186,7 @@ class SharingRun:
         lost = {job for job, owner in owners.items() if owner == frozen.pid}
         signal.pidfd_send_signal(killed.fd, signal.SIGKILL)
         began = time.monotonic()
-        # longer on a machine so busy that nobody has taken a job by then
+        # longer on a machine so busy that no process has taken a job by then
         while (took := time.monotonic() - began) < self.plan.freeze or (
             not self.taken_over and took < 2 * self.plan.freeze
         ):

@@ -97,7 +97,7 @@ WRITES = frozenset(
         "remember",
     }
 )
-"""The commits that matter. Leases and observed turnarounds are written beside the protocol."""
+"""The commits that matter. Leases and observed turnarounds are written outside the protocol."""
 
 
 class CrashingStore:
@@ -174,5 +174,5 @@ _STEPS = (
 
 
 def step_of(name: str) -> str | None:
-    """Return the step of the protocol (K1 to K24) a point belongs to; ``None`` for one beside it."""
+    """Return the step of the protocol (K1 to K24) a point belongs to; ``None`` for one outside it."""
     return next((step for begin, step in _STEPS if name.startswith(begin)), None)

@@ -43,9 +43,9 @@ class Disk:
 
 
 @cache
-def _empty(beside: str) -> bytes:
+def _empty(folder: str) -> bytes:
     """Return an empty store as the real one makes it."""
-    place = os.path.join(beside, f"smartbatch-sim-template-{os.getpid()}.db")
+    place = os.path.join(folder, f"smartbatch-sim-template-{os.getpid()}.db")
     try:
         open_store(place, wall=lambda: 0.0, rng=Random(0)).close()
         made = sqlite3.connect(place)

@@ -16,7 +16,7 @@ __all__ = ["FaultPlan"]
 
 _ODDITIES = ("shuffled", "results_unavailable", "cut_download", "odd_status", "cancel_completes")
 _SECONDS, _MINUTES = 60.0, 20 * MINUTE
-"""How late a create lands at most: seven in ten within seconds, the others within minutes."""
+"""How late a create appears at most: seven in ten within seconds, the others within minutes."""
 
 
 class FaultPlan:
@@ -88,7 +88,7 @@ class FaultPlan:
         return tuple(met)
 
     def late_by(self, backend: BatchBackend, index: int) -> None:
-        """Choose within how many seconds create ``index`` lands if it is late."""
+        """Choose within how many seconds create ``index`` appears if it is late."""
         far = Random(f"{self._seed} late {index}").random() < 0.3
         backend.configure(evolve(self.settings, batch_late_seconds=_MINUTES if far else _SECONDS))
 
@@ -104,6 +104,6 @@ class FaultPlan:
             return None
         names = ["missing_lines", "malformed_lines", "foreign_lines", "item_error", "item_invalid"]
         names.append("status_zero" if self._flavour.api == "openai" else "no_usage")
-        if "shuffled" not in met:  # else the wrong one of two may come first, which nobody can tell
+        if "shuffled" not in met:  # else the wrong one of two may come first, which cannot be told
             names.append("doubled_lines")
         return rng.choice(names)

@@ -74,7 +74,7 @@ class _Future:
 class _Service:
     """What a watcher needs of the service."""
 
-    clock: Clock = RealClock()  # for locks only: nobody waits here
+    clock: Clock = RealClock()  # for locks only: no thread waits here
 
     def __init__(self, store: SimStore, reader: Reader, disk: Disk) -> None:
         self.store = store
@@ -91,13 +91,13 @@ class _Service:
         return decode_result(row.body, request_id=f"{job_id}-{row.ix}")
 
     def refresh_interval(self, job_id: str) -> NoReturn:
-        raise AssertionError("nobody waits here")
+        raise AssertionError("no thread waits here")
 
     def status_of(self, row: JobRow) -> JobStatus:
-        raise AssertionError("nobody listens here")
+        raise AssertionError("there is no listener here")
 
     def tell_held(self, row: JobRow) -> None:
-        """Nobody here is told."""
+        """There is nothing to notify."""
 
     def report(self, job_id: str | None, error: BaseException) -> NoReturn:
         raise error

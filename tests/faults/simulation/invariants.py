@@ -5,7 +5,7 @@ The invariants of the protocol, by their names:
 I1 every accepted item has a result, or waits for something, or is in exactly one shard that is alive
 I2 whatever was paid for and is not the result of its item is named by an incident, and incidents are true
 I3 each result is the answer to its item's own prompt
-I4 nobody hears of a result before it is committed, and nobody hears of one twice
+I4 a result is delivered only after it is committed, and only once
 I7 no item is sent more often than the policy says; no shard is created twice
 I10 a second recovery changes nothing
 I12 once nothing fails any more, everything ends in time
@@ -60,7 +60,7 @@ class InvariantChecker:
     """Checks one run.
 
     Args:
-        disk: the store's database, read beside the store.
+        disk: the store's database, read next to the store.
         ledger: the provider's.
         prompts: of the job's items.
         identity: what the provider calls the work on a line, which its answer repeats.
@@ -144,13 +144,13 @@ class InvariantChecker:
     ) -> None:
         """I2 and I7: everything that was paid for is a result, or an incident says why it is not.
 
-        Where something repeats creates, which is outside of what is promised, what nobody says is counted.
+        Where something repeats creates, which no rule covers, what is not reported is counted.
         """
         blamed: dict[str | None, set[str]] = defaultdict(set)
         for incident in incidents:
             blamed[incident.shard_id].add(incident.kind)
         retaken = sum(incident.kind == "maybe_billed" for incident in incidents)
-        # tries nobody could count: of batches that were not known, or that nobody could read
+        # tries that could not be counted: of batches that were not known, or could not be read
         uncounted = sum(
             incident.kind in ("double_submission", "maybe_billed") and incident.shard_id is not None
             for incident in incidents

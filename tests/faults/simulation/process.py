@@ -69,7 +69,7 @@ class Process:
         self.leaves_at: float | None = None
         self.reader: Reader | None = None
         self._renewed = -math.inf
-        self.stumbles = 0
+        self.failures = 0
         self._clock = clock
         self._points = points
         self._ask = ask
@@ -88,13 +88,13 @@ class Process:
         )
 
     def die(self) -> None:
-        """End without a word: the kernel closes files and frees locks, nobody says goodbye."""
+        """End without a word: the kernel closes files and frees locks, and no handler runs."""
         self.plain.abandon()
         if self.reader is not None:
             self.reader.close()
 
     def keep(self) -> None:
-        """Renew what is held, as the supervisor does every five seconds beside everything else."""
+        """Renew what is held, as the supervisor does every five seconds next to everything else."""
         if self.leases and self._clock.now() >= self._renewed + RENEW_EVERY:
             self.renew()
 
@@ -115,7 +115,7 @@ class Process:
                 self.due = math.inf
                 return
             self._run_step(self.leases[0])
-            self.stumbles = 0
+            self.failures = 0
         except LeaseLost:
             self.leases = []
             self.due = self._clock.now()
@@ -129,7 +129,7 @@ class Process:
                 continue  # as the supervisor does: this process has another key
             unknown = None
             if job.policy.on_unknown == "hold":
-                error = ProviderError("nobody knows whether it was asked", kind=ErrorKind.UNKNOWN)
+                error = ProviderError("unknown whether it was asked", kind=ErrorKind.UNKNOWN)
                 unknown = encode_error(error)
             lease = self.store.claim(job.id, LEASE, unknown=unknown)
             if lease is not None:

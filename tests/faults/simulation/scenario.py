@@ -111,8 +111,8 @@ class Scenario:
         turnaround: median of a batch.
         enqueued_tokens: quota of the account.
         page: batches in a page of the list.
-        lost, dropped, late: chances that a create's answer is lost and the batch lands, does not, or lands
-            later; of the latter, late by minutes instead of seconds.
+        lost, dropped, late: chances that a create's answer is lost, and the batch is created, is not, or is
+            created later; of the latter, late by minutes instead of seconds.
         lags, ends, lines: chances of further faults.
         calls: chance that a call fails.
         freezes: chance at each point that the process stands still.
@@ -150,7 +150,7 @@ def scenario(plan: Plan) -> Scenario:
     policy: dict[str, Any] = {
         "fallback": "individual" if falls_back else "batch",
         "timeout": rng.uniform(10, 40) * MINUTE,
-        # with a fence a minute is enough; without one a late create must have landed by then
+        # with a fence a minute is enough; without one a late create must exist by then
         "settle": rng.choice((1.0, 30.0)) * MINUTE if flavour.files else 30 * MINUTE,
     }
     if rng.random() < 0.1 and not plan.quiet:
