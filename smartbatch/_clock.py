@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from queue import SimpleQueue
@@ -40,6 +40,10 @@ class Monitor(Protocol):
 
         Returns False when the time ran out. The lock must be held.
         """
+        ...
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        """Wait until ``predicate`` holds, for at most ``timeout`` seconds; return what it returned last."""
         ...
 
     def notify(self, n: int = 1) -> None:
@@ -279,6 +283,15 @@ class _VirtualMonitor:
             if not waiter.notified and waiter in self._waiters:
                 self._waiters.remove(waiter)
         return waiter.notified
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        end = None if timeout is None else self._clock.now() + timeout
+        while not (result := predicate()):
+            left = None if end is None else end - self._clock.now()
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return result
 
     def notify(self, n: int = 1) -> None:
         while n > 0 and self._waiters:

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from smartbatch.client import BatchingClient
-from smartbatch.realtime.engine import RealtimeEngine
-from smartbatch.running import RunningState
+import gc
+import math
+import threading
+from concurrent.futures import Future
+from typing import Any
 
-__all__ = ["engine_of", "inside"]
+from smartbatch.client import BatchingClient
+from smartbatch.jobs.job import Job
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.realtime.engine import RealtimeEngine
+from smartbatch.realtime.text_stream import TextStream
+from smartbatch.realtime.ticket import Ticket
+from smartbatch.running import RunningState
+from smartbatch.shortcuts import StoredJobs
+
+__all__ = [
+    "callback_threads",
+    "engine_of",
+    "futures_of",
+    "inside",
+    "is_read",
+    "lock_of",
+    "sleeps",
+    "store_of",
+    "tickets_in_memory",
+]
 
 
 def inside(client: BatchingClient) -> RunningState:
@@ -19,3 +40,43 @@ def engine_of(client: BatchingClient) -> RealtimeEngine:
     engine = inside(client.start()).realtime.engine
     assert engine is not None
     return engine
+
+
+def tickets_in_memory() -> int:
+    """Return how many requests on their way, or at their end, something still holds."""
+    gc.collect()
+    return sum(isinstance(one, Ticket) for one in gc.get_objects())
+
+
+def callback_threads() -> set[threading.Thread]:
+    """Return the threads that run callbacks of users now."""
+    return {thread for thread in threading.enumerate() if thread.name == "smartbatch-callbacks"}
+
+
+def sleeps(client: BatchingClient) -> bool:
+    """Whether the collector of a client has looked, and waits for somebody to wake it."""
+    return engine_of(client).dispatcher._wakes_at == math.inf
+
+
+def is_read(stream: TextStream) -> bool:
+    """Whether a thread waits for the next chunk of a stream, on a clock of the machine."""
+    filled: Any = stream._box._filled
+    return bool(filled._waiters)
+
+
+def futures_of(results: Any) -> dict[int, Future[Any]]:
+    """Return the futures of a list's requests that are under way, by position."""
+    futures: dict[int, Future[Any]] = results._under_way
+    return futures
+
+
+def store_of(job: Job) -> StoredJobs:
+    """Return what carries a job on that was taken without a client."""
+    stored: Any = job._service_of
+    assert isinstance(stored.__self__, StoredJobs)
+    return stored.__self__
+
+
+def lock_of(metrics: BatchMetrics) -> threading.Lock:
+    """Return the lock under which figures are counted."""
+    return metrics._lock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import engine_of, inside
+from inside import engine_of, futures_of, inside, store_of
 
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig
@@ -17,7 +17,6 @@ from smartbatch.jobs import service
 from smartbatch.jobs.watcher import Watcher
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.shortcuts import StoredJobs
 from smartbatch.types import Request
 
 THREADS = 16
@@ -122,9 +121,9 @@ def test_a_lists_finaliser_runs_no_callback_and_waits_for_no_lock() -> None:
         ran_on.append(threading.current_thread())
         told.set()
 
-    while len(results._under_way) < 3:
+    while len(futures_of(results)) < 3:
         pass
-    results._under_way[2].add_done_callback(callback)
+    futures_of(results)[2].add_done_callback(callback)
     with engine.queue.monitor:
         results.__del__()
         assert ran_on == []
@@ -143,16 +142,10 @@ def test_a_second_configuration_of_a_store_is_honoured(
     slow = smartbatch.job("first", store=store)
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "7")
     quick = smartbatch.job("first", store=store)
-    assert owner(slow).config.parallelism == BatchingConfig().parallelism
-    assert owner(quick).config.parallelism == 7
-    assert owner(smartbatch.job("first", store=store)) is owner(quick)
+    assert store_of(slow).config.parallelism == BatchingConfig().parallelism
+    assert store_of(quick).config.parallelism == 7
+    assert store_of(smartbatch.job("first", store=store)) is store_of(quick)
     smartbatch.shortcuts.close_stores()
-
-
-def owner(job: smartbatch.Job) -> StoredJobs:
-    stored = job._service_of.__self__  # type: ignore[attr-defined]
-    assert isinstance(stored, StoredJobs)
-    return stored
 
 
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,25 @@ def test_both_clocks_keep_the_protocol(make: Callable[[], Clock]) -> None:
     assert clock.wall() >= wall
 
 
+@pytest.mark.parametrize("make", [RealClock, VirtualClock])
+def test_who_waits_for_something_goes_on_when_it_holds_or_the_time_is_over(make: Callable[[], Clock]) -> None:
+    """What is waited for decides, and not who notifies."""
+    clock = make()
+    monitor, seen = clock.monitor(), list[str]()
+    with monitor:
+        assert not monitor.wait_for(lambda: seen, 0.001)
+
+    def tell() -> None:
+        for word in ("", "done"):
+            with monitor:
+                seen.extend(filter(None, [word]))
+                monitor.notify_all()
+
+    with monitor:
+        threading.Thread(target=tell).start()
+        assert monitor.wait_for(lambda: seen) == ["done"]
+
+
 def test_virtual_time_does_not_pass_by_itself(clock: VirtualClock) -> None:
     """Without a sleeper there is no next moment to step to."""
     run(clock, lambda: None)

@@ -261,7 +261,9 @@ def waits(file: Path) -> Iterator[str]:
             continue
         owner, method = node.func.value, node.func.attr
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-        by_clock = name.lstrip("_") in ("clock", "RealClock") or (method == "wait" and name in allowed)
+        by_clock = name.lstrip("_") in ("clock", "RealClock") or (
+            method in ("wait", "wait_for") and name in allowed
+        )
         keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
         first = [ast.unparse(each) for each in node.args[:1]]
         at_once = "False" in (keywords.get("blocking"), keywords.get("block"), *first)
@@ -307,6 +309,7 @@ def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
         "        self._worker = threading.Thread()\n"
         "    def f(self, event, time, table, lock, left):\n"
         "        self._room.wait(1)\n"
+        "        self._room.wait_for(event, 1)\n"
         "        event.wait()\n"
         "        time.sleep(1)\n"
         "        self._todo.get()\n"

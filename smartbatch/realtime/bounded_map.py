@@ -178,8 +178,7 @@ class _Arrivals:
     def take(self) -> tuple[int, Result]:
         """Return the next arrival, waiting for it."""
         with self._monitor:
-            while not self._arrived:
-                self._monitor.wait()
+            self._monitor.wait_for(lambda: self._arrived)
             return self._arrived.popleft()
 
     def __len__(self) -> int:

@@ -55,14 +55,8 @@ class CallbackThread:
         """Wait until every callback has run; at once when called from one of them."""
         if threading.current_thread() is self._thread:
             return True
-        deadline = None if timeout is None else self._clock.now() + timeout
         with self._idle:
-            while self._busy or self._todo:
-                remaining = None if deadline is None else deadline - self._clock.now()
-                if remaining is not None and remaining <= 0:
-                    return False
-                self._idle.wait(remaining)
-        return True
+            return bool(self._idle.wait_for(lambda: not (self._busy or self._todo), timeout))
 
     def close(self) -> None:
         """Let the thread end once nothing is left to do; what comes later is run all the same."""

@@ -46,12 +46,6 @@ class LaneQueue:
         self._newest = -math.inf
         self._shares = lane.shares
 
-    @property
-    def entries(self) -> int:
-        """Entries in all heaps, invalid ones included: what the lane holds in memory."""
-        heaps = (self._ordered.queue, self._by_window_end, self._by_arrival, self.delayed)
-        return sum(map(len, heaps)) + len(self.paused_retries)
-
     def put(self, ticket: Ticket, due: float, now: float) -> None:
         """Let ``ticket`` wait, from the moment ``due`` on."""
         ticket.state = TicketState.WAITING

@@ -75,7 +75,6 @@ class RequestQueue:
     def __init__(
         self, clock: Clock, *, capacity: int, urgent_reserve: float, block: bool, patience: float | None
     ) -> None:
-        self.clock = clock
         self.capacity = capacity
         self.reserve = max(1, round(capacity * urgent_reserve))
         self.block = block
@@ -252,18 +251,9 @@ class RequestQueue:
         self.urgent_room.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
-        """Wait until all tickets have ended and their futures are settled.
-
-        Returns False when ``timeout`` seconds were not enough.
-        """
-        deadline = None if timeout is None else self.clock.now() + timeout
+        """Wait until all tickets have ended and their futures are settled; False if that took too long."""
         with self.idle:
-            while self.live or self.settling:
-                remaining = None if deadline is None else deadline - self.clock.now()
-                if remaining is not None and remaining <= 0:
-                    return False
-                self.idle.wait(remaining)
-            return True
+            return bool(self.idle.wait_for(lambda: not (self.live or self.settling), timeout))
 
     def _leader_locked(self, ticket: Ticket) -> Ticket | None:
         """The identical ticket that came first and has not ended, if there is one."""
@@ -299,20 +289,17 @@ class RequestQueue:
                 f"raise queue_capacity, or set queue_full to 'block'",
                 request_id=waiter.request_id,
             )
-        give_up = math.inf if self.patience is None else self.clock.now() + self.patience
         room = self.urgent_room if urgent else self.room
         self.blocked += 1
         try:
-            while self.counts.waiting >= limit:
-                remaining = give_up - self.clock.now()
-                if remaining <= 0:
-                    raise QueueFull(
-                        f"the queue stayed full for {self.patience} s (queue_timeout)",
-                        request_id=waiter.request_id,
-                    )
-                room.wait(None if remaining == math.inf else remaining)
-                if self.closed is not None:
-                    raise _refusal(self.closed, waiter.request_id)
+            room.wait_for(lambda: self.counts.waiting < limit or self.closed is not None, self.patience)
+            if self.closed is not None:
+                raise _refusal(self.closed, waiter.request_id)
+            if self.counts.waiting >= limit:
+                raise QueueFull(
+                    f"the queue stayed full for {self.patience} s (queue_timeout)",
+                    request_id=waiter.request_id,
+                )
         except BaseException:  # Ctrl-C included
             self._notify_room_locked(1)
             raise

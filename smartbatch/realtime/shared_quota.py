@@ -11,10 +11,21 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from attrs import frozen
+
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.suspension import FlexHealth
 
 __all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]
+
+
+@frozen(eq=False)
+class _Owner:
+    """A client that uses a quota, with its own limits a minute."""
+
+    max_rpm: float | None
+    max_tpm: float | None
+    wake: Callable[[], None]
 
 
 class SharedQuota:
@@ -30,10 +41,7 @@ class SharedQuota:
         self.lock = threading.Lock()
         self.quota = Quota()
         self.flex = FlexHealth()
-        self._limits: weakref.WeakKeyDictionary[object, tuple[float | None, float | None]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._wakers: weakref.WeakKeyDictionary[object, Callable[[], None]] = weakref.WeakKeyDictionary()
+        self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
 
     def attach(
         self,
@@ -54,15 +62,13 @@ class SharedQuota:
             wake: called, without any lock, when a call of another owner ends, or another owner leaves.
         """
         with self.lock:
-            self._limits[owner] = (max_rpm, max_tpm)
-            self._wakers[owner] = wake
+            self._owners[owner] = _Owner(max_rpm, max_tpm, wake)
             self._configure_locked(now)
 
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
         with self.lock:
-            self._wakers.pop(owner, None)
-            if self._limits.pop(owner, None) is not None and self._limits:
+            if self._owners.pop(owner, None) is not None and self._owners:
                 self._configure_locked(now)
         self.wake_others(owner)
 
@@ -71,16 +77,16 @@ class SharedQuota:
 
         No lock may be held.
         """
-        if len(self._wakers) == 1 and owner in self._wakers:  # as mostly: there are no others
+        if len(self._owners) == 1 and owner in self._owners:  # as mostly: there are no others
             return
         with self.lock:
-            wakers = [wake for other, wake in self._wakers.items() if other is not owner]
+            wakers = [other.wake for key, other in self._owners.items() if key is not owner]
         for wake in wakers:
             wake()
 
     def _configure_locked(self, now: float) -> None:
-        rpms = [rpm for rpm, _ in self._limits.values() if rpm is not None]
-        tpms = [tpm for _, tpm in self._limits.values() if tpm is not None]
+        rpms = [owner.max_rpm for owner in self._owners.values() if owner.max_rpm is not None]
+        tpms = [owner.max_tpm for owner in self._owners.values() if owner.max_tpm is not None]
         self.quota.configure(min(rpms, default=None), min(tpms, default=None), now)
 
 

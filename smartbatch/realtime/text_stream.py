@@ -25,7 +25,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Self
 
 from smartbatch._clock import Clock
@@ -73,10 +72,6 @@ class ChunkBox:
         self._chars = 0
         self._close: Callable[[], None] | None = None
         self._bounded = True
-
-    def queue_as(self, request_id: str, drop: Callable[[], None]) -> None:
-        """Note under which id the request is queued, and what takes it out of the queue again."""
-        self.request_id, self.drop = request_id, drop
 
     # the worker's side
 
@@ -139,7 +134,7 @@ class ChunkBox:
             self.result = result
             self.request_id = result.request_id
             close = self._hang_up_locked()
-        close()
+        _call_quietly(close)
 
     def lift(self) -> None:
         """Take any number of chunks from now on: the thread that stops a client may be the one that reads."""
@@ -152,10 +147,9 @@ class ChunkBox:
     def take(self) -> str | None:
         """Return the next chunk, waiting for it; ``None`` when there is none any more."""
         with self._filled:
-            while not self._chunks:
-                if self.over:
-                    return None
-                self._filled.wait()
+            self._filled.wait_for(lambda: self._chunks or self.over)
+            if not self._chunks:
+                return None
             piece = self._chunks.popleft()
             self._chars -= len(piece)
             self._emptied.notify()
@@ -170,14 +164,14 @@ class ChunkBox:
             self._chunks.clear()
             self._chars = 0
             close = self._hang_up_locked()
-        close()
+        _call_quietly(close)
         return True
 
     def wait(self) -> Result:
         """Return the result, waiting for it."""
         with self._filled:
-            while self.result is None:
-                self._filled.wait()
+            self._filled.wait_for(lambda: self.result is not None)
+            assert self.result is not None
             return self.result
 
     def _has_room_locked(self, piece: str) -> bool:
@@ -185,12 +179,12 @@ class ChunkBox:
             return True
         return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
 
-    def _hang_up_locked(self) -> Callable[[], None]:
-        """Wake all who wait; returns what to call once the lock is free."""
+    def _hang_up_locked(self) -> Callable[[], None] | None:
+        """Wake all who wait; return what closes the connection, to be called once the lock is free."""
         self._filled.notify_all()
         self._emptied.notify_all()
         close, self._close = self._close, None
-        return _quietly(close)
+        return close
 
 
 class TextStream(Iterator[str]):
@@ -265,9 +259,7 @@ class TextStream(Iterator[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -316,15 +308,10 @@ def _cancelled(request_id: str | None = None) -> RequestCancelled:
     return RequestCancelled("the stream was closed before its end", request_id=request_id, maybe_billed=True)
 
 
-def _quietly(close: Callable[[], None] | None) -> Callable[[], None]:
-    """Return a function that calls ``close``; what that raises is logged, for the stream is over anyway."""
-
-    def call() -> None:
-        if close is None:
-            return
-        try:
+def _call_quietly(close: Callable[[], None] | None) -> None:
+    """Call ``close``; what it raises is logged, for the stream is over anyway."""
+    try:
+        if close is not None:
             close()
-        except Exception as error:
-            logs.warn("stream_close_failed", error=type(error).__name__)
-
-    return call
+    except Exception as error:
+        logs.warn("stream_close_failed", error=type(error).__name__)

@@ -9,6 +9,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import lock_of
 from sample_events import called, ended, retry, started, submitted
 
 from smartbatch.errors import ErrorKind
@@ -299,7 +300,7 @@ def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics)
 
         @property
         def input_tokens(self) -> int:
-            other = threading.Thread(target=lambda: got.append(metrics._lock.acquire(blocking=False)))
+            other = threading.Thread(target=lambda: got.append(lock_of(metrics).acquire(blocking=False)))
             other.start()
             other.join()
             return 1
@@ -315,7 +316,7 @@ def test_a_forked_child_starts_empty_although_the_lock_was_held(metrics: BatchMe
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with metrics._lock:
+        with lock_of(metrics):
             held.set()
             done.wait()
 
@@ -324,7 +325,7 @@ def test_a_forked_child_starts_empty_although_the_lock_was_held(metrics: BatchMe
     held.wait()
     child = os.fork()
     if child == 0:
-        ok = metrics._lock.acquire(blocking=False) and metrics.snapshot().submitted == 0
+        ok = lock_of(metrics).acquire(blocking=False) and metrics.snapshot().submitted == 0
         os._exit(0 if ok else 1)
     done.set()
     thread.join()

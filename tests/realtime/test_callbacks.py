@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from inside import callback_threads
 from scenes import PATIENCE, Aside, eventually
 
 from smartbatch._clock import RealClock
@@ -67,13 +68,13 @@ def test_nothing_runs_before_the_first_callback() -> None:
 
 def test_a_closed_thread_ends_and_still_runs_what_comes_late() -> None:
     """The future of a stopped client may get a callback: it runs, and its thread ends after it."""
-    thread = CallbackThread(RealClock(), lambda error: None)
+    thread, before = CallbackThread(RealClock(), lambda error: None), callback_threads()
     ran: list[int] = []
     for i in range(3):
         thread.run_later(lambda i=i: ran.append(i))  # type: ignore[misc]
         thread.close()
         assert thread.drain(PATIENCE)
-        eventually(lambda: thread._thread is None)
+        eventually(lambda: callback_threads() <= before)
     assert ran == [0, 1, 2]
 
 

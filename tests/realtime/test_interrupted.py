@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from inside import engine_of
+from inside import callback_threads, engine_of
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -73,6 +73,7 @@ def test_an_interrupted_stop_leaves_no_thread(
     client = client_of(provider)
     told = threading.Event()
     with clock.held():
+        before = callback_threads()
         client.submit("x").add_done_callback(lambda _: told.set())
         provider.wait_for(1)
         engine = engine_of(client)
@@ -84,7 +85,7 @@ def test_an_interrupted_stop_leaves_no_thread(
         with pytest.raises(KeyboardInterrupt):
             client.stop()
     assert told.wait(PATIENCE)
-    eventually(lambda: engine.callbacks._thread is None)
+    eventually(lambda: callback_threads() <= before)
 
 
 def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -104,26 +105,31 @@ def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of
 
 def test_a_late_callback_may_outrun_the_thread_that_asked_for_it() -> None:
     """After a stop the callbacks' thread ends as soon as it is done, maybe before who started it goes on."""
-    callbacks = CallbackThread(RealClock(), lambda _: None)
-    callbacks.close()
-    monitor: Any = callbacks._monitor
+    before = callback_threads()
 
     class Slow:
-        """The monitor, whose owner is slow to go on."""
+        """A monitor whose owner is slow to go on."""
+
+        def __init__(self, monitor: Any) -> None:
+            self.monitor = monitor
 
         def __enter__(self) -> None:
-            monitor.__enter__()
+            self.monitor.__enter__()
 
         def __exit__(self, *details: Any) -> None:
-            monitor.__exit__(*details)
+            self.monitor.__exit__(*details)
             if threading.current_thread() is threading.main_thread():
-                eventually(lambda: callbacks._thread is None)
+                eventually(lambda: callback_threads() <= before)
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(monitor, name)
+            return getattr(self.monitor, name)
 
-    slow: Any = Slow()
-    callbacks._monitor = slow
+    class SlowClock(RealClock):
+        def monitor(self, lock: threading.Lock | None = None) -> Any:
+            return Slow(super().monitor(lock))
+
+    callbacks = CallbackThread(SlowClock(), lambda _: None)
+    callbacks.close()
     ran = threading.Event()
     callbacks.run_later(ran.set)
     assert ran.is_set()

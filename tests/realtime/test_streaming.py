@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from inside import inside
+from inside import inside, is_read
 from scenes import Aside, InTime, Scripted, broken, eventually, failure, limited, unavailable
 
 from smartbatch import TextStream
@@ -516,10 +516,9 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
     speaker = Speaker(clock)
     client = client_of(speaker, clock=clock)
     stream = begun(client, speaker)
-    room: Any = stream._box._filled
 
     def interrupt() -> None:
-        eventually(lambda: bool(room._waiters))
+        eventually(lambda: is_read(stream))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -676,7 +675,9 @@ def test_a_stop_does_not_wait_for_a_reader(clock: VirtualClock, client_of: Clien
     assert begun_one.result.ok
 
 
-def test_a_signal_handler_may_close_a_stream(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_signal_handler_may_close_a_stream(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also one that interrupts the reading where a lock is held."""
 
     class Interrupted(deque[str]):
@@ -685,10 +686,9 @@ def test_a_signal_handler_may_close_a_stream(clock: VirtualClock, client_of: Cli
             return super().popleft()
 
     speaker = Speaker(clock, lambda *_: ["be", 1000.0])
+    monkeypatch.setattr(text_stream, "deque", Interrupted)
     with clock.held():
         stream = client_of(speaker).stream("long")
-        eventually(lambda: bool(stream._box._chunks))
-        stream._box._chunks = Interrupted(stream._box._chunks)
         assert next(stream) == "be"
         eventually(lambda: speaker.speeches[0].ended == 0.0)
         with pytest.raises(RequestCancelled):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from inside import engine_of, inside
+from inside import engine_of, sleeps
 from scenes import PATIENCE, Embedder, InTime, Scripted, eventually, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -16,7 +15,6 @@ from smartbatch.config import BatchingConfig
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Embedding
 
@@ -92,15 +90,14 @@ def test_a_call_that_never_went_makes_room_for_the_other(
     """A cancelled request holds the last place of a shared quota for a moment, and the other one looks."""
     theirs, mine = (Scripted(clock, latency=100.0, scope="account") for _ in range(2))
     other, client = (client_of(provider, parallelism=8, max_tpm=10**9) for provider in (theirs, mine))
-    queue, dispatcher = engine_of(other).queue, engine_of(client).dispatcher
+    engine_of(client)
+    queue = engine_of(other).queue
     start = queue.start_locked
 
     def slowly(ticket: Ticket, now: float) -> bool:
         if ticket.request.prompt == "cancelled":
             client.submit("mine")
-            eventually(
-                lambda: dispatcher._wakes_at == math.inf
-            )  # it has looked, and waits for somebody's end
+            eventually(lambda: sleeps(client))
             Future.cancel(ticket.waiters[0].future)
         return start(ticket, now)
 
@@ -140,13 +137,15 @@ def test_a_lane_that_opens_after_the_stop_leaves_no_limit_behind(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """A thread may be on its way to submit while another one stops the client."""
-    provider = Scripted(clock, scope="account")
-    client = client_of(provider, max_rpm=1)
-    engine = inside(client.start()).realtime.engine
-    assert engine is not None
+    provider, theirs = (Scripted(clock, scope="account") for _ in range(2))
+    client, other = client_of(provider, max_rpm=1), client_of(theirs)
+    engine = engine_of(client)
     client.stop()
     engine.lanes.of(provider, client.model, None)
-    assert not shared_quota("account", client.model)._limits
+    with clock.held():
+        futures = submit_all(other, "abc")
+    assert all(future.result(PATIENCE).ok for future in futures)
+    assert clock.now() < 10
 
 
 def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -161,8 +160,7 @@ def test_what_moves_to_the_fallback_is_served_there_at_once(clock: VirtualClock,
         breaker_pause=1_000.0,
         breaker_max_pause=1_000.0,
     )
-    engine = inside(client.start()).realtime.engine
-    assert engine is not None
+    engine = engine_of(client)
     engine.lanes.of(provider, client.model, Embedding())  # with one lane it looks at all
     with clock.held():
         futures = submit_all(client, "abc")

@@ -13,22 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from smartbatch.core.batching.packing import BatchCompiler
+from smartbatch.core.batching.packing import BatchCompiler, split, split_usage, usage_weights
 from smartbatch.core.limits.classifiers import Classifiers
-from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.providers.callable import normalise
 from smartbatch.providers.flex import FlexTier
-from smartbatch.realtime.call.packed import generate_packed
-from smartbatch.realtime.call.soundness import checked, invalid
-from smartbatch.realtime.call.streamed import Feed, cut, streamed
-from smartbatch.types import Answer, Request
+from smartbatch.realtime.call.soundness import checked, flaw, invalid
+from smartbatch.realtime.call.streamed import cut, streamed
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.types import Answer, Request, Usage
 
 __all__ = ["Call", "CallSpec", "Middleware", "Outcome", "build_call"]
+
+STOPPED: Final = frozenset({"refusal", "content_filter"})
+"""Ends of a packed call that one prompt may have caused for all: then each is asked alone."""
 
 Outcome: TypeAlias = "Answer | ProviderError | None"
 """What became of one request of a call; ``None`` where a shared answer lacks it."""
@@ -52,7 +55,7 @@ class CallSpec:
     model: str
     attempt: int
     deadline: float
-    feed: Feed | None = None
+    feed: ChunkBox | None = None
 
 
 Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
@@ -95,10 +98,9 @@ def _deadlined(
             return provider.embed(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout
             )
+        generate = partial(provider.generate, model=model, attempt=spec.attempt, timeout=timeout)
         if len(spec.requests) > 1 and compiler is not None:
-            return generate_packed(
-                provider, compiler, spec.requests, model=model, attempt=spec.attempt, timeout=timeout
-            )
+            return _packed(generate, compiler, spec.requests)
         if len(spec.requests) > 1:
             return provider.generate_many(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout
@@ -107,22 +109,39 @@ def _deadlined(
         if request.call is not None:
             return (normalise(request.call(request, spec.attempt)),)
         if spec.feed is not None:
-            return (
-                streamed(
-                    provider,
-                    request,
-                    spec.feed,
-                    model=model,
-                    attempt=spec.attempt,
-                    timeout=timeout,
-                    end=spec.deadline,
-                ),
-            )
-        if tier is not None:
-            request = tier.asked_by(request)
-        return (provider.generate(request, model=model, attempt=spec.attempt, timeout=timeout),)
+            return (streamed(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
+        return (generate(request if tier is None else tier.asked_by(request)),)
 
     return call
+
+
+def _packed(
+    generate: Callable[[Request], Answer], compiler: BatchCompiler, requests: Sequence[Request]
+) -> Sequence[Outcome]:
+    """Make one call for several requests of a provider that takes one prompt a call; return for each its part
+    of the answer, or a ``MissingAnswer``.
+
+    Usage and cost of the call are split over all of them, by the length of prompts and answers.
+    """
+    packed = compiler.compile(requests)
+    whole = generate(packed.request)
+    if not isinstance(whole, Answer) or flaw(whole) is not None:
+        raise invalid("the provider's answer to a pack is no answer")
+    texts: list[str | None] = [None] * len(requests)
+    if whole.finish_reason not in STOPPED:
+        texts = split(packed, whole.text or "")
+    asked = usage_weights([str(request.prompt) for request in requests])
+    usages: list[Usage | None] = [None] * len(requests)
+    if whole.usage is not None:
+        usages = [*split_usage(whole.usage, asked, usage_weights(texts))]
+    parts: list[Outcome] = []
+    for text, usage, weight in zip(texts, usages, asked, strict=True):
+        cost = None if whole.cost is None else whole.cost * weight / (sum(asked) or 1)
+        if text is None:
+            parts.append(MissingAnswer(usage=usage, cost=cost, limits=whole.limits))
+        else:
+            parts.append(evolve(whole, text=text, usage=usage, cost=cost, finish_reason="stop"))
+    return parts
 
 
 def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Call:
@@ -134,11 +153,10 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
             # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
             verdict.__cause__ = error
             return verdict
-        if own:  # raised with a meaning; a cause was given on purpose
-            verdict.__traceback__ = verdict.__context__ = None
-            return verdict
         # A traceback keeps the frames alive, and with them prompts and keys.
-        verdict.__traceback__ = verdict.__cause__ = verdict.__context__ = None
+        verdict.__traceback__ = verdict.__context__ = None
+        if not own:  # of one that was raised with a meaning the cause was given on purpose
+            verdict.__cause__ = None
         return verdict
 
     def classified(spec: CallSpec) -> Sequence[Outcome]:

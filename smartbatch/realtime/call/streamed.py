@@ -6,66 +6,28 @@ around it, the gates and the verdicts need not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 from attrs import evolve
 
 from smartbatch.core.preparation import tokens
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.providers.base import AnswerStream, Provider
 from smartbatch.providers.http.cutoff import cutting
+from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["Feed", "cut", "streamed"]
-
-
-class Feed(Protocol):
-    """Where the pieces of one request's answer go.
-
-    Attributes:
-        begun: whether a piece was handed over; from then on the request must not be tried again.
-        over: whether no pieces are taken any more: the request was cancelled, or has ended otherwise.
-        held_up: whether the call ever had to wait for the reader.
-        tokens: what was handed over, about.
-    """
-
-    begun: bool
-    held_up: bool
-    tokens: int
-
-    @property
-    def over(self) -> bool: ...
-
-    def attach(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when the request is cancelled.
-
-        Raises:
-            RequestCancelled: it was before.
-        """
-        ...
-
-    def detach(self) -> None:
-        """The call is over: there is nothing to close any more."""
-        ...
-
-    def put(self, piece: str, deadline: float) -> None:
-        """Hand over a piece; waits while the reader is behind.
-
-        Raises:
-            RequestCancelled: no pieces are taken any more, or none was taken until ``deadline``.
-        """
-        ...
+__all__ = ["cut", "streamed"]
 
 
 def streamed(
-    provider: Provider, request: Request, feed: Feed, *, model: str, attempt: int, timeout: float, end: float
+    provider: Provider,
+    request: Request,
+    feed: ChunkBox,
+    model: str,
+    attempt: int,
+    end: float,
+    timeout: float,
 ) -> Answer:
-    """Make a call and hand its pieces to ``feed``.
-
-    Args:
-        timeout: total seconds of the call.
-        end: the moment at which they are over, on the feed's clock.
+    """Make a call and hand its pieces to ``feed``; ``timeout`` seconds, which are over at ``end``.
 
     Raises:
         Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
@@ -103,7 +65,7 @@ def streamed(
     return answer
 
 
-def cut(error: ProviderError, request: Request, feed: Feed) -> ProviderError:
+def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
     """Return what an error means for a stream: whether the provider failed, and what will be billed."""
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
@@ -120,5 +82,5 @@ def cut(error: ProviderError, request: Request, feed: Feed) -> ProviderError:
     return error
 
 
-def _billed(request: Request, feed: Feed) -> Usage:
+def _billed(request: Request, feed: ChunkBox) -> Usage:
     return Usage(tokens.estimate_request(request), feed.tokens, estimated=True)
