@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "StoredResult"]
 
-_Read = Callable[[ResultRow, str], Result]
-
 
 @frozen
 class StoredResult:
@@ -142,11 +140,8 @@ class Job:
         """
         if wait:
             self._service.carry_on(self.id)
-        until = self._until(timeout)
-        if not wait:
-            return self._stored(ordered, after)
-        read = self._service.result_of
-        return self._in_order(until, after + 1, read) if ordered else self._as_stored(until, read)
+        until = self._until(timeout) if wait else None
+        return self._read(self._service.result_of, until, ordered=ordered, after=after)
 
     def unprocessed_results(self, *, ordered: bool = True) -> Iterator[Result]:
         """Yield all results as :meth:`results` does, without the client's ``post_process``.
@@ -158,8 +153,7 @@ class Job:
             ClientClosed: as :meth:`wait`.
         """
         self._service.carry_on(self.id)
-        read = self._service.stored_result
-        return self._in_order(math.inf, 0, read) if ordered else self._as_stored(math.inf, read)
+        return self._read(self._service.stored_result, math.inf, ordered=ordered)
 
     def stored(
         self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE
@@ -180,10 +174,8 @@ class Job:
         if wait:
             service.carry_on(self.id)
         seen = service.notifier.changes
-        if ordered:
-            rows = service.store.results(self.id, after=-1 if after is None else after, limit=limit)
-        else:
-            rows = service.store.fresh(self.id, after=after or 0, limit=limit)
+        begin = -1 if ordered else 0
+        rows = self._page(ordered, begin if after is None else after, limit)
         if not rows and wait:
             service.notifier.wait_for_change(seen, wait)
             return self.stored(after=after, ordered=ordered, limit=limit)
@@ -270,45 +262,42 @@ class Job:
             )
         self._service.notifier.wait_for_change(seen, min(remaining, self._service.refresh_interval(self.id)))
 
-    def _stored(self, ordered: bool, after: int) -> Iterator[Result]:
-        """Yield what there is."""
-        store, last = self._service.store, after if ordered else 0
-        while True:
-            page = (store.results if ordered else store.fresh)(self.id, after=last, limit=PAGE)
+    def _read(
+        self,
+        read: Callable[[ResultRow, str], Result],
+        until: float | None,
+        *,
+        ordered: bool,
+        after: int = -1,
+    ) -> Iterator[Result]:
+        """Yield results, a page at a time, as :meth:`results` says.
+
+        Args:
+            until: monotonic seconds up to which missing ones are waited for; ``None`` yields what there is.
+        """
+        last = after if ordered else 0
+        missing, limit = self.total - (after + 1 if ordered else 0), PAGE
+        while missing > 0:
+            seen = self._service.notifier.changes
+            job = None if until is None else self._row()
+            page = self._page(ordered, last, limit)
+            before = missing
             for row in page:
+                if until is not None and ordered and row.ix != last + 1:
+                    break
                 last = row.ix if ordered else row.seq
-                yield self._service.result_of(row, self.id)
-            if not page:
-                return
-
-    def _as_stored(self, until: float, read: _Read) -> Iterator[Result]:
-        """Yield every result as it is stored."""
-        last = count = 0
-        while count < self.total:
-            seen = self._service.notifier.changes
-            job = self._row()
-            page = self._service.store.fresh(self.id, after=last, limit=PAGE)
-            for row in page:
-                last, count = row.seq, count + 1
-                yield read(row, self.id)
-            if not page:
-                self._pause(seen, job, until)
-
-    def _in_order(self, until: float, following: int, read: _Read) -> Iterator[Result]:
-        """Yield every result in its place."""
-        limit = PAGE
-        while following < self.total:
-            seen = self._service.notifier.changes
-            job = self._row()
-            page = self._service.store.results(self.id, after=following - 1, limit=limit)
-            began = following
-            for row in _without_gap(page, following):
-                following += 1
+                missing -= 1
                 yield read(row, self.id)
             # while the head is missing it is all that is looked at
-            limit = PAGE if following > began else 1
-            if following == began:
+            limit = 1 if ordered and missing == before else PAGE
+            if missing == before:
+                if job is None or until is None:
+                    return
                 self._pause(seen, job, until)
+
+    def _page(self, ordered: bool, after: int, limit: int) -> list[ResultRow]:
+        store = self._service.store
+        return (store.results if ordered else store.fresh)(self.id, after=after, limit=limit)
 
     def _pause(self, seen: int, job: JobRow, until: float) -> None:
         if job.state is JobState.DONE:
@@ -317,10 +306,3 @@ class Job:
                 "results: it was changed by something else; restore it from a copy"
             )
         self._await(seen, job, until)
-
-
-def _without_gap(page: list[ResultRow], following: int) -> Iterator[ResultRow]:
-    for ix, row in enumerate(page, following):
-        if row.ix != ix:
-            return
-        yield row

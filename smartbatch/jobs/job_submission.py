@@ -246,10 +246,11 @@ class JobSubmission:
         if earlier is not None:
             self._budget.adopt(earlier)
             return self._stored(draft)
-        with self._budget.reserved(draft.policy.budget) as reservation:
-            policy = evolve(draft.policy, budget=reservation.usd, budget_account=self._budget.account)
+        reservations = self._budget.reservations
+        with reservations.reserved(draft.policy.budget) as reservation:
+            policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
             row = self._stored(evolve(draft, policy=policy))
-            self._budget.assign(row.id, reservation)
+            reservations.assign(row.id, reservation, 0.0)
         self._budget.refresh(row.id)
         return row
 

@@ -19,7 +19,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Result
 
-__all__ = ["ChangeNotifier", "JobFuture", "WatchedService", "Watcher"]
+__all__ = ["ChangeNotifier", "WatchedService", "Watcher"]
 
 PAGE = 1000
 """Results read at a time."""
@@ -52,14 +52,6 @@ class ChangeNotifier:
             wait_while(lambda: self.changes == seen, self._monitor, self._clock, timeout)
 
 
-class JobFuture(Protocol):
-    """What a watcher needs of a future in addition to the methods of ``concurrent.futures``."""
-
-    def settle(self, result: Result) -> None: ...
-
-    def abandon(self, error: WrongProcess) -> None: ...
-
-
 class WatchedService(Protocol):
     """What a watcher needs of :class:`smartbatch.jobs.service.JobService`."""
 
@@ -87,7 +79,7 @@ class _FutureGroup:
     """Futures that were made by one call.
 
     Attributes:
-        waiting: those that are not settled, by the position of their item.
+        waiting: those that are not settled, by the position of their item. They can be settled and abandoned.
         after: sequence number of the last result that was read for them.
     """
 

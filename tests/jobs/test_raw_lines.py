@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.jobs.steps.result_lines import MAX_LINE, RawLine, raw_lines
+from smartbatch.jobs.steps.result_lines import MAX_LINE, raw_lines
 
 
 def data_of(*pieces: bytes, max_line: int = MAX_LINE) -> list[bytes | None]:
-    return [line.data for line in raw_lines(pieces, max_line=max_line)]
+    return list(raw_lines(pieces, max_line=max_line))
 
 
 streams = st.lists(
@@ -39,15 +39,14 @@ def test_every_line_that_says_something_comes_and_those_too_long_are_told(
 ) -> None:
     """Against the plainest way to say it, with the whole stream in memory."""
     whole = b"".join(pieces)
-    expected = []
+    expected: list[bytes | None] = []
     lines = whole.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        ended = number < len(lines)
-        kept = line.removesuffix(b"\r") if ended else line
+        kept = line.removesuffix(b"\r") if number < len(lines) else line
         if len(line) > most:
-            expected.append(RawLine(number, None, len(line), ended))
+            expected.append(None)
         elif kept.strip():
-            expected.append(RawLine(number, kept, len(line), ended))
+            expected.append(kept)
     assert list(raw_lines(pieces, max_line=most)) == expected
 
 
@@ -66,11 +65,8 @@ def test_a_carriage_return_and_its_newline_may_come_apart() -> None:
     assert data_of(b"a\r", b"\nb") == [b"a", b"b"]
 
 
-def test_the_last_line_without_an_end_comes_and_says_so() -> None:
-    first, last = raw_lines([b'{"a":1}\n{"b', b'":2}'])
-    assert (first.ended, last.ended) == (True, False)
-    assert last.data == b'{"b":2}'
-    assert last.number == 2
+def test_the_last_line_without_an_end_comes() -> None:
+    assert data_of(b'{"a":1}\n{"b', b'":2}') == [b'{"a":1}', b'{"b":2}']
 
 
 def test_a_last_line_that_was_cut_keeps_all_that_came() -> None:
@@ -78,11 +74,11 @@ def test_a_last_line_that_was_cut_keeps_all_that_came() -> None:
 
 
 def test_a_stream_that_ends_with_a_newline_has_no_line_after_it() -> None:
-    assert [line.ended for line in raw_lines([b"a\n"])] == [True]
+    assert data_of(b"a\n") == [b"a"]
 
 
-def test_blank_lines_are_left_out_but_counted() -> None:
-    assert [(line.number, line.data) for line in raw_lines([b"\n \n\r\na\n\t"])] == [(4, b"a")]
+def test_blank_lines_are_left_out() -> None:
+    assert data_of(b"\n \n\r\na\n\t") == [b"a"]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
@@ -90,13 +86,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 
 
 def test_a_line_too_long_costs_no_other_line() -> None:
-    found = list(raw_lines([b"aa\nbbb", b"bbb\n", b"cc\ndddd"], max_line=3))
-    assert [(line.number, line.data, line.size) for line in found] == [
-        (1, b"aa", 2),
-        (2, None, 6),
-        (3, b"cc", 2),
-        (4, None, 4),
-    ]
+    assert data_of(b"aa\nbbb", b"bbb\n", b"cc\ndddd", max_line=3) == [b"aa", None, b"cc", None]
 
 
 @pytest.mark.parametrize(("size", "whole"), [(10, True), (11, False)])
@@ -115,11 +105,11 @@ def test_a_line_without_end_is_not_gathered_in_memory() -> None:
 
     tracemalloc.start()
     try:
-        found = [(line.data, line.size) for line in raw_lines(endless(), max_line=1_000_000)]
+        found = list(raw_lines(endless(), max_line=1_000_000))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == [(None, 3200 * 65_536), (b"last", 4)]
+    assert found == [None, b"last"]
     assert peak < 2_500_000
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from attrs import define, field, frozen
 
@@ -30,7 +30,6 @@ from smartbatch.types import Answer, Kind, Result, Route, Usage
 __all__ = [
     "MAX_LINE",
     "OddLines",
-    "RawLine",
     "ResultLine",
     "ResultReader",
     "nonces_of",
@@ -51,62 +50,32 @@ _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutco
 _BOM = b"\xef\xbb\xbf"
 
 
-@frozen
-class RawLine:
-    """A line as it came, without its end.
-
-    Attributes:
-        number: from 1; blank lines count.
-        data: its bytes; ``None`` when it was too long.
-        size: bytes it had, without the newline.
-        ended: False for a last line without a newline, which may have been cut.
-    """
-
-    number: int
-    data: bytes | None = field(repr=False)
-    size: int
-    ended: bool = True
-
-
-def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[RawLine]:
-    """Yield the lines in ``pieces``, blank ones left out; a carriage return before a newline belongs to it.
+def raw_lines(pieces: Iterable[bytes], *, max_line: int = MAX_LINE) -> Iterator[bytes | None]:
+    """Yield the lines in ``pieces`` without their ends, blank ones left out; ``None`` for one too long.
 
     Args:
         pieces: of any size, cut anywhere; closing them is left to who opened them.
         max_line: most bytes of a line, its newline not counted.
     """
-    number, size = 1, 0
-    begun = bytearray()  # of the line that has not ended
+    begun, first = bytearray(), True  # the line that has not ended: no more of it than tells its length
     for piece in pieces:
-        start = 0
-        while (end := piece.find(b"\n", start)) >= 0:
-            size = _add(begun, piece[start:end], size, max_line)
-            if (line := _line(begun, number, size, max_line)) is not None:
-                yield line
+        *parts, rest = piece.split(b"\n")
+        for part in parts:
+            begun += part[: max_line + 1 - len(begun)]
+            yield from _line(begun, first, b"\r", max_line)
             begun.clear()
-            number, size, start = number + 1, 0, end + 1
-        size = _add(begun, piece[start:], size, max_line)
-    if size and (line := _line(begun, number, size, max_line, ended=False)) is not None:
-        yield line
+            first = False
+        begun += rest[: max_line + 1 - len(begun)]
+    yield from _line(begun, first, b"", max_line)
 
 
-def _add(begun: bytearray, part: bytes, size: int, max_line: int) -> int:
-    """Keep ``part`` while the line may still be short enough; return its size so far."""
-    size += len(part)
-    if size <= max_line:
-        begun += part
-    return size
-
-
-def _line(begun: bytearray, number: int, size: int, max_line: int, *, ended: bool = True) -> RawLine | None:
-    if size > max_line:
-        return RawLine(number, None, size, ended)
-    data = bytes(begun)
-    if number == 1:
-        data = data.removeprefix(_BOM)
-    if ended:
-        data = data.removesuffix(b"\r")
-    return None if not data or data.isspace() else RawLine(number, data, size, ended)
+def _line(begun: bytearray, first: bool, end: bytes, max_line: int) -> Iterator[bytes | None]:
+    if len(begun) > max_line:
+        yield None
+        return
+    data = bytes(begun).removeprefix(_BOM if first else b"").removesuffix(end)
+    if data and not data.isspace():
+        yield data
 
 
 # -- lines of a shard ----------------------------------------------------------------------------------------
@@ -159,11 +128,11 @@ def read_lines(
     kind = Kind(step.job.kind)
     for path in paths:
         with open(path, "rb") as file:
-            for raw in raw_lines(_chunks(file)):
+            for raw in raw_lines(iter(partial(file.read, 1 << 16), b"")):
                 try:
-                    if raw.data is None:
+                    if raw is None:
                         raise ValueError("too long a line")
-                    line = step.api.read_line(raw.data, kind)
+                    line = step.api.read_line(raw, kind)
                 except ValueError:
                     odd.malformed += 1
                     continue
@@ -172,7 +141,7 @@ def read_lines(
                     odd.foreign += 1
                     continue
                 position = parsed[1]
-                digest = hashlib.blake2b(raw.data, digest_size=16).digest()
+                digest = hashlib.blake2b(raw, digest_size=16).digest()
                 if (first := odd.seen.get(position)) is not None:
                     if first != digest:
                         odd.doubled += 1
@@ -180,7 +149,7 @@ def read_lines(
                             odd.repeats.append(line.answer.usage)
                     continue
                 odd.seen[position] = digest
-                yield ResultLine(position, line, digest, len(raw.data))
+                yield ResultLine(position, line, digest, len(raw))
 
 
 def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> Iterator[list[ResultLine]]:
@@ -203,16 +172,11 @@ def nonces_of(step: StepContext, pieces: Iterable[bytes]) -> set[str | None]:
     kind = Kind(step.job.kind)
     found: set[str | None] = set()
     for raw in raw_lines(pieces):
-        if raw.data is not None:
+        if raw is not None:
             with contextlib.suppress(ValueError):  # a garbled line says nothing
-                parsed = parse_wire_id(step.api.read_line(raw.data, kind).wire_id)
+                parsed = parse_wire_id(step.api.read_line(raw, kind).wire_id)
                 found.add(None if parsed is None else parsed[0])
     return found
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(1 << 16):
-        yield piece
 
 
 # -- what a line means for its item --------------------------------------------------------------------------

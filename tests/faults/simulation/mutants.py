@@ -167,7 +167,7 @@ MUTANTS = (
         (
             (
                 result_lines.read_lines,
-                (("parse_wire_id(line.wire_id)", "(shard.nonce, raw.number - 1)"),),
+                (("parse_wire_id(line.wire_id)", "(shard.nonce, len(odd.seen))"),),
             ),
         ),
     ),

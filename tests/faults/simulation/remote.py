@@ -334,7 +334,9 @@ class SimApi(BatchApi):
             completed=batch.counts.succeeded,
             failed=batch.counts.errored,
             outputs=self._outputs(batch),
-            error=problem and ProviderError(problem.message, kind=ErrorKind.CLIENT_ERROR, code=problem.code),
+            error=None
+            if problem is None
+            else ProviderError(problem.message, kind=ErrorKind.CLIENT_ERROR, code=problem.code),
         )
 
     def _outputs(self, batch: records.RemoteBatch) -> tuple[str, ...]:
