@@ -20,8 +20,7 @@ from time import process_time
 
 from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 
 World = Callable[[Random, int], float]
 """Draws the seconds of the n-th thing of size 1."""

@@ -13,11 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from smartbatch._clock import Clock
-from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
@@ -188,7 +187,7 @@ class ForecastHistory:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def latency(self, route: Route, model: str) -> _View:
+    def latency(self, route: Route, model: str) -> ForecastAt:
         """Return how long a call takes, by its number of requests.
 
         Args:
@@ -203,7 +202,7 @@ class ForecastHistory:
             raise ValueError(f"{route.value} is no route of calls")
         return self._view(topic)
 
-    def turnaround(self, model: str) -> _View:
+    def turnaround(self, model: str) -> ForecastAt:
         """Return how long a batch takes from its creation to its end, by its number of requests.
 
         Args:
@@ -211,7 +210,7 @@ class ForecastHistory:
         """
         return self._view(self._topic(model, BATCH, Route.BATCH, model))
 
-    def cancelling(self, provider: str) -> _View:
+    def cancelling(self, provider: str) -> ForecastAt:
         """Return how long a batch still takes to end once its cancel was asked for.
 
         Args:
@@ -255,14 +254,14 @@ class ForecastHistory:
                 topic = self._topics.setdefault(name, fresh)
         return topic
 
-    def _view(self, topic: _Topic) -> _View:
+    def _view(self, topic: _Topic) -> ForecastAt:
         with self._lock:
             store, look = self._store, self._look
             stale = store is not None and topic.loaded < look
             first, topic.loaded = topic.loaded == 0, look
         if store is not None and stale:
             self._safely(lambda: self._load(store, topic, first=first))
-        return _View(self, topic, self._clock.wall())
+        return topic.forecaster.at(self._clock.wall(), self._lock)
 
     # -- the store -------------------------------------------------------------------------------------------
 
@@ -345,40 +344,6 @@ class ForecastHistory:
             act()
         except Exception as error:
             logs.warn("forecasts_not_stored", error=type(error).__name__)
-
-
-@frozen(eq=False)
-class _View:
-    """The forecasts of a topic as of one moment; see :class:`smartbatch.core.routing.throughput.Times`."""
-
-    history: ForecastHistory
-    topic: _Topic
-    now: float
-
-    def quantile(self, q: float, size: int) -> float:
-        """Return the seconds that a share ``q`` of those of ``size`` requests stays within."""
-        with self.history._lock:
-            return self.topic.forecaster.quantile(q, size, self.now)
-
-    def expected(self, size: int) -> float:
-        """Return the mean, seconds."""
-        with self.history._lock:
-            return self.topic.forecaster.expected(size, self.now)
-
-    def chance(self, seconds: float, size: int) -> float:
-        """Return the share that ends within ``seconds``."""
-        with self.history._lock:
-            return self.topic.forecaster.chance(seconds, size, self.now)
-
-    def doubt(self) -> float:
-        """Return how little is known of the mean: the standard deviation of its logarithm."""
-        with self.history._lock:
-            return self.topic.forecaster.doubt(self.now)
-
-    @property
-    def observations(self) -> int:
-        """How many the forecasts rest on."""
-        return self.topic.forecaster.observations
 
 
 def _rows(store: SqlStore, name: str, *, ended: bool) -> Iterable[Observation]:

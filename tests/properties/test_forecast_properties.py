@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.change_detection import LevelCorrection
-from smartbatch.core.forecast.forecaster import Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 
 NOW = 1.8e9
 LEVELS = (0.001, 0.01, 0.2, 0.5, 0.8, 0.95, 0.99, 0.9999)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 
+from attrs import define, field
+
 __all__ = ["ChangeDetector", "LevelCorrection", "MomentCounts", "score"]
 
 _EDGE = math.log(19.0)
@@ -50,25 +52,17 @@ def score(level: float) -> float:
     return (math.pow(level, 0.135) - math.pow(1 - level, 0.135)) / 0.1975
 
 
+@define(eq=False)
 class MomentCounts:
-    """Counts of the times that belong to one moment, and are therefore not independent.
+    """Counts of the times that belong to one moment, and are therefore not independent; ``above`` is how many
+    of them exceeded each of the quantiles that are corrected."""
 
-    Attributes:
-        count: the times.
-        above: how many of them exceeded each of the quantiles that are corrected.
-    """
-
-    __slots__ = ("above", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.above = [0, 0, 0]
+    count: int = 0
+    above: list[int] = field(factory=lambda: [0, 0, 0])
 
 
 class LevelCorrection:
     """The correction of levels: piecewise linear in log odds, through 5 %, 50 % and 95 %."""
-
-    __slots__ = ("_shifts",)
 
     def __init__(self) -> None:
         self._shifts = [0.0, 0.0, 0.0]
@@ -114,11 +108,8 @@ class LevelCorrection:
 class ChangeDetector:
     """Two cumulative sums of scores, each less the slack that a lasting change would exceed."""
 
-    __slots__ = ("_since", "_sums")
-
     def __init__(self) -> None:
-        self._sums = [0.0, 0.0]
-        self._since = [0, 0]
+        self.reset()
 
     def observe(self, level: float, deviation: float, learned: float) -> int:
         """Add a time; return how many of the latest are of a new regime, or 0 while no change is detected.
@@ -148,7 +139,8 @@ class ChangeDetector:
 
     def reset(self) -> None:
         """Start again at 0."""
-        self._sums, self._since = [0.0, 0.0], [0, 0]
+        self._sums: list[float] = [0.0, 0.0]
+        self._since: list[int] = [0, 0]
 
 
 def _limit(step: float) -> float:

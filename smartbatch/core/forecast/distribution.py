@@ -3,6 +3,9 @@
 Between two points it is linear in log seconds against probability; each point lies in the middle of its own
 weight. Beyond the outermost points it continues as a power law of the remaining probability, with the
 exponent measured over the last factor of ten of it (less where there are few points).
+
+Of right-censored times, such as those of batches that were taken back, it is only known that they took
+longer: :func:`redistributed` spreads their weight, :func:`imputed_level` gives each a level of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["Distribution"]
+__all__ = ["Distribution", "imputed_level", "redistributed"]
 
 TOP = 0.99
 """Times beyond this quantile count in the mean as the quantile itself."""
 TIE = 1e-12
 """Times whose logarithms differ by less than this share count as equal."""
+_GOLDEN = 0.6180339887498949
+"""The fractional parts of multiples of this number are spread evenly over 0..1, however many there are."""
 
 
 class Distribution:
@@ -26,8 +31,6 @@ class Distribution:
     Args:
         points: log seconds and weight (above 0) of each; at least one.
     """
-
-    __slots__ = ("_high", "_levels", "_logs", "_low", "_mean", "median")
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(points)
@@ -116,3 +119,43 @@ def _mean_between(low: float, high: float) -> float:
     """Return the mean of ``exp`` between two logs."""
     apart = high - low
     return math.exp(low) * (math.expm1(apart) / apart if apart > 1e-9 else 1.0)
+
+
+def redistributed(
+    ended: Iterable[tuple[float, float]], given_up: Iterable[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """Return the times of what ended, with the weight of each censored time redistributed to all longer ones.
+
+    This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958)
+    in Efron's form ("The two sample problem with censored data", 1967). A censored time longer than all
+    others keeps its own weight.
+
+    Args:
+        ended: time and weight (above 0) of each that ended.
+        given_up: time and weight of each that was given up after that time.
+    """
+    points = [(time, False, weight) for time, weight in ended]
+    points += [(time, True, weight) for time, weight in given_up]
+    points.sort()
+    longer = list(accumulate([weight for *_, weight in reversed(points)], initial=0.0))[-2::-1]
+    factor = 1.0
+    found = []
+    for (time, late, weight), left in zip(points, longer, strict=True):
+        if not late or not left:
+            found.append((time, factor * weight))
+        else:
+            factor *= (left + weight) / left
+    return found
+
+
+def imputed_level(level: float, seconds: float) -> float:
+    """Return a level above ``level`` for a censored time, where all levels above it are equally likely.
+
+    The middle of them would leave out the longest times. The level follows from ``seconds``, so that equal
+    observations always give equal forecasts.
+
+    Args:
+        level: the share of times up to the one at which it was given up.
+        seconds: the time at which it was given up.
+    """
+    return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)

@@ -23,14 +23,14 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from statistics import NormalDist
 
-from attrs import define, frozen
+from attrs import Attribute, define, field, frozen
 
-from smartbatch.core.forecast.censoring import imputed_level, redistributed
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
-from smartbatch.core.forecast.distribution import Distribution
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
 __all__ = ["ForecastAt", "ForecastChange", "Forecaster", "Observation", "Prior"]
 
@@ -64,6 +64,52 @@ STALE = 0.02
 TINY = 1e-300
 """Keeps a weight above 0, however old."""
 _HALF = -math.log(2)
+_UNGUARDED: AbstractContextManager[object] = nullcontext()
+_POINTS = 50
+"""Points of a lognormal prior."""
+
+
+def _positive(_: object, attribute: Attribute[float], value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{attribute.name} must be above 0 and finite, not {value!r}")
+
+
+@frozen
+class Prior:
+    """The distribution of times before anything is observed.
+
+    Args:
+        times: seconds and weight of each point of the distribution, for things of size 1; only the relative
+            weights count.
+        growth: seconds grow as ``size ** growth``, 0..1.
+        weight: observations that the prior counts as.
+        fade: seconds after which an observation counts half; providers' load changes within a day.
+        together: share of its own seconds within which an observation must have begun before or after another
+            to be of the same moment. Observations of one moment, such as the batches of one list, take about
+            the same time, so that together they count as one.
+    """
+
+    times: tuple[tuple[float, float], ...]
+    growth: float = 0.0
+    weight: float = field(default=0.5, validator=_positive)
+    fade: float = field(default=43_200.0, validator=_positive)
+    together: float = 0.0
+
+    @classmethod
+    def of(
+        cls, median: float, p95: float, *, growth: float = 0.0, weight: float = 0.5, fade: float = 43_200.0
+    ) -> Prior:
+        """Return a lognormal prior from two quantiles in seconds, which it reproduces exactly."""
+        normal = NormalDist()
+        sigma = math.log(p95 / median) / normal.inv_cdf(0.95)
+        levels = [(place + 0.5) / _POINTS for place in range(_POINTS)]  # 0.95 is one of them
+        times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
+        return cls(times, growth, weight, fade)
+
+    def points(self, weight: float) -> list[tuple[float, float]]:
+        """Return log seconds and weights that add up to ``weight``."""
+        whole = sum(part for _, part in self.times)
+        return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
 
 
 @frozen
@@ -177,9 +223,9 @@ class Forecaster:
         forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
-    def at(self, now: float) -> ForecastAt:
-        """Return the forecasts as of ``now``, Unix seconds."""
-        return ForecastAt(self, now)
+    def at(self, now: float, guard: AbstractContextManager[object] = _UNGUARDED) -> ForecastAt:
+        """Return the forecasts as of ``now``, Unix seconds, each made with ``guard`` held."""
+        return ForecastAt(self, now, guard)
 
     # -- learning --------------------------------------------------------------------------------------------
 
@@ -256,11 +302,7 @@ class Forecaster:
         self._usual = fit.deviation, fit.growth
         after = self._refit(now)
         before = fit.curve.median + fit.growth * (after.center - fit.center)
-        count = len(latest)
-        factor = _times(math.exp(after.curve.median - before))
-        return self._report(
-            after, before, count, f"the latest {count} took about {factor} those before", True
-        )
+        return self._report(after, before, len(latest), "those before", sudden=True)
 
     def _report_drift(self, now: float) -> ForecastChange | None:
         """Return the gradual change of the median since the last report, if it is worth reporting."""
@@ -274,13 +316,15 @@ class Forecaster:
         sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
         if not sure or abs(fit.curve.median - before) < QUARTER:
             return None
-        count = len(self._kept)
-        factor = _times(math.exp(fit.curve.median - before))
         than = "what was assumed before anything was seen" if first else "those before, by and by"
-        return self._report(fit, before, count, f"the latest {count} took about {factor} {than}", False)
+        return self._report(fit, before, len(self._kept), than)
 
-    def _report(self, fit: _Fit, before: float, seen: int, why: str, sudden: bool) -> ForecastChange:
+    def _report(
+        self, fit: _Fit, before: float, seen: int, than: str, *, sudden: bool = False
+    ) -> ForecastChange:
         self._reported = (fit.curve.median, fit.growth, fit.center)
+        factor = math.exp(fit.curve.median - before)
+        why = f"the latest {seen} took about {factor:.2g} times as long as {than}"
         return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
     # -- asking ----------------------------------------------------------------------------------------------
@@ -399,28 +443,34 @@ class Forecaster:
         ]
 
 
-@frozen
+@frozen(eq=False)
 class ForecastAt:
-    """The forecasts of a :class:`Forecaster` as of one moment."""
+    """The forecasts of a :class:`Forecaster` as of one moment, with the lock that guards it held."""
 
-    forecaster: Forecaster
-    now: float
+    _forecaster: Forecaster
+    _now: float
+    _guard: AbstractContextManager[object]
 
     def quantile(self, q: float, size: int) -> float:
-        """As :meth:`Forecaster.quantile`."""
-        return self.forecaster.quantile(q, size, self.now)
+        with self._guard:
+            return self._forecaster.quantile(q, size, self._now)
 
     def expected(self, size: int) -> float:
-        """As :meth:`Forecaster.expected`."""
-        return self.forecaster.expected(size, self.now)
+        with self._guard:
+            return self._forecaster.expected(size, self._now)
 
     def chance(self, seconds: float, size: int) -> float:
-        """As :meth:`Forecaster.chance`."""
-        return self.forecaster.chance(seconds, size, self.now)
+        with self._guard:
+            return self._forecaster.chance(seconds, size, self._now)
 
     def doubt(self) -> float:
-        """As :meth:`Forecaster.doubt`."""
-        return self.forecaster.doubt(self.now)
+        with self._guard:
+            return self._forecaster.doubt(self._now)
+
+    @property
+    def observations(self) -> int:
+        """How many observations the forecasts rest on."""
+        return self._forecaster.observations
 
 
 def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:
@@ -434,8 +484,3 @@ def _spread(points: Sequence[tuple[float, float]], median: float) -> float:
     """Return the standard deviation a normal distribution with the same mean distance would have."""
     whole = sum([weight for _, weight in points])
     return sum([weight * abs(log - median) for log, weight in points]) / whole / _NORMAL
-
-
-def _times(factor: float) -> str:
-    """Say a factor in words, such as ``2.1 times as long as``."""
-    return f"{factor:.2g} times as long as"

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from attrs import field, frozen
 
-from smartbatch.core.forecast.forecaster import Forecaster
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.routing.risk import (
     LATE_PENALTY,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.censoring import imputed_level, redistributed
+from smartbatch.core.forecast.distribution import imputed_level, redistributed
 
 TIMES = st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 10)), max_size=30)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.forecast import DRIFTING, WORLDS, Run, held, noticed
 from smartbatch.core.forecast.change_detection import LevelCorrection, MomentCounts, score
 from smartbatch.core.forecast.distribution import Distribution
-from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from tests.levels import sampled
 

@@ -9,8 +9,7 @@ from attrs import evolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.explanation import explain

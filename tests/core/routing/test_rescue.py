@@ -9,8 +9,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Prior
 from smartbatch.core.routing.rescue import PendingShard, Speed, assumed_speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 

@@ -12,8 +12,7 @@ from attrs import frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.forecast.forecaster import Forecaster, Observation
-from smartbatch.core.forecast.priors import Prior
+from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 from smartbatch.core.routing.throughput import Throughput
 
 NORMAL = NormalDist()
