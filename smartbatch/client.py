@@ -126,7 +126,7 @@ class BatchingClient:
         _check_prices(config, clock, opened, fallback)
         preparer = RequestPreparer(
             checked_generation(Generation(), params),
-            preprocess,
+            tuple(preprocess),
             request_timeout=config.request_timeout,
             check=opened.check,
         )

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from attrs import evolve
+from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.routing.break_even import break_even
-from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
+from smartbatch.core.routing.choice import Decision, Infeasible, Option, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.rescue import Speed
@@ -34,46 +34,34 @@ from smartbatch.types import Kind, Route, Strategy
 __all__ = ["Advisor"]
 
 
+@define(eq=False)
 class Advisor:
     """Chooses routes for one provider and model.
 
     Args:
         provider, model: who answers.
-        config: checked settings.
-        clock: time.
-        prices: what it costs.
-        experience: what was seen of it.
+        history: what was seen of it.
         batches: returns the Batch API for a kind of request; ``None`` where there is none.
         waiting: counts the requests that are ahead of any new one.
         tell: takes events.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        model: str,
-        config: BatchingConfig,
-        *,
-        clock: Clock,
-        prices: PriceBook,
-        history: ForecastHistory,
-        batches: Callable[[Kind], BatchApi | None],
-        waiting: Callable[[], int],
-        tell: Callable[[Event], None],
-    ) -> None:
-        self._provider = provider
-        self._model = model
-        self._label = f"{provider.name}:{model}"
-        self._config = config
-        self._clock = clock
-        self._prices = prices
-        self._history = history
-        self._batches = batches
-        self._waiting = waiting
-        self._tell = tell
-        self._numbers = itertools.count(1)
-        self._moved: ForecastMoved | None = None
-        self._threshold: tuple[int | None] | None = None
+    _provider: Provider
+    _model: str
+    _config: BatchingConfig
+    _clock: Clock
+    _prices: PriceBook
+    _history: ForecastHistory
+    _batches: Callable[[Kind], BatchApi | None]
+    _waiting: Callable[[], int]
+    _tell: Callable[[Event], None]
+    _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
+    _moved: ForecastMoved | None = field(default=None, init=False)
+    _threshold: tuple[int | None] | None = field(default=None, init=False)
+
+    @property
+    def _label(self) -> str:
+        return f"{self._provider.name}:{self._model}"
 
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False

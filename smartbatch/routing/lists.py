@@ -108,13 +108,11 @@ class _ListResults(Iterator[Result]):
             self._taken.results.close()
 
 
+@frozen(eq=False)
 class ListRouter:
     """Finds the lists of one client their routes.
 
     Args:
-        config: checked settings.
-        clock: time.
-        model: that answers.
         preparer: checks every request.
         realtime: takes the routes in real time.
         jobs: stores what goes by batch.
@@ -122,26 +120,14 @@ class ListRouter:
         advisor: chooses.
     """
 
-    def __init__(
-        self,
-        config: BatchingConfig,
-        clock: Clock,
-        *,
-        model: OpenedModel,
-        preparer: RequestPreparer,
-        realtime: Realtime,
-        jobs: JobSubmission,
-        service: JobService,
-        advisor: Advisor,
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._model = model
-        self._preparer = preparer
-        self._realtime = realtime
-        self._jobs = jobs
-        self._service = service
-        self._advisor = advisor
+    _config: BatchingConfig
+    _clock: Clock
+    _model: OpenedModel
+    _preparer: RequestPreparer
+    _realtime: Realtime
+    _jobs: JobSubmission
+    _service: JobService
+    _advisor: Advisor
 
     # -- lists -----------------------------------------------------------------------------------------------
 

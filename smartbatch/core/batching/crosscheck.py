@@ -44,12 +44,8 @@ the real sets above; with twenty answers handed out at random, one time in eight
 
 @frozen
 class _Fit:
-    """What the lines have in common.
-
-    Attributes:
-        slope, constant: billed tokens for each estimated one, and for each line.
-        center: median of the logarithm of billed over expected.
-        spread: robust standard deviation of the same.
+    """What the lines have in common: billed tokens for each estimated one and for each line, and the median
+    and the robust standard deviation of the logarithm of billed over expected.
     """
 
     slope: float
@@ -77,7 +73,6 @@ class Crosscheck:
 
     @property
     def observed(self) -> int:
-        """Lines with two usable counts so far."""
         return len(self._estimates)
 
     def observe(self, estimate: int, billed: int) -> None:
@@ -93,8 +88,7 @@ class Crosscheck:
             self._fit = None
 
     def suspicious(self, estimate: int, billed: int) -> bool:
-        """Whether ``billed`` does not fit a prompt of ``estimate`` tokens, by the measure of the other
-        lines."""
+        """Whether ``billed`` does not fit a prompt of ``estimate`` tokens, measured by the other lines."""
         if self.observed < self.NEEDED or estimate <= 0 or billed <= 0:
             return False
         if self._fit is None:

@@ -92,13 +92,7 @@ That is why the ids are no ``enum`` in it; they are checked here."""
 
 @frozen
 class Packed:
-    """Several requests as one.
-
-    Attributes:
-        request: what is sent.
-        ids: of the items, in the order of the requests.
-        checks: the items' check words, in the same order.
-    """
+    """Several requests as one, with the items' ids and check words in the order of the requests."""
 
     request: Request
     ids: tuple[str, ...]
@@ -106,7 +100,6 @@ class Packed:
 
 
 def random_word(rng: RandomSource, letters: int = ID_LETTERS) -> str:
-    """Return a random word of ``letters`` letters."""
     return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(letters))
 
 
@@ -147,8 +140,7 @@ _SUSPICIOUS = re.compile(
 
 
 def suspicious(prompt: str) -> bool:
-    """Whether a prompt mentions other prompts, their answers, or the form of a pack. Such a prompt is sent
-    alone.
+    """Whether a prompt mentions other prompts, their answers, or the form of a pack, and so is sent alone.
 
     A heuristic, and only the second line of defence: what it lets through still has to pass :func:`split`. A
     false alarm costs one call.
@@ -164,11 +156,8 @@ class PackRoom:
     output: int = OUTPUT_ROOM
 
     def take(self, prompt: int, output: int) -> bool:
-        """Take room for a request; False, and nothing is taken, when it does not fit.
-
-        Args:
-            prompt: its estimated input tokens.
-            output: its own cap, or what its answer is expected to need.
+        """Take room for a request of so many input tokens, with its own cap or what its answer is expected to
+        need; False, and nothing is taken, when it does not fit.
         """
         prompts = self.prompts - prompt - ITEM_TOKENS
         left = self.output - _answer_room(output)

@@ -73,7 +73,6 @@ class Batch(Generic[T]):
         return len(self.items)
 
     def age(self, now: float) -> float:
-        """Seconds since the first request was submitted."""
         return now - self.opened
 
     def move(self, after: BatchState) -> None:

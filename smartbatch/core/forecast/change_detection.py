@@ -68,10 +68,8 @@ class LevelCorrection:
         self._shifts = [0.0, 0.0, 0.0]
 
     def observe(self, level: float, moment: MomentCounts | None = None) -> None:
-        """Learn from a time of which a share ``level`` should have been shorter.
-
-        Args:
-            moment: counts of the others of the same moment; together they count as one, by their mean.
+        """Learn from a time of which a share ``level`` should have been shorter. It and the others of its
+        ``moment`` count as one, by their mean.
         """
         odds = _odds(level)
         moment = moment or MomentCounts()
@@ -138,7 +136,6 @@ class ChangeDetector:
         return found
 
     def reset(self) -> None:
-        """Start again at 0."""
         self._sums: list[float] = [0.0, 0.0]
         self._since: list[int] = [0, 0]
 

@@ -26,11 +26,7 @@ _GOLDEN = 0.6180339887498949
 
 
 class Distribution:
-    """A distribution through weighted points.
-
-    Args:
-        points: log seconds and weight (above 0) of each; at least one.
-    """
+    """A distribution through weighted points: log seconds and weight (above 0) of each; at least one."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         ordered = sorted(points)
@@ -98,8 +94,9 @@ class Distribution:
         return self._mean
 
     def _tail(self, beyond: float, *, upper: bool) -> float:
-        """Return by how much log seconds grow beyond the last point when the remaining share falls by a
-        factor e."""
+        """Return by how much log seconds grow beyond the last point when the remaining share falls by factor
+        e.
+        """
         inside = min(0.5, 10 * beyond)
         if inside <= beyond:
             return 0.0
@@ -128,11 +125,7 @@ def redistributed(
 
     This is the estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", 1958)
     in Efron's form ("The two sample problem with censored data", 1967). A censored time longer than all
-    others keeps its own weight.
-
-    Args:
-        ended: time and weight (above 0) of each that ended.
-        given_up: time and weight of each that was given up after that time.
+    others keeps its own weight. Both arguments are times with their weights, those of ``ended`` above 0.
     """
     points = [(time, False, weight) for time, weight in ended]
     points += [(time, True, weight) for time, weight in given_up]
@@ -151,11 +144,7 @@ def redistributed(
 def imputed_level(level: float, seconds: float) -> float:
     """Return a level above ``level`` for a censored time, where all levels above it are equally likely.
 
-    The middle of them would leave out the longest times. The level follows from ``seconds``, so that equal
-    observations always give equal forecasts.
-
-    Args:
-        level: the share of times up to the one at which it was given up.
-        seconds: the time at which it was given up.
+    The middle of them would leave out the longest times. The level follows from ``seconds``, at which it was
+    given up, so that equal observations always give equal forecasts.
     """
     return level + (1 - level) * ((0.5 + seconds * _GOLDEN) % 1.0)

@@ -107,7 +107,6 @@ class Prior:
         return cls(times, growth, weight, fade)
 
     def points(self, weight: float) -> list[tuple[float, float]]:
-        """Return log seconds and weights that add up to ``weight``."""
         whole = sum(part for _, part in self.times)
         return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
 
@@ -180,7 +179,6 @@ class _Fit:
     at: float
 
     def shift(self, size: int) -> float:
-        """Return what a size adds to log seconds."""
         return self.growth * (math.log(max(1, size)) - self.center)
 
     def log(self, kept: _Kept) -> float:
@@ -214,13 +212,11 @@ class Forecaster:
 
     @property
     def observations(self) -> int:
-        """The number of observations that are kept."""
         return len(self._kept)
 
     @property
     def seen(self) -> tuple[Observation, ...]:
-        """The observations that are kept, oldest first: observed again in that order, they make an equal
-        forecaster."""
+        """What is kept, oldest first: observed again in that order, it makes an equal forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
     def at(self, now: float, guard: AbstractContextManager[object] = _UNGUARDED) -> ForecastAt:
@@ -261,7 +257,7 @@ class Forecaster:
         return self._report_drift(seen.at)
 
     def _same_moment(self, seen: Observation) -> _Kept | None:
-        """Return an observation that began at about the same moment, if there is one."""
+        """Return an observation that began at about the same moment."""
         together = self._prior.together * seen.seconds
         if not together:
             return None
@@ -282,7 +278,8 @@ class Forecaster:
 
     def _begin_regime(self, count: int, now: float) -> ForecastChange | None:
         """Let the observations before the latest ``count`` moments hardly count, if their median differs
-        enough."""
+        enough.
+        """
         fit = self._fitted(now)
         weighed = list(zip(self._kept, self._weights(now), strict=True))
         older = [(kept, weight) for kept, weight in weighed if kept.moment <= self._moments - count]
@@ -330,12 +327,8 @@ class Forecaster:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def quantile(self, q: float, size: int, now: float) -> float:
-        """Return the seconds within which a share ``q`` of those of ``size`` ends.
-
-        Args:
-            q: above 0 and below 1.
-            size: requests.
-            now: Unix seconds.
+        """Return the seconds within which a share ``q`` (above 0, below 1) of those of ``size`` requests
+        ends.
         """
         if not 0 < q < 1:
             raise ValueError(f"q must be above 0 and below 1, not {q!r}")
@@ -343,13 +336,12 @@ class Forecaster:
         return math.exp(fit.curve.log(self._correction.corrected(q)) + fit.shift(size))
 
     def expected(self, size: int, now: float) -> float:
-        """Return the mean, seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
+        """Return the mean seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
         fit = self._fitted(now)
         return fit.curve.mean() * math.exp(fit.shift(size))
 
     def chance(self, seconds: float, size: int, now: float) -> float:
-        """Return the share of those of ``size`` that end within ``seconds``: the inverse of
-        :meth:`quantile`."""
+        """Return the share of those of ``size`` that end within ``seconds``: the inverse of the quantile."""
         if seconds <= 0:
             return 0.0
         if seconds == math.inf:
@@ -358,10 +350,7 @@ class Forecaster:
         return self._correction.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
 
     def doubt(self, now: float) -> float:
-        """Return the standard error of the mean's logarithm.
-
-        The prior counts as one independent observation.
-        """
+        """Return the standard error of the mean's logarithm. The prior counts as one observation."""
         fit = self._fitted(now)
         return fit.deviation / math.sqrt(1 + fit.learned)
 
@@ -400,7 +389,8 @@ class Forecaster:
         self, weights: Sequence[float], growth: float, center: float
     ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
         """Return log seconds at the center, with weights, of those that ended and of those that were given
-        up."""
+        up.
+        """
         ended: list[tuple[float, float]] = []
         given_up: list[tuple[float, float]] = []
         for kept, weight in zip(self._kept, weights, strict=True):
@@ -409,7 +399,6 @@ class Forecaster:
         return ended, given_up
 
     def _weights(self, now: float) -> list[float]:
-        """Return the weight of each observation."""
         by_age, by_count, newest = _HALF / self._prior.fade, _HALF / FADES_AFTER, self._moments
         weights = [
             kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - kept.moment))
@@ -469,7 +458,6 @@ class ForecastAt:
 
     @property
     def observations(self) -> int:
-        """How many observations the forecasts rest on."""
         return self._forecaster.observations
 
 

@@ -41,13 +41,8 @@ _SHORTEST = 1.0
 
 @frozen
 class ObservedBatch:
-    """A batch that ended, or was given up.
-
-    Args:
-        size: its requests.
-        seconds: from its creation to its end.
-        age: seconds since its end.
-        ended: False where it was given up, so that it would have taken longer.
+    """A batch of ``size`` requests that took ``seconds`` from its creation, and ended ``age`` seconds ago.
+    ``ended`` is False where it was given up, so that it would have taken longer.
     """
 
     size: int
@@ -58,12 +53,8 @@ class ObservedBatch:
 
 @frozen
 class RunningBatch:
-    """A batch that has not ended.
-
-    Args:
-        size: its requests.
-        elapsed: seconds since its creation.
-        done: requests the provider says are done; ``None`` where it does not say.
+    """A batch of ``size`` requests, created ``elapsed`` seconds ago; ``done`` where the provider says how
+    many are.
     """
 
     size: int
@@ -82,8 +73,7 @@ def remaining(
         unsent: sizes of batches still to be sent; as many at a time as run now, else all at once.
 
     Returns:
-        0.0 only when nothing is left; ``None`` when a batch has run for :data:`LATEST`, since nothing is
-        known of such a batch.
+        0.0 only when nothing is left; ``None`` when a batch has run for :data:`LATEST`.
     """
     if not running and not unsent:
         return 0.0

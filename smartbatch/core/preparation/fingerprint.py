@@ -91,8 +91,9 @@ def _canonical(params: Generation) -> bytes:
 
 
 def _write(params: Generation) -> bytes:
-    """Return the canonical JSON. Equal schemas of different classes differ, as their answers become other
-    objects."""
+    """Return the canonical JSON. Equal schemas of different classes differ: their answers become other
+    objects.
+    """
     written = _json(asdict(params))
     schema = params.schema
     return written + b"build:%d:" % id(schema.build) if isinstance(schema, BuiltSchema) else written

@@ -1,5 +1,4 @@
-"""From what callers pass to checked requests: parameters merged, hooks run, fields checked. Nothing is
-sent."""
+"""From what callers pass to checked requests: parameters merged, hooks run, fields checked."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from attrs import evolve, fields_dict
+from attrs import evolve, fields_dict, frozen
 
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
@@ -24,6 +23,7 @@ GENERATION = frozenset(fields_dict(Generation))
 _T = TypeVar("_T")
 
 
+@frozen(eq=False)
 class RequestPreparer:
     """Prepares the requests of one client; the same for single requests, lists and jobs.
 
@@ -34,21 +34,12 @@ class RequestPreparer:
         check: refuses what the provider cannot do with ``InvalidRequest``.
     """
 
-    def __init__(
-        self,
-        defaults: Generation,
-        hooks: Sequence[Preprocess],
-        *,
-        request_timeout: float | None,
-        check: Callable[[Request], None],
-    ) -> None:
-        self._defaults = defaults
-        self._hooks = tuple(hooks)
-        self._request_timeout = request_timeout
-        self.check = check
+    _defaults: Generation
+    _hooks: Sequence[Preprocess]
+    _request_timeout: float | None
+    check: Callable[[Request], None]
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
-        """Return one checked request; see :func:`~smartbatch.core.preparation.validation.normalise`."""
         return validation.normalise(prompt, self._defaults, **params)
 
     def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
@@ -124,12 +115,10 @@ class RequestPreparer:
 
 
 def checked_generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
-    """Return checked generation parameters: ``params`` over ``defaults``."""
     return validation.admit_defaults(evolve(defaults, **params) if params else defaults)
 
 
 def kind_of(request: Request) -> Kind:
-    """Return what a request asks for."""
     return Kind.GENERATE if request.embedding is None else Kind.EMBED
 
 

@@ -106,8 +106,7 @@ def _structurer(kind: type[Any]) -> Build:
 
 
 class _Writer:
-    """Writes the schema of one class; classes in its fields become definitions, so that they may be
-    recursive."""
+    """Writes the schema of one class; classes in its fields become definitions, so they may be recursive."""
 
     def __init__(self, root: type[Any]) -> None:
         self._root = root

@@ -65,11 +65,7 @@ class Problem:
 
 @frozen
 class Parsed:
-    """An answer that fits.
-
-    Attributes:
-        value: the object made of it.
-    """
+    """An answer that fits, as the object made of it."""
 
     value: Any
 
@@ -81,11 +77,6 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
     2. The provider's own ``response_format`` was asked for: the JSON value in the answer. ``None`` where it
        holds none, since nothing says what has to be in it.
     3. Neither: ``None``.
-
-    Args:
-        params: what was asked for.
-        text: the answer.
-        finish_reason: see :class:`~smartbatch.types.Answer`.
     """
     if params.schema is not None:
         return check_answer(*schema_of(params.schema), text, finish_reason)
@@ -211,7 +202,6 @@ _MARKS = re.compile(r'"(?:[^"\\]|\\.)*+"|["{}\[\]]', re.DOTALL)
 
 
 def _shallow(value: Any) -> Any:
-    """Return ``value`` if it is nested no deeper than :data:`MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -279,12 +269,6 @@ def check_answer(
 
     The cases, in order: the answer did not end by itself (final); it holds no single JSON value; the schema
     cannot be applied (final); the value breaks the schema; no object can be made of the value; it fits.
-
-    Args:
-        schema: the JSON schema that was asked for.
-        build: makes an object of a value that fits, see :mod:`smartbatch.core.preparation.schemas`.
-        text: the answer.
-        finish_reason: see :class:`~smartbatch.types.Answer`.
     """
     if (final := _ENDS.get(finish_reason)) is not None:
         return Problem(final, final, final=True)
@@ -329,11 +313,6 @@ def repair_request(
     """Return the request that asks again, with the bad answer and what is wrong with it.
 
     Args:
-        request: the first one, not an earlier repair.
-        answer_text: what the model wrote.
-        problem: why it does not fit.
-        attempt: 0 for the first repair.
-        temperatures: of the repairs in order; the last one is used for all further ones.
         takes_temperature: whether the provider takes a temperature with this model.
     """
     prompt = request.prompt

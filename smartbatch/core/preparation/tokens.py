@@ -85,8 +85,7 @@ class Calibration:
     """What was learned of one model's tokens from its answers.
 
     Any thread may call it, without a lock: what is known is one immutable value, which is replaced. Of
-        answers
-    observed at the same moment some may be lost, which hardly changes an average.
+    answers observed at the same moment some may be lost, which hardly changes an average.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
     then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
@@ -106,7 +105,6 @@ class Calibration:
 
     @property
     def observed(self) -> int:
-        """Answers with a usable count so far."""
         return self._known.seen
 
     @property
@@ -119,7 +117,6 @@ class Calibration:
         return min(high, max(low, known.billed / known.estimated))
 
     def input(self, request_estimate: int) -> int:
-        """Return the input tokens to expect of a request estimated at ``request_estimate``."""
         return math.ceil(request_estimate * self.ratio)
 
     def output(self, max_tokens: int | None) -> int:
@@ -147,11 +144,8 @@ class Calibration:
         return mean if max_tokens is None else min(mean, max_tokens)
 
     def observe(self, request_estimate: int, usage: Usage) -> None:
-        """Learn from one answered request; an answer without the provider's own counts is ignored.
-
-        Args:
-            request_estimate: what :func:`estimate_request` said of it.
-            usage: what the provider billed for that one call.
+        """Learn from one answered request, which :func:`estimate_request` said ``request_estimate`` of; an
+        answer without the provider's own counts is ignored.
         """
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
@@ -177,13 +171,8 @@ class Calibration:
         }
 
     def restore(self, state: Any) -> bool:
-        """Continue from what another process learned, where that is more than what was learned here.
-
-        Args:
-            state: what :meth:`state` returned; anything of another form is ignored.
-
-        Returns:
-            whether it was used.
+        """Continue from the :meth:`state` of another process, where that rests on more answers; return
+        whether it was used. Anything of another form is ignored.
         """
         if not isinstance(state, dict):
             return False
@@ -203,13 +192,8 @@ class Calibration:
 
 @frozen
 class _Known:
-    """What is known after some answers.
-
-    Attributes:
-        seen: answers.
-        estimated, billed, mean: averages of input tokens, as they were estimated and as they were billed, and
-            of output tokens.
-        latest, ranked: the latest numbers of output tokens, in order of arrival and of size.
+    """What is known after ``seen`` answers: averages of input tokens, estimated and billed, and of output
+    tokens; the latest numbers of output tokens, in order of arrival and of size.
     """
 
     seen: int = 0
@@ -220,7 +204,6 @@ class _Known:
     ranked: tuple[int, ...] = ()
 
     def outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return ``latest`` and ``ranked`` with ``tokens`` added, of which the last ``most`` are kept."""
         latest, ranked = (*self.latest, tokens), list(self.ranked)
         insort(ranked, tokens)
         if len(latest) > most:
@@ -229,5 +212,5 @@ class _Known:
         return latest, tuple(ranked)
 
     def output(self, q: float) -> int:
-        """Return the number of output tokens that a share ``q`` stays within; 0 where there is none."""
+        """Return the number of output tokens that a share ``q`` stays within."""
         return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0

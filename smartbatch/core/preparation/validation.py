@@ -107,7 +107,6 @@ def _set_fields(params: Generation) -> dict[str, Any]:
 
 
 def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate arguments by name into fields of the request and parameters of the generation."""
     fields: dict[str, Any] = {}
     generation: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -226,8 +225,6 @@ def _schema(value: Any, field: str) -> BuiltSchema:
 
 
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:
-    """Make the check of a real number from ``low`` (or ``above`` it) to ``high``."""
-
     def check(value: Any, field: str) -> float:
         real = isinstance(value, Real) and value is not True and value is not False
         if real and low <= value <= high and not (above and value == low):  # NaN fails here too
@@ -239,8 +236,6 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
 
 
 def _integer(low: int, high: int) -> FieldCheck:
-    """Make the check of a whole number from ``low`` to ``high``."""
-
     def check(value: Any, field: str) -> int:
         if not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high:
             return int(value)

@@ -40,13 +40,15 @@ from smartbatch.core.routing.options import (
 from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
 from smartbatch.types import Route, Strategy
 
-__all__ = ["Decision", "Infeasible", "Option", "choose"]
+__all__ = ["Decision", "Infeasible", "Option", "break_even", "choose"]
 
 LONGEST = 2 * LATEST
 """Seconds; with ``prefer="cost"``, no route is feasible whose 95 % quantile is longer."""
 CLOSE = 0.003
 """Share of the price below which a saving is not worth waiting until the deadline, nor the risk of a
 rescue."""
+LONGEST_LIST = 1_000_000
+"""Requests of the longest list that is considered for :func:`break_even`."""
 EVEN = 0.5
 """Probability to meet the deadline below which no route is taken."""
 
@@ -141,6 +143,41 @@ def _plain(
     return alone, found.get(Route.BATCH) or _judged(
         by_batch(load.requests, 0, offers[0], batch, endless), endless
     )
+
+
+def break_even(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
+) -> int | None:
+    """Return the fewest requests, each like those of ``load`` on average, that go by batch or as a hybrid;
+    ``None`` when no list does.
+
+    Args:
+        load: requests to scale up and down.
+        offers, batch: as for :func:`choose`; their costs are of ``load``.
+        constraints: deadline and budget are left out, as they belong to one list.
+    """
+    free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
+
+    def pays(requests: int) -> bool:
+        share = requests / load.requests
+        scaled = Load(requests, load.tokens_in * share, load.tokens_out * share)
+        priced = [
+            evolve(offer, cost=None if offer.cost is None else offer.cost.of(share)) for offer in offers
+        ]
+        cost = None if batch.cost is None else batch.cost.of(share)
+        try:
+            decision = choose(scaled, priced, evolve(batch, cost=cost), free)
+        except Infeasible:
+            return False
+        return decision.chosen.route in (Route.BATCH, Route.HYBRID)
+
+    if load.requests < 1 or not pays(LONGEST_LIST):
+        return None
+    low, high = free.at_once, LONGEST_LIST
+    while high - low > 1:  # bisection: what pays for fewer requests nearly always pays for more
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
 
 
 # -- which of them -------------------------------------------------------------------------------------------
