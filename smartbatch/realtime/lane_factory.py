@@ -17,7 +17,6 @@ from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.retry import RetryBudget
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.errors import ConfigError
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
@@ -204,13 +203,10 @@ class LaneFactory:
     def _rates(self, provider: Provider, model: str) -> RateCard | None:
         if not provider.capabilities.priced:
             return None
-        rates = self._prices.rates(provider.name, model, self._clock.wall())
-        if rates is None and self._config.budget is not None and not self._config.allow_unknown_price:
-            raise ConfigError(
-                f"a budget is set, but the price of {provider.name}:{model} is unknown, so it could not be "
-                f"kept: give a price under prices, or set allow_unknown_price"
-            )
-        return rates
+        wall = self._clock.wall()
+        if self._config.budget is not None and not self._config.allow_unknown_price:
+            self._prices.check_known([(f"{provider.name}:{model}", "standard")], wall)
+        return self._prices.rates(provider.name, model, wall)
 
     def _flex_rates(self, provider: Provider, model: str) -> RateCard | None:
         """Return the prices of the slower tier; ``None`` where there is no such tier, or no price for it."""

@@ -66,14 +66,10 @@ class Advisor:
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
     ) -> Workload:
-        """Return an empty workload, to which requests are added. What the store knows of their like counts,
-        where they may go in a batch and so may need the store anyway.
+        """Return an empty workload for at most ``requests`` requests, which are added to it.
 
-        Args:
-            kind: of all of them.
-            requests: how many they are, at most.
-            constraints, batchable: as for :meth:`consider`.
-            flexible: whether they may go in the provider's slower tier.
+        What the store knows of their like counts, where they may go in a batch and so may need the store
+        anyway; ``flexible`` says whether they may go in the provider's slower tier.
         """
         if requests > constraints.at_once and self._api(kind, constraints, batchable) is not None:
             self._history.refresh()
@@ -96,9 +92,7 @@ class Advisor:
         """Return the decision for a list, and tell nobody.
 
         Args:
-            workload: of all its requests.
             constraints: what it has to meet; a budget only where it can be kept.
-            kind: of all its requests.
             batchable: whether its requests may go in a batch.
             room: USD that the client's own budget leaves for it; ``None`` for any.
 
@@ -150,13 +144,7 @@ class Advisor:
         return number
 
     def score(self, number: str, decision: Decision, seconds: float, cost: float | None) -> None:
-        """Tell what a decision really took.
-
-        Args:
-            number: as it was told under.
-            seconds: from the submission to the last answer.
-            cost: USD; ``None`` where the price is unknown.
-        """
+        """Tell what a decision really took: seconds from the submission to the last answer, and USD."""
         chosen, constraints = decision.chosen, decision.constraints
         alone, batch = decision.alone, decision.batch
         self._tell(
@@ -180,12 +168,7 @@ class Advisor:
         )
 
     def speed(self, kind: Kind, row: JobRow) -> Speed:
-        """Return how fast requests of a job can be taken out of batches and answered in real time.
-
-        Args:
-            kind: of its requests.
-            row: the job.
-        """
+        """Return how fast requests of a job can be taken out of batches and answered in real time."""
         texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
         used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0

@@ -59,12 +59,8 @@ class Rounds:
 
 
 def rounds_of(requests: int, room: float, most: float, each: float) -> Rounds:
-    """Return how ``requests`` go by batch within ``room``.
-
-    Args:
-        room: USD that may be held back.
-        most: USD that a request can cost at most.
-        each: USD that it is expected to cost.
+    """Return how ``requests`` go by batch within ``room`` USD, each of which costs ``most`` at most and
+    ``each`` as expected.
     """
     each, done, count, fit = min(each, most), 0, 0, 0
     first = _fitting(room, most, requests)

@@ -68,8 +68,7 @@ class _Topic:
     """One thing whose times are forecast.
 
     Attributes:
-        name: of its rows in the store.
-        late: of its rows for those that were given up.
+        name, late: of its rows in the store, and of those for what was given up.
         route, model: as events name it; ``None`` where nobody is told.
         loaded: the number of the look into the store at which it was read.
         known: rows of the store that were learned from.
@@ -100,7 +99,6 @@ class _Topic:
         return self.learned > A_SECOND
 
     def keep(self, seen: Observation) -> None:
-        """Note a time for the store."""
         self.passed += 1
         if self.passed % self.stride == 0:
             self.pending.append(seen)
@@ -130,10 +128,10 @@ class ForecastHistory:
     """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
 
     Args:
-        clock: time; what is kept is dated by its wall clock.
-        tell: takes events: :class:`~smartbatch.events.ForecastMoved`. Called without a lock held.
-        store: opens the store, or returns the one that is open; asked when :meth:`refresh` is. ``None``:
-            there is none.
+        clock: what is kept is dated by its wall clock.
+        tell: takes :class:`~smartbatch.events.ForecastMoved`. Called without a lock held.
+        store: opens the store, or returns the one that is open; asked by :meth:`refresh`. ``None``: there is
+            none.
     """
 
     def __init__(
@@ -188,11 +186,10 @@ class ForecastHistory:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def latency(self, route: Route, model: str) -> ForecastAt:
-        """Return how long a call takes, by its number of requests.
+        """Return how long a call of a route takes to a model with its provider, such as
+        ``openai:gpt-5-mini``.
 
-        Args:
-            route: ``INDIVIDUAL``, ``SHARED`` (which is the same, with more requests), ``PACKED`` or ``FLEX``.
-            model: with its provider, such as ``openai:gpt-5-mini``.
+        ``SHARED`` is the same as ``INDIVIDUAL``, with more requests.
 
         Raises:
             ValueError: the route is not one of calls.
@@ -203,37 +200,24 @@ class ForecastHistory:
         return self._view(topic)
 
     def turnaround(self, model: str) -> ForecastAt:
-        """Return how long a batch takes from its creation to its end, by its number of requests.
-
-        Args:
-            model: with its provider.
-        """
+        """Return how long a batch takes from its creation to its end, by its number of requests."""
         return self._view(self._topic(model, BATCH, Route.BATCH, model))
 
     def cancelling(self, provider: str) -> ForecastAt:
-        """Return how long a batch still takes to end once its cancel was asked for.
-
-        Args:
-            provider: such as ``openai``.
-        """
+        """Return how long a provider's batch still takes to end once its cancel was asked for."""
         return self._view(self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider))
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
-        """Return what was learned of a model's tokens; the one object that lanes teach, too.
-
-        Args:
-            model: with its provider.
-            kind: texts and vectors are counted apart.
+        """Return what was learned of a model's tokens (texts and vectors apart): the one object that lanes
+        teach, too.
         """
         with self._lock:
             known = self._tokens.get((model, kind))
             if known is None:
                 known = _Tokens(f"tokens {kind.value} {model}", Calibration())
                 self._tokens[model, kind] = known
-            store, look = self._store, self._look
-            stale = store is not None and known.loaded < look
-            known.loaded = look
-        if store is not None and stale:
+            store = self._store_to_read(known)
+        if store is not None:
             self._safely(lambda: self._recall(store, known))
         return known.calibration
 
@@ -256,12 +240,17 @@ class ForecastHistory:
 
     def _view(self, topic: _Topic) -> ForecastAt:
         with self._lock:
-            store, look = self._store, self._look
-            stale = store is not None and topic.loaded < look
-            first, topic.loaded = topic.loaded == 0, look
-        if store is not None and stale:
+            first = topic.loaded == 0
+            store = self._store_to_read(topic)
+        if store is not None:
             self._safely(lambda: self._load(store, topic, first=first))
         return topic.forecaster.at(self._clock.wall(), self._lock)
+
+    def _store_to_read(self, known: _Topic | _Tokens) -> SqlStore | None:
+        """Return the store where ``known`` was not read since the last look; called with the lock held."""
+        stale = known.loaded < self._look
+        known.loaded = self._look
+        return self._store if stale else None
 
     # -- the store -------------------------------------------------------------------------------------------
 
@@ -282,13 +271,11 @@ class ForecastHistory:
 
     @property
     def stored(self) -> bool:
-        """Whether a store is in use."""
         return self._store is not None
 
     def save(self) -> None:
         """Write a sample of what was seen since the last time, where a store is in use. Never raises."""
-        with self._lock:
-            store = self._store
+        store = self._store
         if store is not None:
             self._safely(lambda: self._write(store))
 
@@ -299,7 +286,6 @@ class ForecastHistory:
             self._look += 1
 
     def _load(self, store: SqlStore, topic: _Topic, *, first: bool) -> None:
-        """Learn from the rows of a topic that are new here."""
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
         told: list[ForecastChange | None] = []
         with self._lock:
@@ -347,7 +333,6 @@ class ForecastHistory:
 
 
 def _rows(store: SqlStore, name: str, *, ended: bool) -> Iterable[Observation]:
-    """Return the rows of a name that make sense."""
     for size, seconds, at in store.turnarounds(name, limit=LOADED):
         if 0 <= seconds < math.inf and math.isfinite(at):
             yield Observation(size, seconds, at, ended)

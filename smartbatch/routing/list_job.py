@@ -47,8 +47,7 @@ def parts_of(
 ) -> ListParts:
     """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
 
-    Args:
-        never_waits: whether a request waits for no batch; nor do identical ones.
+    A request that never waits for a batch lets identical ones not wait either.
 
     Raises:
         InvalidRequest: a hook refuses one, or the provider cannot take it; names the row.
@@ -88,10 +87,9 @@ class JobResults(Iterator[Result]):
 
     Args:
         job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
-        rows: the whole list.
         ordered: in the order of the list; else as they come, what needed no call first.
         raising: whether a failed request raises instead of being yielded.
-        keep: keeps an answer for the cache, if it is one to be kept; ``None`` where there is none.
+        keep: keeps an answer for the cache; ``None`` where there is none.
         process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
     """
 
@@ -184,7 +182,6 @@ class JobResults(Iterator[Result]):
         return self._process(known) if known.route is Route.CACHED else known
 
     def _own(self, position: int, result: Result) -> Result:
-        """Return a stored result as the list's own: with its context, and its object."""
         request = self._rows.requests[position]
         key = self._rows.keys.get(position)
         if not result.ok:
@@ -194,7 +191,6 @@ class JobResults(Iterator[Result]):
         return self._process(evolve(result, context=request.context, parsed=_parsed(request, result)))
 
     def _copy(self, position: int, result: Result) -> Result:
-        """Return the same answer for an identical request; it was paid once."""
         request = self._rows.requests[position]
         return evolve(
             result,

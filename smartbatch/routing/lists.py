@@ -41,10 +41,7 @@ class _List:
     """A list as it was asked for, checked.
 
     Attributes:
-        requests: in order.
         params: as they were given, without the constraints.
-        constraints: what the route has to meet.
-        kind: texts or vectors.
         batchable: whether a batch may be considered at all.
     """
 
@@ -57,11 +54,8 @@ class _List:
 
 @frozen
 class _Taken:
-    """A route that was taken.
-
-    Attributes:
-        results: of the list.
-        score: tells what it took, with the cost in USD; ``None`` where a price is unknown.
+    """The results of a route that was taken; ``score`` tells its cost in USD, ``None`` where a price is
+    unknown.
     """
 
     results: JobResults | BoundedMap
@@ -69,12 +63,10 @@ class _Taken:
 
 
 class _ListResults(Iterator[Result]):
-    """The results of a list whose route was chosen; one thread reads it.
+    """The results of a list whose route was chosen; one thread reads it. ``begin`` takes the route, with the
+    first result that is asked for.
 
     No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
-
-    Args:
-        begin: takes the route; called with the first result that is asked for.
     """
 
     def __init__(self, begin: Callable[[], _Taken]) -> None:
@@ -155,10 +147,7 @@ class ListRouter:
         return self._take(asked, self._considered(asked), raising, ordered)
 
     def collected(self, results: Iterable[Result], began: float) -> ResultList:
-        """Return all results as a list with its sums.
-
-        Args:
-            began: monotonic seconds at which the caller began.
+        """Return all results as a list with its sums; ``began`` is when the caller began, monotonic seconds.
 
         Raises:
             AllRequestsFailed: when not one request was answered.
@@ -192,8 +181,7 @@ class ListRouter:
             fallback: where requests go that a batch has not run.
 
         Raises:
-            InvalidRequest: names the row.
-            ConfigError: no route meets the constraints.
+            Exception: as :meth:`plan`.
         """
         plain, given = split_constraints(params)
         constraints = self._constraints(given)
@@ -288,8 +276,7 @@ class ListRouter:
 
         Raises:
             InvalidRequest: names the row.
-            ConfigError: for a constraint that is none, and where a batch was asked for and there is no Batch
-                API.
+            ConfigError: for a constraint that is none, and where a batch was asked for without a Batch API.
         """
         constraints = self._constraints(given)
         requests = list(self._preparer.requests(prompts, plain))
@@ -388,12 +375,7 @@ class ListRouter:
         return _ListResults(begin)
 
     def _carry_out(self, asked: _List, decision: Decision) -> ResultList:
-        """Execute a plan within its budget, which is checked here.
-
-        Raises:
-            ConfigError: the budget is none.
-            AllRequestsFailed: when not one request was answered.
-        """
+        """Execute a plan within its budget, which is checked here."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         began = self._clock.now()

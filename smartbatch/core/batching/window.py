@@ -76,11 +76,7 @@ class Batch(Generic[T]):
         return now - self.opened
 
     def move(self, after: BatchState) -> None:
-        """Change the state to ``after``.
-
-        Raises:
-            IllegalTransition: when the table does not allow it.
-        """
+        """Change the state to ``after``."""
         if after not in TRANSITIONS[self.state]:
             raise IllegalTransition(
                 f"batch {self.id} cannot go from {self.state.value} to {after.value}", batch_id=self.id
@@ -88,11 +84,7 @@ class Batch(Generic[T]):
         self.state = after
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
-        """Add ``items``.
-
-        Raises:
-            IllegalTransition: when the batch is not accumulating.
-        """
+        """Add ``items``, while the batch is accumulating."""
         if self.state is not BatchState.ACCUMULATING:
             raise IllegalTransition(
                 f"batch {self.id} is {self.state.value}: it takes no more requests", batch_id=self.id

@@ -55,13 +55,10 @@ EVEN = 0.5
 
 @frozen
 class Decision:
-    """What was chosen, from what, and why.
+    """What was chosen, from what, and why in words, with the figures that decided.
 
     Attributes:
-        load, constraints: what was decided on.
         options: every route that was open, the chosen one included.
-        chosen: the route to take.
-        reason: in words, with the figures that decided.
         alone: what always-individual would be.
         batch: what always-batch would be; ``None`` where there is no Batch API for it.
     """
@@ -90,10 +87,8 @@ class Decision:
 
 
 class Infeasible(ValueError):
-    """No route meets the constraints.
-
-    Attributes:
-        nearest: options that meet some of them: the soonest within the budget, and the cheapest in time.
+    """No route meets the constraints; ``nearest`` are the soonest option within the budget and the cheapest
+    in time.
     """
 
     def __init__(self, text: str, nearest: Sequence[Option]) -> None:
@@ -148,13 +143,9 @@ def _plain(
 def break_even(
     load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
 ) -> int | None:
-    """Return the fewest requests, each like those of ``load`` on average, that go by batch or as a hybrid;
-    ``None`` when no list does.
+    """Return the fewest requests, each like those of ``load`` on average, that go by batch or as a hybrid.
 
-    Args:
-        load: requests to scale up and down.
-        offers, batch: as for :func:`choose`; their costs are of ``load``.
-        constraints: deadline and budget are left out, as they belong to one list.
+    Deadline and budget are left out, as they belong to one list; the costs of the offers are of ``load``.
     """
     free = evolve(constraints, deadline=None, budget=None, strategy=Strategy.AUTO)
 
@@ -207,7 +198,6 @@ def _too_dear(option: Option, constraints: Constraints) -> bool:
 
 
 def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Option, str] | None:
-    """Return the option that is likeliest to meet the deadline, where none is sure enough."""
     if constraints.deadline is None:
         return None
     tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, constraints)]

@@ -53,11 +53,7 @@ class Constraints:
 
 
 def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
-    """Return the seconds from ``wall`` to ``deadline``; ``None`` when there is none.
-
-    Args:
-        deadline: see :data:`Deadline`.
-        wall: Unix seconds, now.
+    """Return the seconds from ``wall`` (Unix seconds, now) to ``deadline``; ``None`` when there is none.
 
     Raises:
         ConfigError: for a value that is no time, and for a moment that has passed or lacks its time zone.

@@ -1,5 +1,4 @@
-"""What can be chosen from now: routes in real time and the Batch API, each with its throughput and its
-price."""
+"""What can be chosen from now: routes in real time and the Batch API, each with its throughput and price."""
 
 from __future__ import annotations
 
@@ -16,35 +15,22 @@ __all__ = ["BatchOffer", "Cost", "Load", "Offer"]
 
 @frozen
 class Cost:
-    """USD of a whole list.
-
-    Attributes:
-        low, high: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``.
-        expected: the mean.
-    """
+    """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
 
     low: float
     expected: float
     high: float
 
     def of(self, share: float) -> Cost:
-        """Return the cost of a share of the list."""
         return Cost(self.low * share, self.expected * share, self.high * share)
 
     def plus(self, other: Cost) -> Cost:
-        """Return the cost of both."""
         return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
 
 
 @frozen
 class Load:
-    """What a list takes.
-
-    Attributes:
-        requests: how many have to be answered by the provider.
-        tokens_in, tokens_out: expected tokens of all of them.
-        cached: further requests, which the cache answers.
-    """
+    """What a list takes of the provider, in expected tokens; ``cached`` are further requests from the cache."""
 
     requests: int
     tokens_in: float = 0.0
@@ -57,8 +43,6 @@ class Offer:
     """A route in real time that is open now.
 
     Attributes:
-        route: its name.
-        throughput: how fast it is.
         cost: of the whole list; ``None`` where the price is unknown.
         share: its price as a share of the standard one, which ranks routes whose price is unknown.
         open: False for a route that is not offered, only compared with.
@@ -98,7 +82,6 @@ class BatchOffer:
         return 0.0 if self.cancelling is None else self.cancelling.quantile(sure, 1)
 
     def batches(self, requests: int) -> int:
-        """Return how many batches ``requests`` become."""
         return math.ceil(requests / self.most)
 
     def _schedule(self, requests: int) -> tuple[int, int]:

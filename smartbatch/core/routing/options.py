@@ -116,7 +116,6 @@ def individual(offers: Sequence[Offer]) -> Offer:
 
 
 def real_time(offer: Offer, n: int) -> Option:
-    """Return the forecast of ``n`` requests that go by ``offer``."""
     throughput = offer.throughput
     return Option(
         route=offer.route,
@@ -231,7 +230,7 @@ def _rescue(
 
 
 def _whole(standard: Offer) -> float | None:
-    """Return the USD of the whole list in real time; ``None`` where the price is unknown."""
+    """The USD of the whole list in real time."""
     return None if standard.cost is None else standard.cost.expected
 
 

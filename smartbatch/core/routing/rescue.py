@@ -45,12 +45,8 @@ LOOK = 0.05
 
 @frozen
 class Speed:
-    """How fast requests can be taken out of batches and answered in real time.
-
-    Attributes:
-        throughput: of real time, now.
-        cancelling: how long a cancelled batch takes to end.
-        turnaround: how long a batch takes.
+    """How fast requests can be taken out of batches and answered in real time: the throughput of real time
+    now, how long a cancelled batch takes to end, and how long a batch takes.
     """
 
     throughput: Throughput
@@ -66,15 +62,14 @@ def assumed_speed(*_: object) -> Speed:
 
 @frozen
 class PendingShard:
-    """A shard of a job that is not settled.
+    """A shard of a job that is not settled. Times are seconds.
 
     Attributes:
         left: requests not answered, as far as known.
         sent: whether the provider has it, so that taking it back needs a cancel.
         stuck: whether it cannot be taken back: its creation is uncertain, or it is being cancelled or read.
         size: requests it was made of; 0 where unknown.
-        age: seconds since it was created.
-        cancelled: seconds since its cancel was requested; ``None`` where it was not.
+        age, cancelled: since it was created, and since its cancel was requested.
     """
 
     left: int
@@ -87,12 +82,12 @@ class PendingShard:
 
 @frozen
 class Rescue:
-    """What is done now.
+    """What is done now. Times are seconds.
 
     Attributes:
         take_back: positions of the shards to take back.
-        wait: seconds until the next decision; infinity when nothing is left to take back.
-        needs: seconds within which real time answers all open requests.
+        wait: until the next decision; infinity when nothing is left to take back.
+        needs: within which real time answers all open requests.
         late: whether the deadline will probably be missed.
     """
 
@@ -123,8 +118,6 @@ def rescue(
         left: seconds until the deadline; below 0 when it has passed.
         margin: seconds to keep free.
         backlog: open requests of the job that are in no shard.
-        shards: those that are not settled.
-        speed: how fast requests can be taken back and answered in real time.
         late_penalty: what a missed deadline costs, see :func:`smartbatch.core.routing.risk.late_penalty`.
     """
     movable = [at for at, shard in enumerate(shards) if not shard.stuck]
@@ -164,12 +157,8 @@ def _back(
 
 
 class _Outlook:
-    """The probabilities and times of a rescue that begins now or later.
-
-    Args:
-        left: seconds that may be used.
-        backlog, shards, speed, late_penalty: as for :func:`rescue`.
-        movable: the shards that can be taken back.
+    """The probabilities and times of a rescue that begins now or later, of which ``left`` seconds may be
+    used.
     """
 
     def __init__(
@@ -230,7 +219,8 @@ class _Outlook:
 
     def _late(self, seconds: float) -> float:
         """Return the probability, as of the batches' creation, that one has not ended in ``seconds`` from
-        now."""
+        now.
+        """
         return 1 - min(self._turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:

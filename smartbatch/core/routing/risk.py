@@ -46,12 +46,12 @@ _NORMAL = NormalDist()
 
 @frozen
 class RescueStart:
-    """A moment at which a rescue could begin.
+    """A moment at which a rescue could begin. Times are seconds.
 
     Attributes:
-        at: seconds from now.
+        at: from now.
         sure: probability that the rescue is in time.
-        needs: seconds within which the rescue is done with that probability.
+        needs: within which the rescue is done with that probability.
         risk: probability that the deadline is missed.
         saved: what batches save until then, as a share of the price of the whole list in real time.
         late_penalty: see :func:`late_penalty`.
@@ -71,11 +71,9 @@ class RescueStart:
 
 
 def late_penalty(price: float | None, time_value: float) -> float:
-    """Return what a missed deadline costs, as a share of the price of the whole list in real time.
+    """Return what a missed deadline costs, as a share of ``price``, the USD of the whole list in real time.
 
-    Args:
-        price: USD of the list in real time; ``None`` where it is unknown.
-        time_value: USD an hour of waiting is worth.
+    ``time_value`` is what an hour of waiting is worth, USD.
     """
     return LATE_PENALTY if not price else LATE_PENALTY + time_value * WAITED_SECONDS / 3600 / price
 
@@ -88,15 +86,14 @@ def rescue_starts(
     floor: float = 0.0,
     late_penalty: float = LATE_PENALTY,
 ) -> list[RescueStart]:
-    """Return when a rescue could begin, for each of :data:`LEVELS`.
+    """Return when a rescue could begin, for each of :data:`LEVELS`. Times are seconds from now.
 
     Args:
-        left: seconds until the deadline.
-        needs: seconds within which a rescue is done, by the probability given.
-        late: probability that the batch taken back last has not ended by itself, by the seconds from now.
-        saved: see :class:`RescueStart`; by the seconds from now and the probability.
-        floor: seconds from now before which a rescue cannot begin.
-        late_penalty: see :func:`late_penalty`.
+        left: until the deadline.
+        needs: the time within which a rescue is done, by the probability given.
+        late: probability that the batch taken back last has not ended by itself, by the time.
+        saved: see :class:`RescueStart`; by the time and the probability.
+        floor: before which a rescue cannot begin.
     """
     found = []
     for sure in LEVELS:
@@ -109,8 +106,7 @@ def rescue_starts(
 
 
 def best_start(found: Sequence[RescueStart]) -> RescueStart | None:
-    """Return the start that is worth most of those that keep to :data:`MOST_RISK`, of equals the surest;
-    ``None`` where none does."""
+    """Return the start that is worth most of those that keep to :data:`MOST_RISK`, of equals the surest."""
     safe = (start for start in found if start.risk <= MOST_RISK)
     return max(safe, key=lambda start: (round(start.worth, ndigits=6), start.sure), default=None)
 

@@ -29,7 +29,7 @@ class Times(Protocol):
         """Return the mean."""
 
     def chance(self, seconds: float, size: int) -> float:
-        """Return the share that is done within ``seconds``; the inverse of :meth:`quantile`."""
+        """Return the share that is done within ``seconds``: the inverse of :meth:`quantile`."""
 
     def doubt(self) -> float:
         """Return the standard error of the mean's logarithm."""
@@ -60,7 +60,6 @@ class Throughput:
     free_tokens: float = 0.0
 
     def calls(self, requests: int) -> int:
-        """Return the calls that ``requests`` take."""
         return math.ceil(requests / self.per_call)
 
     def quota(self, requests: int) -> float | None:

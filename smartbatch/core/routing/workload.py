@@ -38,7 +38,6 @@ class Workload:
         rates: prices by the way of processing, such as ``standard`` and ``batch``; ``None`` where unknown.
 
     Attributes:
-        requests: requests added.
         cached: requests that the cache answers; the caller counts them.
         tokens_in, tokens_out: expected tokens of the requests added.
         tokens_most: output tokens that a budget needs room for, of all requests added.
@@ -58,7 +57,6 @@ class Workload:
         self.tokens_most = 0
 
     def add(self, request: Request) -> None:
-        """Count a request."""
         learned, limit = self._calibration, request.params.max_tokens
         given = learned.input(estimate_request(request))
         made = 0.0 if request.embedding is not None else learned.mean_output(limit)
@@ -79,7 +77,6 @@ class Workload:
 
     @property
     def load(self) -> Load:
-        """The totals."""
         return Load(self.requests, self.tokens_in, self.tokens_out, self.cached)
 
     def cost(self, processing: str) -> Cost | None:
