@@ -324,8 +324,7 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
 
 @frozen
 class _Listed:
-    """What the bundled table says of a model: its card, the provider's id in the table, and the plain rates.
-    """
+    """What the bundled table says of a model: its card, the provider's id in the table, the plain rates."""
 
     card: RateCard
     provider: str

@@ -30,7 +30,9 @@ class Cost:
 
 @frozen
 class Load:
-    """What a list takes of the provider, in expected tokens; ``cached`` are further requests from the cache."""
+    """What a list takes of the provider, in expected tokens; ``cached`` are further requests,
+    from the cache.
+    """
 
     requests: int
     tokens_in: float = 0.0
