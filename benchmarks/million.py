@@ -28,7 +28,7 @@ from attrs import define, field, frozen
 from benchmarks.million_client import MODELS, PROMPT, Orders
 from benchmarks.server import emulator
 
-__all__ = ["Life", "Told", "serving", "undisturbed"]
+__all__ = ["ClientProcess", "Told", "serving", "undisturbed"]
 
 TURNAROUND = 2.0
 """Seconds of a batch at the provider."""
@@ -37,7 +37,7 @@ Told = dict[str, Any]
 
 
 @define
-class Life:
+class ClientProcess:
     """A client from its start to its end.
 
     Attributes:
@@ -75,9 +75,9 @@ class Life:
         raise ValueError("the client did nothing")
 
 
-def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> Life:
+def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> ClientProcess:
     """Start a client; kill it at the first line for which ``until`` holds, or wait for its end."""
-    life = Life(time.time(), stored_in(orders.store))
+    client = ClientProcess(time.time(), stored_in(orders.store))
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.million_client", orders.line()],
         stdout=subprocess.PIPE,
@@ -88,13 +88,13 @@ def run(orders: Orders, until: Callable[[Told], bool] | None = None) -> Life:
         for line in lines:
             if not line.endswith(b"\n"):
                 break  # killed while it spoke
-            life.told.append(json.loads(line))
-            if until is not None and until(life.told[-1]):
+            client.told.append(json.loads(line))
+            if until is not None and until(client.told[-1]):
                 process.kill()
                 break
     if process.wait() not in (0, -9):
-        raise RuntimeError("the client failed; see its words above")
-    return life
+        raise RuntimeError("the client failed; see its output above")
+    return client
 
 
 def stored_in(store: str) -> int:
@@ -123,33 +123,33 @@ class Undisturbed:
     """What came of a job that was not disturbed.
 
     Attributes:
-        life: of its client.
+        client: the process that ran it.
         bytes: of the store at its end.
         ledger: the emulator's figures.
     """
 
-    life: Life
+    client: ClientProcess
     bytes: int
     ledger: Told = field(repr=False)
 
 
 def undisturbed(orders: Orders) -> Undisturbed:
     """Run a job from its beginning to its end."""
-    life = run(orders)
+    client = run(orders)
     with urlopen(f"{orders.url}/_ledger") as answer:
         ledger = json.load(answer)
-    return Undisturbed(life, bytes_of(orders.store), ledger)
+    return Undisturbed(client, bytes_of(orders.store), ledger)
 
 
 # -- kills ---------------------------------------------------------------------------------------------------
 
 
-def killed(orders: Orders) -> tuple[list[Life], Told]:
-    """Kill the client at three places and let it end; return its lives and the ledger's figures."""
+def killed(orders: Orders) -> tuple[list[ClientProcess], Told]:
+    """Kill the client at three places and let it end; return its processes and the ledger's figures."""
     moments = (_while_storing(orders), _while_sending(orders), _in_the_middle(orders), None)
-    lives = [run(orders, until) for until in moments]
+    processes = [run(orders, until) for until in moments]
     with urlopen(f"{orders.url}/_ledger") as answer:
-        return lives, json.load(answer)
+        return processes, json.load(answer)
 
 
 def _while_storing(orders: Orders) -> Callable[[Told], bool]:
@@ -172,10 +172,10 @@ def _while_sending(orders: Orders) -> Callable[[Told], bool]:
 
 
 def show_undisturbed(orders: Orders, found: Undisturbed) -> bool:
-    life, count = found.life, orders.requests
-    ended = life.told[-1]
-    accepted, looked = life.first("accepted"), life.first("looked")
-    sent = [line for line in life.told if line["what"] == "shard" and line["state"] == "submitted"]
+    client, count = found.client, orders.requests
+    ended = client.told[-1]
+    accepted, looked = client.first("accepted"), client.first("looked")
+    sent = [line for line in client.told if line["what"] == "shard" and line["state"] == "submitted"]
     good = (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, count)
     good = good and _paid_once(orders, found.ledger)
     rows: list[tuple[str, str]] = [
@@ -183,12 +183,12 @@ def show_undisturbed(orders: Orders, found: Undisturbed) -> bool:
         ("batches", f"{ended['batches']}, incidents {ended['incidents']}"),
         (
             "seconds: to the accepted job, to the last batch sent, in all",
-            " ".join(f"{life.since(line):.1f}" for line in (accepted, sent[-1], ended)),
+            " ".join(f"{client.since(line):.1f}" for line in (accepted, sent[-1], ended)),
         ),
         ("client's CPU a request, the check of its answer included", f"{ended['cpu'] / count * 1e6:.0f} µs"),
         (
             "client's memory: at its start, at its peak",
-            f"{life.told[0]['memory']:.0f} MB, {life.peak:.0f} MB",
+            f"{client.told[0]['memory']:.0f} MB, {client.peak:.0f} MB",
         ),
         ("write transactions a request", f"{ended['transactions'] / count:.4f}"),
         ("rows written a request", f"{ended['written'] / count:.2f}"),
@@ -204,16 +204,16 @@ def show_undisturbed(orders: Orders, found: Undisturbed) -> bool:
     return good
 
 
-def show_killed(orders: Orders, lives: list[Life], ledger: Told) -> bool:
+def show_killed(orders: Orders, processes: list[ClientProcess], ledger: Told) -> bool:
     print("| killed | s until the next process carries on | results it found | peak MB |\n|---|---|---|---|")
     names = (
         "while it stored the rows: until all are stored anew",
         "while it sent batches",
         "in the middle of the results",
     )
-    for name, life in zip(names, lives[1:], strict=True):
-        print(f"| {name} | {life.carried_on:.1f} | {life.stored:,} | {life.peak:.0f} |", flush=True)
-    ended = lives[-1].told[-1]
+    for name, client in zip(names, processes[1:], strict=True):
+        print(f"| {name} | {client.carried_on:.1f} | {client.stored:,} | {client.peak:.0f} |", flush=True)
+    ended = processes[-1].told[-1]
     good = (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, orders.requests)
     print(f"right answers {ended['completed'] - ended['wrong']:,}, paid twice {ledger['paid_twice']}")
     return good and _paid_once(orders, ledger)

@@ -53,7 +53,7 @@ class Orders:
         provider: whose Batch API.
         letters: of each prompt.
         dimensions: numbers of the vectors that are asked for; 0 asks for texts.
-        poll: seconds between two looks at a batch.
+        poll: seconds between two polls of a batch.
     """
 
     url: str
@@ -177,7 +177,7 @@ def read(orders: Orders, model: str, job: Job) -> int:
     return wrong
 
 
-def live(orders: Orders) -> None:
+def work(orders: Orders) -> None:
     operations = Operations()
     counted(operations)
     model = EMBEDDER if orders.dimensions else MODELS[orders.provider]
@@ -211,4 +211,4 @@ def live(orders: Orders) -> None:
 
 
 if __name__ == "__main__":
-    live(Orders(**json.loads(sys.argv[1])))
+    work(Orders(**json.loads(sys.argv[1])))

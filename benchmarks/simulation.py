@@ -19,8 +19,8 @@ from attrs import evolve
 from tests.faults.simulation.crash_points import step_of
 from tests.faults.simulation.mutants import MUTANTS, first_caught, mutated, start
 from tests.faults.simulation.plans import (
+    CASES,
     RATES,
-    STORIES,
     Totals,
     base_plans,
     crashed_once,
@@ -82,7 +82,7 @@ def _listed(total: Totals) -> str:
 
 def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
     """Print what crashes at every point, alone and in pairs, did; return the lines of runs that failed."""
-    print("\n| crashes | provider | stories | points of a job | runs | steps of the protocol | violations |")
+    print("\n| crashes | provider | cases | points of a job | runs | steps of the protocol | violations |")
     print("|" + "---|" * 7)
     problems = []
     for flavour in FLAVOURS:
@@ -93,7 +93,7 @@ def points(run: Run, seeds: range, *, pairs: range) -> list[str]:
             total = Totals.of(run(plan for base in bases for plan in crashed(base)))
             met = [len(base.points) for base in bases]
             steps = len({step for point in total.names if (step := step_of(point))})
-            cells = (name, flavour, len(STORIES), f"{min(met)}–{max(met)}", f"{total.runs:,}", steps)
+            cells = (name, flavour, len(CASES), f"{min(met)}–{max(met)}", f"{total.runs:,}", steps)
             print("| " + " | ".join(map(str, (*cells, len(total.problems)))) + " |", flush=True)
             problems += total.problems
     return problems
@@ -105,7 +105,7 @@ def repeated(run: Run, seeds: range) -> list[str]:
     print("\nNegative control: lost creates are sent again up to twice by something below the library")
     print(
         f"{total.runs:,} runs: {total.repeated:,} told of a double submission; {total.double:,} requests were"
-        f" paid for more than once; answers paid in vain that no incident names: {total.unnamed:,};"
+        f" paid for more than once; answers paid for and not used that no incident names: {total.unnamed:,};"
         f" violations {len(total.problems)}",
         flush=True,
     )
@@ -121,19 +121,19 @@ def mutants() -> list[str]:
             with mutated(mutant):
                 outcome = first_caught(mutant, within=WITHIN)
             seen = outcome is not None
-            where = f"simulation, run {outcome.plan.seed + 1:,}" if outcome is not None else "nobody"
+            where = f"simulation, run {outcome.plan.seed + 1:,}" if outcome is not None else "no check"
             how = str(outcome.problem) if outcome is not None else ""
         else:
             process = start(mutant)
             said, _ = process.communicate()
             seen = f"FAILED {mutant.test}" in said
             where, how = (
-                (f"`{mutant.test.partition('::')[0]}`" if seen else "nobody"),
+                (f"`{mutant.test.partition('::')[0]}`" if seen else "no check"),
                 mutant.test.partition("::")[2],
             )
         print(f"| {mutant.number} | {mutant.name} | {where} | {how} |", flush=True)
         if not seen:
-            missed.append(f"nobody sees: {mutant}")
+            missed.append(f"no check sees: {mutant}")
     return missed
 
 
@@ -143,8 +143,8 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=10_000, help="runs with all faults")
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
-    parser.add_argument("--points", type=int, default=3, help="jobs a story whose every point crashes alone")
-    parser.add_argument("--pairs", type=int, default=1, help="jobs a story whose points crash in pairs")
+    parser.add_argument("--points", type=int, default=3, help="jobs a case whose every point crashes alone")
+    parser.add_argument("--pairs", type=int, default=1, help="jobs a case whose points crash in pairs")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--mutants", action="store_true", help="which check sees which mutant")
     options = parser.parse_args()

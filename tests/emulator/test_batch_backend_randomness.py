@@ -37,7 +37,7 @@ def test_other_requests_do_not_move_the_rng():
     """Looking, uploading and other accounts change nothing in what a create and its lines meet."""
     rates = {"late_create": 0.3, "missing_lines": 0.3, "expire_part": 0.3, "shuffled": 0.5}
 
-    def story(busy: bool) -> list[Any]:
+    def outcomes(busy: bool) -> list[Any]:
         world = World(batch_faults=rates, batch_turnaround=10, seed=5)
         told = []
         for step in range(20):
@@ -54,8 +54,8 @@ def test_other_requests_do_not_move_the_rng():
         told += [(end.id, end.state, [line.position for line in world.lines(end.id, 1e6)]) for end in ends]
         return told
 
-    calm = story(busy=False)
-    assert calm == story(busy=True)
+    calm = outcomes(busy=False)
+    assert calm == outcomes(busy=True)
     assert "reset" in calm
     assert any("expired" in told for told in calm)
 

@@ -1,4 +1,4 @@
-"""Batches that are not seen, come late, look strange or are of another account: rows C19, C22, C23 and C25.
+"""Batches that are not listed, late, malformed or of another account: rows C19, C22, C23 and C25.
 
 Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
 """
@@ -166,7 +166,7 @@ def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Pat
 
 
 def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: str, tmp_path: Path) -> None:
-    """The process that sent the create dies before the answer; the next one has a key of another project."""
+    """The process crashes before the answer to its create; the next one has a key of another project."""
     with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:
         first = w.process(api_key="key-of-project-one-1234567890")
         prompts = texts(5)

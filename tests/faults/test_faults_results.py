@@ -60,7 +60,7 @@ def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Pa
 
 
 def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: str, tmp_path: Path) -> None:
-    """The first download lacks half of the lines and looks whole; a minute later it is."""
+    """The first download lacks half of the lines and seems whole; a minute later it is."""
     with world(provider, tmp_path) as w:
         fetched: list[float] = []
 

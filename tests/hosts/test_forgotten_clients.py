@@ -23,7 +23,7 @@ def own_threads() -> int:
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether a condition of real threads comes true in time; looks again whenever another thread ran."""
+    """Whether a condition becomes true in time; it is checked again whenever another thread ran."""
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:

@@ -102,7 +102,7 @@ def _serve() -> None:
     if threading.active_count() > 1:
         raise RuntimeError("a fork server must not have threads: a fork would cut them off")
     # Where the allocations of the imports happen to end decides when a child collects garbage for the first
-    # time. Through all that was imported that takes longer than many a life, and would come in each of them.
+    # time. Through all that was imported that takes longer than many a worker runs, in each of them.
     gc.collect()
     gc.freeze()
     alive: set[int] = set()

@@ -27,16 +27,16 @@ from tests.faults.durability.worker_task import WorkerTask
 __all__ = ["RESTARTS", "KillLoop", "Plan", "settle_of"]
 
 SHORTEST, LONGEST = 0.08, 0.53
-"""Seconds a worker lives where a client comes up within :data:`COMES_UP`; on a busy machine it lives longer
-in proportion, else it would do nothing but begin."""
+"""Seconds until a worker is killed where a client starts within :data:`COMES_UP`; on a busy machine longer in
+proportion, else it would only start."""
 COMES_UP = 0.08
 """Seconds from the fork to an open store, on two idle cores."""
 A_STEP = 0.1
-"""CPU seconds with which a life gets from its fork through a step of any kind, as a rule."""
+"""CPU seconds with which a worker gets from its fork through a step of any kind, as a rule."""
 SLOWEST = 8.0
-"""The longest lives are so many times longer."""
+"""On a busy machine workers run at most so many times longer."""
 RESTARTS = 5
-"""Lives in a row that may come and go without any progress."""
+"""Workers in a row that may be killed without any progress."""
 PATIENCE = 40.0
 """Seconds the last job has to end once no worker is killed any more."""
 
@@ -108,16 +108,16 @@ class KillLoop:
         self.jobs: list[WorkerTask] = []
         self.kills = self.freezes = 0
         self.seconds = 0.0
-        self._idle_lives: list[str] = []
-        self._worst_lives: list[str] = []
+        self._idle_workers: list[str] = []
+        self._most_idle: list[str] = []
         self._seen: tuple[object, ...] = ()
         self._opened_before = 0
         self._slowness = 1.0
 
     @property
     def worst_stuck(self) -> int:
-        """Most lives in a row without any progress."""
-        return len(self._worst_lives)
+        """Most workers in a row without any progress."""
+        return len(self._most_idle)
 
     def run(self) -> RunReport:
         """Run it to its end, and check what it left."""
@@ -133,7 +133,7 @@ class KillLoop:
         self.seconds = time.monotonic() - began
         report = check_run(self._url, self._store, self.jobs)
         if self.worst_stuck > RESTARTS:
-            report.stuck += self._worst_lives
+            report.stuck += self._most_idle
         return report
 
     def _pass(self, slots: list[_Slot]) -> bool:
@@ -180,7 +180,7 @@ class KillLoop:
                 seed=plan.seed,
             )
         )
-        self._idle_lives, self._opened_before = [], 0
+        self._idle_workers, self._opened_before = [], 0
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -242,10 +242,10 @@ class KillLoop:
     # -- progress --------------------------------------------------------------------------------------------
 
     def _count(self, slot: _Slot) -> None:
-        """Count a kill, and for how many lives in a row nothing moved although something was to be done.
+        """Count a kill, and for how many workers in a row nothing changed although something was due.
 
-        A life that ended before its client had opened the store, or with too little of a busy machine's
-        time, had no chance; the next one is longer.
+        A worker that was killed before its client had opened the store, or had too little time on a busy
+        machine, does not count; the next one runs longer.
         """
         self.kills += 1
         if slot.number:
@@ -259,14 +259,14 @@ class KillLoop:
         moved, self._seen = seen != self._seen, seen
         idle = not moved and not waits
         if moved:
-            self._idle_lives = []
+            self._idle_workers = []
         if not opened or (idle and slot.cpu < A_STEP and self._slowness < SLOWEST):
             self._slowness = min(SLOWEST, 1.2 * self._slowness)
             return
         if idle:
             lived = time.monotonic() - slot.since
-            self._idle_lives.append(f"{lived:.2f} s, {slot.cpu:.3f} s of CPU: {seen}")
-            self._worst_lives = max(self._worst_lives, self._idle_lives, key=len)
+            self._idle_workers.append(f"{lived:.2f} s, {slot.cpu:.3f} s of CPU: {seen}")
+            self._most_idle = max(self._most_idle, self._idle_workers, key=len)
         self._slowness = min(SLOWEST, max(1.0, ups[-1] / COMES_UP))
 
     def _ups(self) -> list[float]:

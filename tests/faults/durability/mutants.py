@@ -15,7 +15,7 @@ from smartbatch.providers.openai.batches import OpenAIBatches
 __all__ = ["MUTANTS", "OWNERLESS", "break_rule"]
 
 MUTANTS = {
-    "no fence, settle 0": "what is not found at the first look goes again, and its input file stays",
+    "no fence, settle 0": "what is not found at the first search is sent again, and its input file stays",
     "create repeated": "a create whose answer is lost is sent again, as by an SDK with its retries on",
 }
 """The rules that can be broken, in words."""

@@ -30,10 +30,10 @@ class RunReport:
 
         lost: prompts without an answer in the user's notes, or without a billed one.
         wrong: notes of an answer that is not the prompt's.
-        twice: answers that were handed out twice in one life, or changed between two.
+        twice: answers that were handed out twice by one process, or changed between two.
         paid_twice: prompts that were billed more than once.
         corrupt: what is wrong with the store.
-        stuck: jobs that too many lives in a row did not move; the loop fills it.
+        stuck: jobs that too many workers in a row did not carry on; the loop fills it.
     """
 
     jobs: int = 0

@@ -100,9 +100,9 @@ class SharingRun:
         faults: everything that must not be; empty when all is well.
         taken_over: jobs the frozen process owned and others took meanwhile.
         owned_by_killed: jobs the killed process owned.
-        samples: looks at who owns what.
+        samples: queries of who owns what.
         writes: rows the triggers noted.
-        woken_writes: those of the woken process, to jobs that are its own.
+        resumed_writes: those of the resumed process, to jobs that are its own.
         outcomes: creates that reached the provider, by what became of them.
         seconds: from the kill to the end of the last job.
     """
@@ -118,7 +118,7 @@ class SharingRun:
     owned_by_killed: int = 0
     samples: int = 0
     writes: int = 0
-    woken_writes: int = 0
+    resumed_writes: int = 0
     outcomes: Counter[str] = field(factory=Counter)
     seconds: float = 0.0
     _epochs: dict[str, int] = field(factory=dict)
@@ -202,7 +202,7 @@ class SharingRun:
         found = session.execute(
             b"SELECT count(*) FROM audit WHERE writer = %s AND at >= %s", (frozen.name, woken_at[0])
         ).fetchone()
-        self.woken_writes = int(found[0]) if found else 0
+        self.resumed_writes = int(found[0]) if found else 0
 
     def _stop_two(self, session: psycopg.Connection[Any], workers: list[_Worker]) -> list[_Worker]:
         """Stop the two processes that own most; none when the jobs are not there yet, or one owns nothing."""
@@ -228,7 +228,7 @@ class SharingRun:
         return len(poll.poll(0)) == len(alive)
 
     def _sample(self, session: psycopg.Connection[Any]) -> dict[str, int | None]:
-        """Look who owns what; an epoch must never go back. Return the owner's process id by job."""
+        """Query who owns what; an epoch must never go back. Return the owner's process id by job."""
         self.samples += 1
         owners: dict[str, int | None] = {}
         for job, owner, epoch in session.execute(b"SELECT id, owner, epoch FROM job").fetchall():
@@ -244,7 +244,7 @@ class SharingRun:
             if time.monotonic() > until:
                 rows = session.execute(b"SELECT id, owner, epoch, note FROM job WHERE state <> 'done'")
                 log = self.fork_server.log.read_text()[-3000:]
-                raise AssertionError(f"waited in vain for {what}; left: {rows.fetchall()}; {log}")
+                raise AssertionError(f"waited too long for {what}; left: {rows.fetchall()}; {log}")
             time.sleep(0.03)
 
     def _end(self, worker: _Worker) -> None:

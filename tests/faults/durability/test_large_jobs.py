@@ -51,10 +51,10 @@ def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Pat
     large = orders(tmp_path, url, REQUESTS)
     many = undisturbed(large)
     few = undisturbed(orders(tmp_path, url, FEW))
-    ended = many.life.told[-1]
+    ended = many.client.told[-1]
     assert (ended["wrong"], ended["completed"], ended["batches"]) == (0, REQUESTS, BATCHES)
     assert (many.ledger["prompts_billed"], many.ledger["paid_twice"]) == (REQUESTS, 0)
-    assert (many.life.peak - few.life.peak) * 1024 / (REQUESTS - FEW) < GROWTH
+    assert (many.client.peak - few.client.peak) * 1024 / (REQUESTS - FEW) < GROWTH
     # one row for each of: the request, its content, its batch, its result, its end
     assert ended["written"] / REQUESTS < 5.5
     assert ended["transactions"] < 20 * BATCHES
@@ -64,19 +64,19 @@ def test_a_request_more_costs_the_client_next_to_nothing(url: str, tmp_path: Pat
 @pytest.mark.full
 def test_long_prompts_are_in_memory_by_a_few_only(url: str, tmp_path: Path) -> None:
     long = undisturbed(evolve(orders(tmp_path, url, 300), letters=LONG))
-    ended = long.life.told[-1]
+    ended = long.client.told[-1]
     assert (ended["wrong"], ended["completed"]) == (0, 300)
-    assert long.life.peak - long.life.told[0]["memory"] < LONG_GROWTH
+    assert long.client.peak - long.client.told[0]["memory"] < LONG_GROWTH
 
 
 @pytest.mark.full
 def test_a_client_killed_while_it_stores_sends_and_reads_a_large_job_goes_on_within_seconds(
     url: str, tmp_path: Path
 ) -> None:
-    lives, ledger = killed(orders(tmp_path, url, REQUESTS))
-    ended = lives[-1].told[-1]
+    processes, ledger = killed(orders(tmp_path, url, REQUESTS))
+    ended = processes[-1].told[-1]
     assert (ended["what"], ended["wrong"], ended["completed"]) == ("ended", 0, REQUESTS)
     assert (ledger["prompts_billed"], ledger["paid_twice"]) == (REQUESTS, 0)
-    assert [life.told[-1]["what"] for life in lives[:-1]] == ["given", "shard", "stored"]
-    assert lives[-1].stored >= REQUESTS / 2, "it was not killed in the middle of its results"
-    assert max(life.carried_on for life in lives[1:]) < SOON
+    assert [client.told[-1]["what"] for client in processes[:-1]] == ["given", "shard", "stored"]
+    assert processes[-1].stored >= REQUESTS / 2, "it was not killed in the middle of its results"
+    assert max(client.carried_on for client in processes[1:]) < SOON

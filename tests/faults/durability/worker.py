@@ -1,4 +1,4 @@
-"""One life of a user's process: submit a job by its key, wait, take note of every answer, end.
+"""A user's process: submit a job by its key, wait, take note of every answer, end.
 
 Nothing here knows that the process will be killed. The note of an answer is one line in a file, written
 after the library handed the answer out, as a user's own insert would be.
@@ -152,7 +152,7 @@ class _Notes:
         self._handed_out: set[str] = set()
 
     def take(self, result: Result) -> None:
-        """Take note of an answer, unless that was done in an earlier life."""
+        """Take note of an answer, unless an earlier process has done it."""
         name = str(result.request_id)
         if name in self._handed_out:
             self.write({"twice": name})

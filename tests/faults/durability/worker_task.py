@@ -29,12 +29,12 @@ class WorkerTask:
         size: its requests.
         max_requests: most requests of a batch.
         settle, visibility: see :class:`smartbatch.jobs.steps.context.StepLimits`.
-        poll: between two looks at a batch.
+        poll: between two polls of a batch.
         reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
             not at all; ``carry`` submits jobs and carries on whatever is in the store.
         jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
         until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
-        lease: of a job, where it is not the supervisor's own 15; renewals and looks follow in proportion.
+        lease: of a job, where it is not the supervisor's own 15; renewals and polls follow in proportion.
         mutant: a safety rule to break, see :mod:`tests.faults.durability.mutants`.
         seed: the emulator's, on which its answers depend.
     """

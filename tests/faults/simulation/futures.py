@@ -19,7 +19,7 @@ __all__ = ["Reader", "tell_all"]
 
 
 class Reader(Watcher):
-    """Watches a job without a thread: it looks when it is told to. It dies with its process.
+    """Watches a job without a thread: it reads when it is told to. It ends with its process.
 
     Attributes:
         given: what the futures ended with, by position.
@@ -36,18 +36,18 @@ class Reader(Watcher):
         self._update()
 
     def close(self) -> None:
-        """Its process is dead."""
+        """Its process has crashed."""
         _readers.discard(self)
 
     def _start_locked(self) -> None:
-        """No thread: whoever runs the world looks."""
+        """No thread: the world calls :meth:`look`."""
 
 
 _readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 def tell_all() -> None:
-    """Let every reader look at once: for the planted bug that tells of results before their commit."""
+    """Let every reader read at once: for the planted bug that delivers results before their commit."""
     for reader in list(_readers):
         reader.look()
 

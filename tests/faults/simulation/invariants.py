@@ -64,8 +64,8 @@ class InvariantChecker:
         ledger: the provider's.
         prompts: of the job's items.
         identity: what the provider calls the work on a line, which its answer repeats.
-        state: the job's, as it was at the last look.
-        unnamed: answers that were paid for in vain, and no incident says so.
+        state: the job's, as it was at the last check.
+        unnamed: answers that were paid for and not used, and no incident says so.
     """
 
     disk: sqlite3.Connection

@@ -63,7 +63,7 @@ class Mutant:
         changes: for each function, what is replaced by what.
         flavour: of the provider with which it is looked for.
         rate: of crashes meanwhile.
-        story: what is to happen, instead of everything at random.
+        case: what is to happen, instead of everything at random.
         test: a test of the suite that sees it, where it is none of the simulation's.
     """
 
@@ -72,7 +72,7 @@ class Mutant:
     changes: tuple[Change, ...]
     flavour: str = "openai"
     rate: float = 0.0
-    story: str | None = None
+    case: str | None = None
     test: str | None = None
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ MUTANTS = (
         4,
         "no fence",
         ((recover._can_fence, (("step.api.abilities.fence and shard.file_id is not None", "False"),)),),
-        story="late",
+        case="late",
     ),
     Mutant(
         5,
@@ -229,7 +229,7 @@ MUTANTS = (
 def first_caught(mutant: Mutant, *, within: int) -> Outcome | None:
     """Return the first of some runs in which a mutant is seen; ``None`` when it is not."""
     for seed in range(within):
-        name = mutant.story
+        name = mutant.case
         plan = Plan(seed=seed, flavour=mutant.flavour, crash_rate=mutant.rate)
         outcome = simulate(plan if name is None else plan_of(name, mutant.flavour, seed))
         if outcome.problem is not None:

@@ -16,8 +16,8 @@ from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.world import Outcome
 
 __all__ = [
+    "CASES",
     "RATES",
-    "STORIES",
     "Totals",
     "base_plans",
     "crashed_once",
@@ -30,7 +30,7 @@ __all__ = [
 RATES = (0.0, 0.02, 0.12)
 """Chances of a crash at each point."""
 CORES = 2
-STORIES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "calm": {},
     "lost": {"faults": (("lost_create",),)},
     "dropped": {"faults": (("dropped_create",),)},
@@ -55,19 +55,19 @@ def seeded(seeds: Iterable[int], flavour: str | None = None, rate: float | None 
         )
 
 
-def plan_of(story: str, flavour: str, seed: int) -> Plan:
-    """Return a plan of a story."""
-    given = STORIES[story]
+def plan_of(case: str, flavour: str, seed: int) -> Plan:
+    """Return a plan of a case."""
+    given = CASES[case]
     policy = (*given.get("policy", ()), ("retention", 0.0))
     return Plan(seed=seed, flavour=flavour, quiet=True, **{**given, "policy": policy})
 
 
 def base_plans(seeds: Iterable[int], flavours: Iterable[str] = FLAVOURS) -> Iterator[Plan]:
-    """Return the plans whose points are crashed at: each story with each flavour."""
+    """Return the plans whose points are crashed at: each case with each flavour."""
     for seed in seeds:
         for flavour in flavours:
-            for story in STORIES:
-                yield plan_of(story, flavour, seed)
+            for case in CASES:
+                yield plan_of(case, flavour, seed)
 
 
 def crashed_once(base: Outcome, *, sparse: bool = False, known: set[str] | None = None) -> Iterator[Plan]:

@@ -1,4 +1,4 @@
-"""A process of a simulation: a store object, an engine, the job it owns. It dies whole and comes back new."""
+"""A process of a simulation: a store object, an engine, the job it owns. It crashes as a whole."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Process:
         self.due = -math.inf
         self.leases: list[JobLease] = []
         self.frozen = False
-        self.woken = False
+        self.resumed = False
         self.leaves_at: float | None = None
         self.reader: Reader | None = None
         self._renewed = -math.inf

@@ -23,7 +23,7 @@ OF_LABELS = {"K15"}
 
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
-    """Every point of each story that no earlier one had, the first and the last time it is met."""
+    """Every point of each case that no earlier one had, the first and the last time it is met."""
     bases = list(run(base_plans([0], [flavour])))
     known: set[str] = set()
     total = Totals.of(
@@ -48,7 +48,7 @@ def test_two_crashes_do_no_more_harm_than_one(run: Run) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_point_and_every_pair(run: Run, flavour: str) -> None:
-    """Each single point of 20 jobs a story, and each pair among the first 26 points of 2."""
+    """Each single point of 20 jobs a case, and each pair among the first 26 points of 2."""
     bases = list(run(base_plans(range(20), [flavour])))
     alone = Totals.of(run(plan for base in bases for plan in crashed_once(base)))
     pairs = Totals.of(run(plan for base in bases if base.plan.seed < 2 for plan in crashed_twice(base)))

@@ -1,6 +1,6 @@
-"""One run: a job, its provider, the processes that carry it on, their deaths, and the checks. One thread.
+"""One run: a job, its provider, the processes that carry it on, their crashes, and the checks. One thread.
 
-Everything is decided by the plan's seed, and time is virtual, so a run can be had again exactly.
+Everything is decided by the plan's seed, and time is virtual, so a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Outcome:
         creates: what became of the creates, by the ledger.
         cancelled: batches that ended so.
         double: items that were paid for more than once.
-        unnamed: answers that were paid for in vain, and no incident says so.
+        unnamed: answers that were paid for and not used, and no incident says so.
         adopted_foreign: foreign batches that became a shard's.
         seconds: virtual.
     """
@@ -135,7 +135,7 @@ class World:
         raise Violation(f"I12 the job is not over after {STEPS} steps: {self._describe()}")
 
     def _accept(self) -> None:
-        """Submit the job; a user whose process dies submits it again under the same key."""
+        """Submit the job; after a crash the user submits it again under the same key."""
         shared = encode_params(Generation())
         items = [
             NewItem(None, encode_request(Request(prompt), Shared()), len(prompt) + 60, tokens_of(prompt))
@@ -162,7 +162,7 @@ class World:
         moments += [process.leaves_at for process in able]
         moment = min(moment for moment in moments if moment is not None)
         if moment > BOUND + self.what.calm_at:
-            raise Violation(f"I12 the job stands still: {self._describe()}")
+            raise Violation(f"I12 the job does not go on: {self._describe()}")
         self.clock.reach(moment)
         for process in able:
             process.keep()
@@ -179,15 +179,15 @@ class World:
         except Crash:
             self._replace(process)
         self._running = None
-        if process.woken:  # its supervisor finds out what it lost meanwhile
-            process.woken = False
+        if process.resumed:  # its supervisor finds out what it lost meanwhile
+            process.resumed = False
             process.renew()
             process.due = self.clock.now()
         if not process.leases:
             self._notify_idle(process)
 
     def _replace(self, process: Process, key: str | None = None) -> None:
-        """A process is dead: its memory is gone, and so is what it had not committed; another one begins."""
+        """A process crashed: what it had not committed is gone; another one begins."""
         process.die()
         new = self._start_process(key)
         new.due = self.clock.now() + self._rng.choice((0.0, 0.0, 5.0, 60.0, 1200.0))
@@ -195,13 +195,13 @@ class World:
         self._notify_idle(new)
 
     def _notify_idle(self, but: Process) -> None:
-        """A job is free: whoever is idle looks for one."""
+        """A job has no owner: an idle process may claim it."""
         for process in self.processes:
             if process is not but and not process.leases and not process.frozen:
                 process.due = min(process.due, self.clock.now() + self._rng.uniform(0, 10))
 
     def _freeze(self) -> None:
-        """The process at work stands still; the others go on meanwhile, and may take its job over."""
+        """Freeze the running process; the others go on meanwhile, and may take its job over."""
         frozen = self._running
         if frozen is None or len(self.processes) < 2 or any(process.frozen for process in self.processes):
             return
@@ -217,12 +217,12 @@ class World:
             other = next(process for process in self.processes if process is not frozen)
         self.clock.reach(until)
         frozen.frozen = False
-        frozen.woken = True
+        frozen.resumed = True
         self._running = frozen
         self.points.record(f"{frozen.name} wakes")
 
     def _act_as_user(self) -> None:
-        """What people do: cancel the job, and resume it when it is held."""
+        """Do what users do: cancel the job, and resume it when it is held."""
         assert self.job is not None
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
@@ -243,7 +243,7 @@ class World:
             process.due = min(process.due, self.clock.now())
 
     def _deliver(self) -> None:
-        """A reader takes what is committed; dying there costs it nothing, for it remembers where it was."""
+        """Let a reader take what is committed; after a crash there it goes on where it was."""
         assert self.job is not None
         try:
             self.points.reach("deliver")
