@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,28 @@ _stderr = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the terminal's standard error for the stacks of a test that hangs."""
+    """Keep the terminal's standard error for the stacks of a test that hangs, and let Ctrl-C interrupt."""
     global _stderr
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's ``&`` ignores it for its children
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is None:
         _stderr = os.dup(2)
         return
     with capture.global_and_fixture_disabled():
         _stderr = os.dup(2)
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage while tests are collected: hardly any is made."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
