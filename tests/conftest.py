@@ -88,7 +88,7 @@ def fresh_quotas() -> Iterator[None]:
 
 @pytest.fixture
 def clock() -> VirtualClock:
-    """Time that runs only while everybody waits."""
+    """Time that runs only while all threads wait."""
     return VirtualClock()
 
 

@@ -54,7 +54,7 @@ def callback_threads() -> set[threading.Thread]:
 
 
 def sleeps(client: BatchingClient) -> bool:
-    """Whether the collector of a client has looked, and waits for somebody to wake it."""
+    """Whether the collector of a client has looked, and waits for a notification."""
     return engine_of(client).dispatcher._wakes_at == math.inf
 
 

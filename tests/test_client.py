@@ -321,7 +321,7 @@ def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
 
 
 def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
-    """It hears what happens from then on."""
+    """It gets the events from then on."""
     events: list[Event] = []
     client = client_of(echo())
     client.submit("before").result(PATIENCE)

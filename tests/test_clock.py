@@ -139,7 +139,7 @@ def test_a_notified_waiter_does_not_use_up_its_time_out(clock: VirtualClock) -> 
 
 
 def test_a_wait_that_times_out_says_so_and_is_forgotten(clock: VirtualClock) -> None:
-    """A later notification goes to somebody who still waits, not to the one who left."""
+    """A later notification goes to a waiter that still waits, not to the one that left."""
     monitor = clock.monitor()
     heard: list[tuple[str, bool, float]] = []
 

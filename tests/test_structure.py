@@ -215,7 +215,7 @@ def test_decisions_have_no_clock_and_no_rng() -> None:
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
-    """An import at the top of a file costs everybody."""
+    """An import at the top of a file costs every program."""
     sdks = {f"{EXACTLY_AT}.{name.removesuffix('.py').replace('/', '.')}" for name in SDK_ROOMS}
     costly = [
         str(one)
@@ -280,7 +280,7 @@ def waits(file: Path) -> Iterator[str]:
 
 
 def test_only_the_clock_waits() -> None:
-    """Everybody else waits on a monitor of a clock; the emulator, a server, has the timers of its loop."""
+    """All other files wait on a monitor of a clock; the emulator, a server, has the timers of its loop."""
     assert [
         found for file in files() if room(file) not in ("_clock", "emulator") for found in waits(file)
     ] == []

@@ -42,7 +42,7 @@ class Kept:
 def test_after_an_interruption_calls_under_way_end_before_the_rest_is_read(
     clock: VirtualClock, rest: bool, found: int
 ) -> None:
-    """What ends within the grace is among the results; who waits for the order gets no more."""
+    """What ends within the grace is among the results; a reader in order gets no more."""
     job = Kept(10, 3)
     got: list[Result] = []
     ended: list[int] = []

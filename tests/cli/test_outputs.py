@@ -68,7 +68,7 @@ def test_rows_come_in_any_order_and_end_in_the_input_s(tmp_path: Path) -> None:
 
 
 def test_a_row_is_on_disk_before_the_next_one_is_looked_at(tmp_path: Path) -> None:
-    """Every row is handed to the kernel at once: no buffer of ours can die with the process."""
+    """Every row is handed to the kernel at once: no buffer of ours can be lost with the process."""
     path = tmp_path / "out.jsonl"
     with OutputFile(str(path)) as out:
         out.recover(keys(3))

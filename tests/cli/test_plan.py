@@ -163,7 +163,7 @@ def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str])
 
 
 def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """While a run holds output and rows, its plan asks the new rows alone, and the run never hears of it."""
+    """While a run holds output and rows, its plan is about new rows alone, and the run is not disturbed."""
     prompts(10)
     with Child("--concurrency", "1", "-o", "out.jsonl") as child:
         child.release(2)

@@ -80,7 +80,7 @@ def check_shown(shown: list[str], printed: str, where: str) -> None:
 
 
 class Reader:
-    """Somebody who works through one page from the top, in a folder with the examples."""
+    """A reader who works through one page from the top, in a folder with the examples."""
 
     def __init__(self, page: Page, folder: Path, emu: Emulator) -> None:
         self._page = page
@@ -379,5 +379,5 @@ def test_the_navigation_of_the_site_has_every_page():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_speak_of_no_machine(page: Page):
-    """No page names a path of somebody's machine."""
+    """No page names a path of a writer's machine."""
     assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []

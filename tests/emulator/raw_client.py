@@ -48,7 +48,7 @@ class RawClient:
         self.socket.sendall(data)
 
     def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Read one answer; its body may be shorter than promised when the connection ends."""
+        """Read one answer; its body may be shorter than announced when the connection ends."""
         status_line = self._file.readline()
         if not status_line:
             raise EOFError("the connection ended before an answer")

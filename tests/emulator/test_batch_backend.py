@@ -44,7 +44,7 @@ def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
 
 
 def test_a_line_is_billed_exactly_when_it_has_run():
-    """Not earlier, and not only when somebody asks for the batch."""
+    """Not earlier, and not only when the batch is polled."""
     world = World(batch_turnaround=100)
     world.create()
     billed = []
@@ -122,7 +122,7 @@ def test_turnaround_varies_around_its_median():
 def test_counts_only_grow_and_add_up_at_any_time(
     count, validating, queueing, turnaround, times, fault, cancel
 ):
-    """Whenever somebody looks, in whatever steps; and the ledger agrees with what is seen."""
+    """Whenever it is polled, in whatever steps; and the ledger agrees with what is returned."""
     world = World(
         batch_validating=validating,
         batch_queueing=queueing,

@@ -108,7 +108,7 @@ def test_every_fault_can_be_met(fault):
 
 
 def heard(world: World, *, cancel: bool) -> list[Any]:
-    """Everything a client can hear of one batch; ids are the same in all worlds."""
+    """Everything a client can read about one batch; ids are the same in all worlds."""
     said: list[Any] = []
     try:
         said.append(world.create())

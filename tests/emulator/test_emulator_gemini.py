@@ -262,7 +262,7 @@ def test_shared_capacity_names_no_quota(emu, raw):
 
 
 def test_an_injected_limit_names_no_quota_that_is_not_there(emu, raw):
-    """A client would believe it, and keep to it."""
+    """A client would take it for a limit, and keep to it."""
     emu.configure(faults={"429": 1.0}, fault_retry_after=0.25)
     found = exhausted(ask(raw, contents())[2])
     assert (set(found), found["RetryInfo"]["retryDelay"]) == ({"RetryInfo"}, "0.250000000s")

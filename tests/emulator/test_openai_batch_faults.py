@@ -83,7 +83,7 @@ def test_results_are_gone_after_their_retention():
 
 
 def test_a_cut_download_looks_whole():
-    """No length is promised, so only the missing lines show it; the next download has them all."""
+    """No length is announced, so only the missing lines show it; the next download has them all."""
     with world(batch_faults={"cut_download": 1.0}) as (_, customer):
         output = customer.run(20).output_file_id
         first = customer.sdk.files.with_raw_response.content(output)

@@ -1,4 +1,4 @@
-"""The test world's own promise: time moves as far as the test says, whatever else waits for a moment."""
+"""The rule of the test world: time moves as far as the test says, whatever else waits for a moment."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_leaving_the_loop_cuts_the_connection(emu: Emulator, client_of: ClientOf
 
 
 def test_a_stop_with_a_time_ends_streams(emu: Emulator, client_of: ClientOf) -> None:
-    """Their readers hear of it, and no connection stays."""
+    """Their readers get an error, and no connection stays."""
     emu.configure(per_token=PER_TOKEN)
     client = client_of()
     stream = client.stream("long")

@@ -147,7 +147,7 @@ def test_results_are_post_processed_when_they_are_read(
 
 
 def test_a_job_of_any_length_is_read_row_by_row(client_of: ClientOf, remote: Remote, store: str) -> None:
-    """Of 12,000 requests no more than a few are alive at any time: each is checked, written and forgotten."""
+    """Of 12,000 requests only a few are in memory at any time: each is checked, written and dropped."""
     alive = most = 0
 
     def rows() -> Iterator[Request]:
@@ -450,7 +450,7 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
 
 @pytest.mark.full
 def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
-    """A script submits and dies; the next one takes futures by the job's id and has every answer."""
+    """A script submits and is killed; the next one takes futures by the job's id and has every answer."""
     environ = {
         "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
         "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),

@@ -47,7 +47,7 @@ def test_results_that_are_deleted_while_they_are_read_are_fetched_again(
 def test_each_owner_of_a_job_writes_into_files_of_its_own(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is frozen while it writes and wakes later must not write into its successor's."""
+    """A process that is frozen while it writes and resumed later must not write into its successor's."""
     written: list[str] = []
 
     def noted(self: Path, target: Path) -> Path:

@@ -186,7 +186,7 @@ def test_futures_end_with_what_is_stored(client_of: ClientOf, clock: VirtualCloc
 def test_cancelling_a_future_leaves_the_job_alone(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """Whoever waits for it hears of it; the others, and the item itself, come to their end."""
+    """Its waiters get the error; the others, and the item itself, come to their end."""
     job = client_of(Remote(clock), store=store).submit_batch(prompts(5))
     with clock.held():
         futures = job.futures()

@@ -145,7 +145,7 @@ def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_p
 
 
 def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: Path) -> None:
-    """A process dies with ten requests under way; the next one keeps to what is left without their money."""
+    """A process is killed with ten requests under way; what they may cost is kept from the next one."""
     alone = 2 * MOST
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=20 * alone, batch_enabled=False)

@@ -66,7 +66,7 @@ class Lost:
 
 @pytest.fixture
 def events() -> list[Event]:
-    """What observers hear."""
+    """The events that observers get."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What every store promises, on SQLite and on PostgreSQL (D3, D4; E2, E12, E13, E15 of the catalogue)."""
+"""The contract of every store, on SQLite and on PostgreSQL (D3, D4; E2, E12, E13, E15 of the catalogue)."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
 
 
 def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) -> None:
-    """A machine that slept for hours wakes with all leases over: the owners are given time to renew them."""
+    """After hours of suspension all leases are over: the owners are given time to renew them."""
     job_id = scene.accept("a")
     owner, rival = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
     owner.start()
@@ -250,7 +250,7 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
 
 
 def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
-    """Who hears that the lease is lost runs no further step of the job, and has its items taken back."""
+    """After the loss of a lease no further step of the job runs, and its items are taken back."""
     job_id = scene.accept("a")
 
     def lose(_: JobLease, count: int) -> StepResult:

@@ -135,7 +135,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(future=consumes(futures))
     def cancel(self, future: ResultFuture) -> None:
-        """Somebody changes their mind."""
+        """A caller cancels its future."""
         future.cancel()
 
     @rule(future=consumes(futures))

@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
     def owned(
         self, pick: int, wanted: Callable[[Job], Any] = lambda job: True
     ) -> tuple[Job, SqlStore, JobLease] | None:
-        """One of the jobs that somebody owns, with its store and lease."""
+        """One of the jobs that have an owner, with its store and lease."""
         found = [job for job in self.jobs.values() if job.owner is not None and job.alive and wanted(job)]
         if not found:
             return None
@@ -282,7 +282,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.keys[key] = new.id
 
     def accept_breaks_off(self, who: int, pick: int) -> None:
-        """The input raises, or the process dies while it is read: nothing is there."""
+        """The input raises, or the process is killed while it is read: nothing is there."""
 
         def items() -> Any:
             yield from new_items(pick % 11)

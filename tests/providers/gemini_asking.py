@@ -1,4 +1,4 @@
-"""What the Gemini tests say and hear: bodies as the service sends them, calls with the usual arguments."""
+"""What the Gemini tests exchange: bodies as the service sends them, calls with the usual arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three services as the tests that hold for all of them see them: what their servers say, and hear."""
+"""The three services as the tests that hold for all of them use them: what their servers send and receive."""
 
 from __future__ import annotations
 

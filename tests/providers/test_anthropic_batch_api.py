@@ -131,7 +131,7 @@ def test_results_are_never_fetched_from_another_server(api, place):
 
 @pytest.mark.parametrize("output", ["/v1/../../x", "/v1/a?b=c", "/v1/a%2fb", "/v1/a\r\nx: y", "/v1/é"])
 def test_an_odd_place_of_results_is_not_asked_for(api, output):
-    """It may come from a store somebody else wrote to."""
+    """It may come from a store that others write to."""
     batches, server = api(says(b"{}"))
     assert fails(lambda: list(batches.download(BATCH, output, PATIENCE))).code == "id"
     assert server.requests == []
@@ -246,7 +246,7 @@ def test_the_key_does_not_come_back_in_a_line():
 
 
 def test_a_create_holds_every_line_as_it_was_written(api, tmp_path):
-    """One JSON object of exactly the promised length; the SDK adds nothing and leaves nothing out."""
+    """One JSON object of exactly the announced length; the SDK adds nothing and leaves nothing out."""
     batches, server = api(says(claude_batch()))
     asked = [request_of(f"prompt {n} ä\n\u2028", temperature=0.5) for n in range(500)]
     lines = [batches.encode(each, model="m", wire_id=f"{MARK}-{n}") for n, each in enumerate(asked)]

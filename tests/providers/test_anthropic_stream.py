@@ -106,7 +106,7 @@ def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
 
 
 def test_pings_do_not_prolong_a_stall(serve):
-    """A server that only says it is alive is late all the same."""
+    """Keep-alive messages do not extend a time limit."""
 
     def pings(exchange) -> None:
         exchange.send(HEAD + b"\r\n" + START)

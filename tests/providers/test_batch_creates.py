@@ -108,7 +108,7 @@ def test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again(api, side, tmp_
 
 
 def test_a_connection_that_breaks_half_way_through_the_request_leaves_it_open(tmp_path):
-    """Some bytes were written; who knows what a proxy made of them."""
+    """Some bytes were written; what a proxy did with them is unknown."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def take_a_little():
@@ -178,7 +178,7 @@ def test_a_create_goes_out_on_a_connection_of_its_own(api, side, tmp_path):
 
 
 def test_a_create_carries_its_mark_as_a_key_against_doubles(api, side, tmp_path):
-    """No provider promises to look at it; some gateways do."""
+    """No provider documents that it is looked at; some gateways do."""
     batches, server = api(says(side.batch()))
     batches.create(side.creation(batches, tmp_path), PATIENCE)
     assert server.requests[0].headers["idempotency-key"] == MARK

@@ -1,4 +1,4 @@
-"""The slower tier of the two providers that have one: who is asked, how, and how it declines."""
+"""The slower tier of the two providers that have one: which models, how it is chosen, how it declines."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_keys_in_lines_are_scrubbed():
 
 
 def test_an_error_that_repeats_the_prompt_is_told_without_it():
-    """A line is read without its request; who knows the request takes the echo out."""
+    """A line is read without its request; the caller, which has the request, takes the echo out."""
     secret = Request(prompt="My diagnosis is a rare disease of the left knee")
     line = read(result_line(400, error(f"Invalid: '{secret.prompt}'", "invalid_request_error")))
     quiet = without_echo(line.error, secret)

@@ -101,7 +101,7 @@ def test_a_chat_comes_in_pieces_and_the_answer_has_its_usage(serve: Serve, conne
 
 
 def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) -> None:
-    """The usage is only sent to who asks; servers that refuse the question can be spared it."""
+    """The usage is only sent on request; for servers that refuse the request it can be left out."""
     server = serve(streams(*LIMA))
     list(stream(connect(server), max_tokens=9))
     list(stream(connect(server, stream_usage=False)))

@@ -194,7 +194,7 @@ def test_an_endless_chunked_body_is_capped(serve, connect):
 
 
 def test_an_early_refusal_is_read_although_sending_failed(serve, connect):
-    """A server that refuses before it read the body is heard."""
+    """The answer of a server that refuses before it has read the body is read."""
 
     def refuses(exchange) -> None:
         exchange.send(http(b'{"error": {"message": "too big"}}', "413 Too Large"))

@@ -59,7 +59,7 @@ def test_a_full_queue_blocks_until_a_call_starts(full: Callable[..., Full]) -> N
 
 
 def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) -> None:
-    """After two seconds without room it hears QueueFull, which names the setting."""
+    """After two seconds without room it gets QueueFull, which names the setting."""
     scene = full(latency=1000.0, queue_timeout=2.0)
     caller = scene.aside(1, lambda: scene.client.submit("late"))
     scene.release()
@@ -91,7 +91,7 @@ def test_there_is_always_room_for_who_is_in_a_hurry(full: Callable[..., Full]) -
 
 
 def test_an_urgent_caller_is_not_let_in_behind_normal_ones(full: Callable[..., Full]) -> None:
-    """Room for the urgent wakes the urgent: five normal callers blocked before it do not take its turn."""
+    """Room for urgent requests wakes an urgent caller, not the five normal ones blocked before it."""
     scene = full()
     submit_all(scene.client, [f"h{i}" for i in range(10)], priority="high")
     callers = [

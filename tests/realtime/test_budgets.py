@@ -36,7 +36,7 @@ def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> Ba
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
 def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:
-    """64 workers, calls that cost anything up to what they may: at no step is more spent or promised."""
+    """64 workers, calls that cost anything up to what they may: at no step is more spent or reserved."""
     clock, rng = VirtualClock(), random.Random(seed)
     costs = [rng.randrange(11) for _ in range(60)]
     broken = [rng.random() < faults for _ in range(60)]

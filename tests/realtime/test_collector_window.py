@@ -95,7 +95,7 @@ def test_one_request_alone_goes_when_the_lane_falls_idle(busy: Callable[..., Bus
 
 
 def test_a_request_may_carry_its_own_max_wait(busy: Callable[..., Busy]) -> None:
-    """A request that waits 50 ms at most takes with it who is there."""
+    """A request that waits 50 ms at most takes with it those that wait."""
     scene = busy()
     with scene.clock.held():
         scene.first()
@@ -136,7 +136,7 @@ def test_the_provider_limits_the_size_as_well(busy: Callable[..., Busy]) -> None
 
 
 def test_an_urgent_request_closes_the_window(busy: Callable[..., Busy]) -> None:
-    """It goes at once, and who waits already travels along."""
+    """It goes at once, together with those that wait already."""
     scene = busy()
     with scene.clock.held():
         scene.first()

@@ -18,7 +18,7 @@ ClientOf = Callable[..., BatchingClient]
 def test_a_pause_of_the_quota_is_seen_before_company_is_gathered(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While everybody pauses, each of 300 newcomers has the collector look, and none take out the others."""
+    """While all lanes pause, each of 300 new requests wakes the collector, and none takes out the others."""
     client = client_of(Embedder(clock, lambda *_: limited(500.0)))
     taken = [0]
     pop = LaneQueue.pop

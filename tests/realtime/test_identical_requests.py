@@ -41,7 +41,7 @@ def test_a_thousand_identical_requests_make_one_call(clock: VirtualClock, client
 
 
 def test_identical_requests_from_many_threads_make_one_call(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Who comes first leads, whichever thread it is."""
+    """The first request is the leader, whichever thread it comes from."""
     provider = Scripted(clock)
     client = client_of(provider)
     with clock.held():

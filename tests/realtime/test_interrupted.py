@@ -89,7 +89,7 @@ def test_an_interrupted_stop_leaves_no_thread(
 
 
 def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:
-    """A list that is given up while somebody holds the queue's lock: the figures know of every request."""
+    """A list that is given up while a thread holds the queue's lock: the figures count every request."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
     with clock.held():

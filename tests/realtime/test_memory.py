@@ -45,7 +45,7 @@ def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: 
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Its error's traceback shows where it was waited for; that must not keep the future alive."""
+    """Its error's traceback shows where it was waited for; that must not keep a reference to the future."""
     client = client_of(Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR)))
     future = client.submit("x")
     dead = weakref.ref(future)

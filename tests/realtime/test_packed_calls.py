@@ -254,7 +254,7 @@ class TestWhenItGoesWrong:
     def test_a_refused_pack_is_asked_one_by_one(
         self, clock: VirtualClock, client_of: ClientOf, reason: str
     ) -> None:
-        """One prompt in it may be to blame."""
+        """One prompt in it may be the cause."""
         provider = Model(clock, lambda items: Answer(written(items), finish_reason=reason))
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
         assert provider.sizes.count(1) == 20

@@ -1,4 +1,4 @@
-"""Which request is served first, and that none starves (A4)."""
+"""Which request is served first, and that none waits for ever (A4)."""
 
 from __future__ import annotations
 

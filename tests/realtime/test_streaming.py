@@ -534,7 +534,7 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
 
 
 def test_cancelling_all_that_waits_includes_streams(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Who reads one hears of it, and so does who reads a list."""
+    """The reader of one gets the error, and so does the reader of a list."""
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():
@@ -696,7 +696,7 @@ def test_a_signal_handler_may_close_a_stream(
 
 
 def test_a_stop_with_a_time_ends_streams(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Begun and waiting ones alike hear why; the connection is closed."""
+    """Begun and waiting ones alike end with the reason; the connection is closed."""
     speaker = Speaker(clock)
     client = client_of(speaker, parallelism=1)
     with clock.held():

@@ -1,4 +1,4 @@
-"""Whatever makes waiting work ready, somebody looks: then, not at the next event (A2, A7, A16, B2)."""
+"""Whatever makes waiting work ready wakes the collector then, not at the next event (A2, A7, A16, B2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated model that answers a pack honestly, and hands that damage what it wrote."""
+"""A simulated model that answers a pack correctly, and functions that damage what it wrote."""
 
 from __future__ import annotations
 

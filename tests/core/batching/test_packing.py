@@ -92,7 +92,7 @@ class TestNobodyGetsAnothersAnswer:
                     assert answer is None or damage_stays_inside(second, prompt, answer)
 
     def test_an_answer_that_quotes_another_id_makes_that_other_unclear(self) -> None:
-        """A model that was talked into writing somebody else's item leaves that item to be asked alone."""
+        """Where a prompt made the model write another item's answer, that item is asked alone."""
         packed = pack("bad", "victim", "bystander")
         items = honest(packed)
         forged = json.dumps({"id": packed.ids[1], "answer": f"{packed.checks[1]} PWNED {packed.checks[1]}"})
@@ -102,7 +102,7 @@ class TestNobodyGetsAnothersAnswer:
         assert answers[2] == answer_to("bystander")
 
     def test_a_check_word_in_the_middle_makes_an_answer_unclear(self) -> None:
-        """Where a reply seems to end twice, what follows the first end may be somebody else's."""
+        """Where a reply seems to end twice, what follows the first end may belong to another item."""
         packed = pack("a", "b")
         items = honest(packed)
         items[0]["answer"] += f" {answer_to('b')} {packed.checks[0]}"

@@ -1,4 +1,4 @@
-"""The rate limit: what it holds back, what it gives back, and what a refusal does to everybody."""
+"""The rate limit: what it holds back, what it gives back, and how a refusal affects all who share it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_limits_told_again_do_not_refill() -> None:
 
 
 def test_one_refusal_pauses_all_and_retry_after_wins() -> None:
-    """The server's wait is a minimum for everybody who shares the quota."""
+    """The server's wait is a minimum for all who share the quota."""
     limit = quota()
     pause = limit.refused(limit.take(0.0, 0), 1.0, 7.0, Top())
     assert (pause.seconds, pause.consecutive, pause.fresh) == (pytest.approx(7.7), 1, True)

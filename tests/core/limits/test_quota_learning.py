@@ -15,7 +15,7 @@ from smartbatch.types import LimitReport
 
 
 def answered(quota: Quota, call: Reservation, now: float, report: LimitReport, tokens: float = 0.0) -> None:
-    """End a call with success and let the quota hear what its answer reading."""
+    """End a call with success and give the quota what its answer said."""
     quota.succeeded(call, now, tokens)
     quota.learn(report, call, now)
 
@@ -51,7 +51,7 @@ def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
 
 
 def test_what_others_use_is_followed_down() -> None:
-    """Own level 500, the server says 20: somebody else was there."""
+    """Own level 500, the server says 20: another client uses the quota."""
     quota = Quota()
     answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 599))
     answered(quota, quota.take(0.0, 0.0), 0.1, requests(600, 20))
@@ -67,7 +67,7 @@ def test_more_than_the_server_says_is_never_assumed() -> None:
 
 
 def test_older_news_does_not_overrule_newer() -> None:
-    """The answer to the first call comes last and speaks of a time when all was there."""
+    """The answer to the first call comes last and tells the level of an earlier time."""
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(1.0, 0.0)
     answered(quota, second, 1.1, requests(60, 5))

@@ -68,7 +68,7 @@ def run_worker(task: WorkerTask) -> None:
 
 
 def _carry(client: BatchingClient, task: WorkerTask) -> None:
-    """Submit jobs, then carry on those of everybody until all have ended."""
+    """Submit jobs, then carry on all jobs of the store until they have ended."""
     for number in range(task.jobs):
         key = f"{task.key}.{number}"
         client.submit_batch([prompt_of(key, n) for n in range(task.size)], key=key, max_tokens=50)

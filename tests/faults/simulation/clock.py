@@ -1,4 +1,4 @@
-"""Time of a simulation: one thread, so it passes only where the world says so."""
+"""Time of a simulation: one thread, so it passes only where the world advances it."""
 
 from __future__ import annotations
 

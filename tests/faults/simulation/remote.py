@@ -103,7 +103,7 @@ class Network:
         return self.backend.create(self.flavour.api, key, entries, now=self.clock.now(), model="m", **given)
 
     def create_foreign(self, key: str) -> None:
-        """Somebody else creates a batch of about our sizes in the same account."""
+        """Another client creates a batch of about our sizes in the same account."""
         if self.faults.calm or self._foreign == _FOREIGN or self.rng.random() >= self.what.foreign:
             return
         self._foreign += 1

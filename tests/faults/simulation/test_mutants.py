@@ -39,7 +39,7 @@ def test_the_simulation_sees_that(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", SEEN_BY_TESTS, ids=str)
 def test_a_test_of_the_suite_sees_that(mutant: Mutant, running: dict[Mutant, subprocess.Popen[str]]) -> None:
-    """The test of that promise fails when the mutant is there."""
+    """The test of that rule fails with the mutant in place."""
     said, _ = running[mutant].communicate(timeout=100)
     assert running[mutant].returncode == pytest.ExitCode.TESTS_FAILED, said
     assert f"FAILED {mutant.test}" in said

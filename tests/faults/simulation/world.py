@@ -261,7 +261,7 @@ class World:
         return process.reader
 
     def _over(self) -> bool:
-        """Whether everybody let go of a job that is done."""
+        """Whether no process owns a job that is done."""
         if self.checker.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
         return not self.processes[0].plain.claimable()

@@ -86,7 +86,7 @@ def test_the_provider_gets_what_is_left_until_the_deadline() -> None:
 
 
 def test_a_call_whose_time_is_over_is_not_made() -> None:
-    """It ends with TIMEOUT and the provider never hears of it."""
+    """It ends with TIMEOUT and is never sent to the provider."""
     assert kinds(outcomes(Fake(raising(AssertionError("called"))), spec(deadline=10.0))) == [
         ErrorKind.TIMEOUT
     ]
