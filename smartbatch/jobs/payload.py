@@ -11,8 +11,9 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar
 
 from attrs import astuple, evolve, fields_dict, frozen
 
@@ -33,7 +34,6 @@ __all__ = [
     "encode_params",
     "encode_request",
     "encode_result",
-    "job_digest",
 ]
 
 VERSION = 1
@@ -47,6 +47,7 @@ _escaping = json.JSONEncoder(separators=(",", ":")).encode
 _NAMES = tuple(fields_dict(Generation))
 _DEFAULT = Result("")
 _NOTHING = Generation()
+_T = TypeVar("_T")
 
 
 @frozen
@@ -84,11 +85,10 @@ def decode_params(data: bytes) -> Shared:
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = _read(data)
-    try:
-        return Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding")))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged() from None
+    return _read(
+        data,
+        lambda form: Shared(Generation(**_generation(form["params"])), _embedding(form.get("embedding"))),
+    )
 
 
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
@@ -140,18 +140,18 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = _read(data)
-    try:
+
+    def made(form: dict[str, Any]) -> Request:
         params = shared.params
         if different := form.get("params"):
             params = evolve(params, **_generation(different))
         prompt: str | tuple[Message, ...]
         if "chat" in form:
             prompt = tuple(Message(role, _content(content)) for role, content in form["chat"])
-        elif isinstance(form["prompt"], str):
-            prompt = form["prompt"]
         else:
-            raise _damaged()
+            prompt = form["prompt"]
+            if not isinstance(prompt, str):
+                raise TypeError("prompt")
         return Request(
             prompt,
             params,
@@ -163,8 +163,8 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
             embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,
             deduplicate=form.get("deduplicate", True),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged() from None
+
+    return _read(data, made)
 
 
 class RunningDigest:
@@ -188,14 +188,6 @@ class RunningDigest:
         return self._running.digest()
 
 
-def job_digest(items: Iterable[NewItem], *, head: bytes = b"") -> bytes:
-    """Return the :class:`RunningDigest` of ``items``, which are read once."""
-    running = RunningDigest(head)
-    for item in items:
-        running.add(item)
-    return running.value()
-
-
 # -- results -------------------------------------------------------------------------------------------------
 
 
@@ -207,26 +199,10 @@ def encode_result(result: Result) -> bytes:
     scrubbed once more.
     """
     form: dict[str, Any] = {"v": VERSION}
-    for name in ("text", "finish_reason", "model", "provider_request_id", "cost", "time_to_first_chunk"):
-        if (value := getattr(result, name)) is not None:
-            form[name] = value
-    for name in ("latency", "queued", "attempts", "deduplicated"):
-        if (value := getattr(result, name)) != getattr(_DEFAULT, name):
-            form[name] = value
-    if result.usage != _DEFAULT.usage:
-        form["usage"] = _usage_form(result.usage)
-    if result.route is not None:
-        form["route"] = result.route.value
-    if result.dropped:
-        form["dropped"] = result.dropped
-    if result.embedding is not None:
-        form["embedding"] = _vector_text(result.embedding)
-    if result.error is not None:
-        form["error"] = _error_form(result.error)
-    if result.context is not None:
-        form["context"] = result.context
-    if result.parsed is not None:
-        form["parsed"] = result.parsed
+    for name, (write, _) in _RESULT.items():
+        value, default = getattr(result, name), getattr(_DEFAULT, name)
+        if value is not None and (default is None or value != default):
+            form[name] = write(value)
     return _write(form)
 
 
@@ -241,32 +217,12 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = _read(data)
-    try:
-        usage = form.get("usage")
-        route = form.get("route")
-        return Result(
-            request_id,
-            text=form.get("text"),
-            parsed=form.get("parsed"),
-            embedding=_vector_of(form["embedding"]) if "embedding" in form else None,
-            usage=_DEFAULT.usage if usage is None else Usage(*usage),
-            cost=form.get("cost"),
-            latency=form.get("latency", 0.0),
-            queued=form.get("queued", 0.0),
-            time_to_first_chunk=form.get("time_to_first_chunk"),
-            attempts=form.get("attempts", 0),
-            route=None if route is None else Route(route),
-            finish_reason=form.get("finish_reason"),
-            model=form.get("model"),
-            provider_request_id=form.get("provider_request_id"),
-            error=_error_of(form["error"], request_id) if "error" in form else None,
-            context=form.get("context", context),
-            dropped=tuple((name, reason) for name, reason in form.get("dropped", ())),
-            deduplicated=form.get("deduplicated", False),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged() from None
+
+    def made(form: dict[str, Any]) -> Result:
+        given = {name: read(form[name]) for name, (_, read) in _RESULT.items() if name in form}
+        return Result(request_id, **{"context": context, **given, "error": _error_of(form, request_id)})
+
+    return _read(data, made)
 
 
 def encode_error(error: SmartbatchError) -> bytes:
@@ -280,11 +236,7 @@ def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchErr
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
-    form = _read(data)
-    try:
-        return _error_of(form["error"], request_id) if "error" in form else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged() from None
+    return _read(data, lambda form: _error_of(form, request_id))
 
 
 # -- parts of requests ---------------------------------------------------------------------------------------
@@ -367,27 +319,23 @@ def _write(form: dict[str, Any]) -> bytes:
         return _escaping(form).encode()
 
 
-def _read(data: bytes) -> dict[str, Any]:
-    """Return what was written.
+def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
+    """Return what ``make`` makes of what was written.
 
     Raises:
         StoreError: it is damaged, or of another version.
     """
     try:
         form = json.loads(data)
-        version = form["v"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise _damaged() from None
-    if version != VERSION:
+        if (version := form["v"]) == VERSION:
+            return make(form)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise StoreError(
-            f"a row of the store has form {version!r:.20}, this smartbatch reads form {VERSION}: update it"
-        )
-    return form  # type: ignore[no-any-return]
-
-
-def _damaged() -> StoreError:
-    """Return the error of bytes that this module did not write."""
-    return StoreError("a row of the store is damaged and was left as it is; restore the store from a copy")
+            "a row of the store is damaged and was left as it is; restore the store from a copy"
+        ) from None
+    raise StoreError(
+        f"a row of the store has form {version!r:.20}, this smartbatch reads form {VERSION}: update it"
+    )
 
 
 def _usage_form(usage: Usage) -> list[Any]:
@@ -446,8 +394,11 @@ def _error_form(error: SmartbatchError) -> dict[str, Any]:
     return form
 
 
-def _error_of(form: Mapping[str, Any], request_id: str | None) -> SmartbatchError:
-    """Return the error of its class again; of a class not known here, the nearest."""
+def _error_of(result: Mapping[str, Any], request_id: str | None) -> SmartbatchError | None:
+    """Return the error of a result, of its class again; of a class not known here, the nearest."""
+    if "error" not in result:
+        return None
+    form = result["error"]
     kind = form.get("kind")
     found = getattr(errors, form["class"], None)
     if not (isinstance(found, type) and issubclass(found, SmartbatchError)):
@@ -461,3 +412,22 @@ def _error_of(form: Mapping[str, Any], request_id: str | None) -> SmartbatchErro
 
 
 _KINDS = frozenset(kind.value for kind in ErrorKind)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_PLAIN = (_as_it_is, _as_it_is)
+_RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    **dict.fromkeys(("text", "finish_reason", "model", "provider_request_id", "cost"), _PLAIN),
+    **dict.fromkeys(("time_to_first_chunk", "latency", "queued", "attempts", "deduplicated"), _PLAIN),
+    "usage": (_usage_form, lambda form: Usage(*form)),
+    "route": (attrgetter("value"), Route),
+    "dropped": (_as_it_is, lambda form: tuple((name, reason) for name, reason in form)),
+    "embedding": (_vector_text, _vector_of),
+    "error": (_error_form, _as_it_is),
+    "context": _PLAIN,
+    "parsed": _PLAIN,
+}
+"""What is kept of a result, in this order, and how each is written and read; for errors see _error_of."""

@@ -27,6 +27,7 @@ from smartbatch.errors import (
     ValidationFailed,
 )
 from smartbatch.jobs.payload import (
+    RunningDigest,
     Shared,
     decode_error,
     decode_params,
@@ -36,7 +37,6 @@ from smartbatch.jobs.payload import (
     encode_params,
     encode_request,
     encode_result,
-    job_digest,
 )
 from smartbatch.jobs.records import NewItem
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
@@ -214,6 +214,13 @@ class TestRequests:
 
 def item(user_id: str | None, payload: bytes) -> NewItem:
     return NewItem(user_id, payload, 1, 1)
+
+
+def job_digest(items: list[NewItem], head: bytes) -> bytes:
+    running = RunningDigest(head)
+    for one in items:
+        running.add(one)
+    return running.value()
 
 
 class TestTheDigestOfAJob:

@@ -20,40 +20,12 @@ __all__ = [
     "private_folder",
 ]
 
-NETWORKED = frozenset(
-    {
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse.ceph",
-        "fuse.cephfs",
-        "fuse.gcsfuse",
-        "fuse.glusterfs",
-        "fuse.juicefs",
-        "fuse.mount.glusterfs",
-        "fuse.rclone",
-        "fuse.s3fs",
-        "fuse.sshfs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "smb3",
-        "smbfs",
-        "vboxsf",
-    }
+NETWORKED = re.compile(
+    r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"
+    r"|fuse\.(ceph|cephfs|gcsfuse|glusterfs|juicefs|mount\.glusterfs|rclone|s3fs|sshfs)"
 )
 """File systems whose locks and shared memory do not hold between machines, which the log of SQLite needs
 (sqlite.org/wal.html: "all processes using a database must be on the same host computer")."""
-
 GONE = (
     "the store's file {path} was deleted or replaced while it was in use: nothing was written and nothing is"
     " sent; bring the file back together with its -wal file, or start again with another store"
@@ -91,7 +63,7 @@ def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
     """
     folder = os.path.dirname(path)
     kind = file_system(folder, _mounts() if mounts is None else mounts)
-    if kind in NETWORKED:
+    if kind is not None and NETWORKED.fullmatch(kind):
         raise StoreError(
             f"the store {path} would be on a network file system ({kind}), where the locks of SQLite do not"
             " hold and jobs could be lost or sent twice; name a path on a local disk (SMARTBATCH_STORE), or a"

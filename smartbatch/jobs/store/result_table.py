@@ -1,26 +1,37 @@
-"""The tables ``result`` and ``verdict``: what came of each item, stored once and counted once.
+"""The tables ``result``, ``verdict`` and ``incident``: what came of each item, stored once and counted once.
 
 A function that takes ``tx`` is part of the caller's transaction.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from smartbatch.jobs.records import ItemState, NewResult, ResultRow, ShardRow, UnsettledItem
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemState,
+    JobLease,
+    NewResult,
+    ResultRow,
+    ShardRow,
+    UnsettledItem,
+)
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.job_table import charge, count, first_in
-from smartbatch.jobs.store.rows import first_of, fitting, number, position, result_row
+from smartbatch.jobs.store.rows import bare, encoded, first_of, fitting, number, position, result_row
 from smartbatch.jobs.store.shard_table import positions
 
 __all__ = [
     "ItemAt",
+    "add_incident",
     "by_arrival",
     "by_position",
     "check_members",
     "drop_verdicts",
     "end_alike",
+    "end_in_flight",
     "item_states",
     "keep",
     "keep_verdicts",
@@ -28,6 +39,8 @@ __all__ = [
     "unsettled",
 ]
 
+ROWS_NAMED = 10
+"""Rows an incident names before it only counts them."""
 _RESULT = ("no", "seq", "outcome", "digest", "cost", "body")
 _VERDICT = ("no", "outcome", "digest", "body")
 ItemAt = tuple[int, int | None]
@@ -129,6 +142,36 @@ def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
         back = [number(job, result.ix) for result in results if result.outcome == outcome]
         if back:
             tx.change(sql.SEND_AGAIN, tried, back)
+
+
+def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float) -> None:
+    """Free the items that a former owner left in flight, and say what that may have cost.
+
+    Args:
+        unknown: the body of the failed result they end with, where they are not to be sent again.
+    """
+    # those that end as failed are to be sent for a moment of this transaction
+    asked = sorted(no for (no,) in tx.rows(sql.FREE_IN_FLIGHT, first_of(job), first_of(job + 1)))
+    if not asked:
+        return
+    if unknown is not None:
+        end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
+    named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
+    named += ", …" if len(asked) > ROWS_NAMED else ""
+    end = "are sent again" if unknown is None else "end as failed"
+    detail = (
+        f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
+        f" {named} (owner {lease.epoch})"
+    )
+    add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
+
+
+def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
+    """Keep an incident; False when the same kind, shard and detail is known."""
+    told = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
+    digest = hashlib.blake2b(bare(told).encode(), digest_size=16).digest()
+    values = (*told[:3], encoded(incident.detail), incident.money, incident.at)
+    return tx.change(sql.NEW_INCIDENT, digest, *values) > 0
 
 
 # -- reading -------------------------------------------------------------------------------------------------

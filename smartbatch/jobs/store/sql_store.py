@@ -17,7 +17,6 @@ The store opens the transactions and checks leases; the modules of the tables kn
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,8 +70,6 @@ LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
-ROWS_NAMED = 10
-"""Rows an incident names before it only counts them."""
 TURNAROUNDS_KEPT = 500
 """Batches of a model that are remembered; a forecast looks at a hundred."""
 TRIM_EVERY = 50
@@ -134,9 +131,7 @@ class SqlStore:
         self._owner.abandon()
         self._db.abandon()
 
-    def after_fork(self) -> None:
-        """Called in each forked child: the child opens connections of its own."""
-        self.abandon()
+    after_fork = abandon
 
     @contextmanager
     def _leased(self, lease: JobLease) -> Iterator[tuple[Transaction, int]]:
@@ -281,28 +276,8 @@ class SqlStore:
                 return None
             [(epoch,)] = tx.rows(sql.CLAIM, me, now + seconds, no)
             lease = JobLease(job_id, int(epoch))
-            self._end_in_flight(tx, lease, no, unknown, now)
+            result_table.end_in_flight(tx, lease, no, unknown, now)
         return lease
-
-    def _end_in_flight(
-        self, tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float
-    ) -> None:
-        """Free the items that a former owner left in flight, and say what that may have cost."""
-        # those that end as failed are to be sent for a moment of this transaction
-        rows = tx.rows(sql.FREE_IN_FLIGHT, first_of(job), first_of(job + 1))
-        asked = sorted(row[0] for row in rows)
-        if not asked:
-            return
-        if unknown is not None:
-            result_table.end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
-        named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
-        named += ", …" if len(asked) > ROWS_NAMED else ""
-        end = "are sent again" if unknown is None else "end as failed"
-        detail = (
-            f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
-            f" {named} (owner {lease.epoch})"
-        )
-        _keep_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
 
     def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
         """Prolong leases; return those that are still held."""
@@ -631,9 +606,9 @@ class SqlStore:
         """
         if lease is not None:
             with self._leased(lease) as (tx, _):
-                return _keep_incident(tx, incident)
+                return result_table.add_incident(tx, incident)
         with self._db.writing() as tx:
-            return _keep_incident(tx, incident)
+            return result_table.add_incident(tx, incident)
 
     def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
         """Return incidents, oldest first."""
@@ -674,10 +649,3 @@ class SqlStore:
         """Return a fact, or ``None``."""
         found = self._db.row(sql.RECALL, encoded(key))
         return None if found is None else json.loads(found[0])
-
-
-def _keep_incident(tx: Transaction, incident: IncidentRow) -> bool:
-    told = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
-    digest = hashlib.blake2b(bare(told).encode(), digest_size=16).digest()
-    values = (*told[:3], encoded(incident.detail), incident.money, incident.at)
-    return tx.change(sql.NEW_INCIDENT, digest, *values) > 0
