@@ -12,7 +12,8 @@ grow again with every batch that passes.
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from attrs import asdict, frozen
 
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ProviderError
@@ -45,8 +46,8 @@ def known_limit(step: StepContext, named: float = math.inf) -> float:
     Args:
         named: what the provider says just now; it counts instead of what it said earlier.
     """
-    limit = named if math.isfinite(named) else float(_known(step).get("limit") or math.inf)
-    return min(limit, step.limits.enqueued_tokens or math.inf)
+    limit = named if math.isfinite(named) else _known(step).limit
+    return min(limit or math.inf, step.limits.enqueued_tokens or math.inf)
 
 
 def room_for(step: StepContext, shard: ShardRow) -> float:
@@ -54,9 +55,8 @@ def room_for(step: StepContext, shard: ShardRow) -> float:
     ours = _ours(step, shard)
     if ours and sum(ours) + shard.tokens > known_limit(step):
         return step.limits.poll_interval
-    until = float(_known(step).get("until") or 0)
     # a wall clock that was set back must not turn minutes into hours
-    return min(max(0.0, until - step.wall), step.limits.longest_pause)
+    return min(max(0.0, _known(step).until - step.wall), step.limits.longest_pause)
 
 
 def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:
@@ -71,7 +71,7 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
         True when the shard will not pass as it is, and its items are to be cut anew.
     """
     known = _known(step)
-    refusals = int(known.get("refusals") or 0) + 1
+    refusals, most = known.refusals + 1, known.most
     named = enqueued_limit(reason)
     wait = backoff(
         refusals,
@@ -80,31 +80,27 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
         longest=step.limits.longest_pause,
         asked=None if error is None else error.retry_after,
     )
-    limit = named if math.isfinite(named) else known.get("limit")
     too_large = shard.tokens > known_limit(step, named)
-    most = known.get("most")
     if not too_large and shard.size > 1 and refusals >= ALONE and not _ours(step, shard):
         too_large, refusals, most = True, 0, max(1, shard.size // 2)
-    step.store.remember(
-        _key(step), {"limit": limit, "until": step.wall + wait, "refusals": refusals, "most": most}
-    )
+    limit = named if math.isfinite(named) else known.limit
+    _remember(step, _Known(limit, step.wall + wait, refusals, most))
     return too_large
 
 
 def known_most(step: StepContext, otherwise: int) -> int:
     """Return the most requests of a shard where larger ones were refused with no other batch enqueued."""
-    return int(_known(step).get("most") or otherwise)
+    return _known(step).most or otherwise
 
 
 def admitted(step: StepContext) -> None:
     """Forget the pauses, and let shards grow again: a batch passed."""
     known = _known(step)
-    if not (known.get("refusals") or known.get("most")):
+    if not (known.refusals or known.most):
         return
-    most = 2 * int(known.get("most") or 0)
-    if most >= step.limits.max_requests:
-        most = 0
-    step.store.remember(_key(step), {**known, "until": 0.0, "refusals": 0, "most": most or None})
+    most = 2 * (known.most or 0)
+    grown = None if most >= step.limits.max_requests else most or None
+    _remember(step, _Known(known.limit, most=grown))
 
 
 def _ours(step: StepContext, shard: ShardRow) -> list[int]:
@@ -116,9 +112,30 @@ def _ours(step: StepContext, shard: ShardRow) -> list[int]:
     ]
 
 
-def _known(step: StepContext) -> dict[str, Any]:
+@frozen
+class _Known:
+    """What was learned of a model's quota.
+
+    Attributes:
+        limit: tokens; ``None`` where no refusal named it.
+        until: Unix seconds up to which its shards wait.
+        refusals: in a row.
+        most: requests of a shard; ``None`` where none was too large by itself.
+    """
+
+    limit: float | None = None
+    until: float = 0.0
+    refusals: int = 0
+    most: int | None = None
+
+
+def _known(step: StepContext) -> _Known:
     learned = step.store.recall(_key(step))
-    return learned if isinstance(learned, dict) else {}
+    return _Known(**learned) if isinstance(learned, dict) else _Known()
+
+
+def _remember(step: StepContext, known: _Known) -> None:
+    step.store.remember(_key(step), asdict(known))
 
 
 def _key(step: StepContext) -> str:

@@ -106,7 +106,6 @@ class JobService:
         self.notifier = ChangeNotifier(clock)
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
-        self._runner: RealtimeRunner | None = None
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
         self._finished: dict[str, None] = {}
@@ -191,11 +190,9 @@ class JobService:
             new = job_id is not None and job_id not in self._attended
             if job_id is not None:
                 self._attended.add(job_id)
-            supervisor, running = self._supervisor, self._supervisor is not None
-            if supervisor is None:
-                self._runner = self._new_runner(store)
-                self._supervisor = supervisor = self._new_supervisor(store, self._runner)
-        if not running:
+            running = self._supervisor
+            supervisor = self._supervisor = running or self._new_supervisor(store)
+        if running is None:
             something_started()
             supervisor.start()
         elif new:
@@ -237,17 +234,17 @@ class JobService:
 
     def recall(self, job_id: str) -> None:
         """A job is to be cancelled: take back what has not started."""
-        if self._runner is not None:
-            self._runner.recall(job_id)
-        self.notify(job_id)
+        if self._supervisor is not None:
+            self._supervisor.realtime.recall(job_id)
+            self._supervisor.notify(job_id)
 
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
         with self._lock:
             self._held.pop(job_id, None)
-        if self._runner is not None:
-            self._runner.resume(job_id)
-        self.notify(job_id)
+        if self._supervisor is not None:
+            self._supervisor.realtime.resume(job_id)
+            self._supervisor.notify(job_id)
 
     def check_carried(self, row: JobRow) -> None:
         """Raise ``ClientClosed`` when nobody carries an unfinished job on: waiting would be in vain."""
@@ -257,7 +254,7 @@ class JobService:
                 f"again with smartbatch.job({row.id!r}), or start a client on the store {self.store.place}"
             )
 
-    def _new_supervisor(self, store: SqlStore, runner: RealtimeRunner) -> JobSupervisor:
+    def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         config, dependencies = self._config, self._dependencies
         steps = StepRunner(
             store,
@@ -281,7 +278,7 @@ class JobService:
             run_step=steps.run_step,
             serves=self.serves,
             unknown=unknown_outcome,
-            realtime=runner,
+            realtime=self._new_runner(store),
             changed=self.notifier.notify,
             report=dependencies.report,
             clock=self.clock,
@@ -298,16 +295,17 @@ class JobService:
             ceiling = CostCeiling(row, prices, dependencies.calibration(row), self.clock.wall())
             return JobBudget(store, lease, ceiling, dependencies.outer_budget(row))
 
+        holds = self._config.batch_on_unknown == "hold"
         return RealtimeRunner(
             store,
             ask=self._ask,
             new_budget=new_budget,
             drop=dependencies.drop,
             limit=limit,
-            attended_limit=limit if self._config.batch_on_unknown == "hold" else self._config.queue_capacity,
+            attended_limit=limit if holds else self._config.queue_capacity,
             done=self.notify,
             tell=self.told,
-            report=self._dependencies.report,
+            report=dependencies.report,
             clock=self.clock,
             rng=self._rng,
         )
@@ -326,16 +324,15 @@ class JobService:
         limit = self._config.request_timeout
         if limit is not None and request.timeout is None and row.policy.attended:
             request = evolve(request, timeout=limit)
-        route = row.policy.route
         return self._dependencies.ask(
             RealtimeItem(
                 request,
                 provider,
-                row.model.partition(":")[2],
-                sink,
-                own_budget,
-                alone=route is Route.INDIVIDUAL,
-                flex=route is Route.FLEX,
+                model=row.model.partition(":")[2],
+                sink=sink,
+                own_budget=own_budget,
+                alone=row.policy.route is Route.INDIVIDUAL,
+                flex=row.policy.route is Route.FLEX,
             )
         )
 
@@ -351,11 +348,9 @@ class JobService:
         """Return how a job stands."""
         store, wall = self.store, self.clock.wall()
         shards = store.shards(row.id)
-        asking = (
-            0
-            if row.state is JobState.DONE
-            else len(store.open_items(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
-        )
+        asking = 0
+        if row.state is not JobState.DONE:
+            asking = len(store.open_items(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
         return status_of(
             row,
             shards,
@@ -380,7 +375,6 @@ class JobService:
         return decode_result(row.body, request_id=request_id, context=context)
 
     def new_future(self) -> Any:
-        """Return a future whose callbacks hold up nobody."""
         return self._dependencies.new_future()
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
@@ -415,7 +409,6 @@ class JobService:
         return self._watchers.setdefault(job_id, Watcher(job_id, self))
 
     def report(self, job_id: str | None, error: BaseException) -> None:
-        """Tell of what went wrong."""
         self._dependencies.report(job_id, error)
 
     def told(self, event: Event) -> None:
@@ -442,11 +435,9 @@ class JobService:
             if row.id in self._held and self._held[row.id] == row.note:
                 return
             self._held[row.id] = row.note
-        reason = row.note or "held: it waits for a person"
+        at, reason = self.clock.now(), row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
-        self._dependencies.tell(
-            JobHeld(at=self.clock.now(), job_id=row.id, model=row.model, reason=reason, remedy=remedy)
-        )
+        self._dependencies.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))
 
     def _note(self, row: JobRow) -> str | None:
         """What keeps the job from going on, as far as this process can tell."""
@@ -462,11 +453,9 @@ class JobService:
             return None
         if (problem := self.serving.problem_with(row)) is not None:
             return problem
-        return (
-            None
-            if supervisor is not None
-            else "nobody carries it on at the moment: wait for it, or resume it"
-        )
+        if supervisor is None:
+            return "nobody carries it on at the moment: wait for it, or resume it"
+        return None
 
     # -- endings ---------------------------------------------------------------------------------------------
 
@@ -477,20 +466,17 @@ class JobService:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the service, in an observer of the user's."""
-        supervisor, runner = self._supervisor, self._runner
-        return (supervisor is not None and supervisor.on_own_thread()) or (
-            runner is not None and runner.on_own_thread()
-        )
+        supervisor = self._supervisor
+        return supervisor is not None and (supervisor.on_own_thread() or supervisor.realtime.on_own_thread())
 
     def halt(self) -> None:
         """Begin to stop: start nothing more, but keep the jobs while answers are under way."""
         with self._lock:
             self._closed = True
-            supervisor, runner = self._supervisor, self._runner
+            supervisor = self._supervisor
         if supervisor is not None:
             supervisor.halt()
-        if runner is not None:
-            runner.halt()
+            supervisor.realtime.halt()
 
     def finish(self, *, answers: float, steps: float) -> None:
         """Give the jobs back.
@@ -502,14 +488,12 @@ class JobService:
         began = self.clock.now()
         with self._lock:
             supervisor, self._supervisor = self._supervisor, None
-            runner, self._runner = self._runner, None
             watchers, self._watchers = list(self._watchers.values()), {}
-        if runner is not None:
-            lost = runner.finish(answers)
+        if supervisor is not None:
+            lost = supervisor.realtime.finish(answers)
             if lost:
                 text = f"{lost} answers came, or were still to come, that could not be stored"
                 self._dependencies.report(None, StoreError(text))
-        if supervisor is not None:
             supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
             something_ended()
         for watcher in watchers:

@@ -8,7 +8,6 @@ from attrs import evolve, field, frozen
 
 from smartbatch.core.forecast.turnaround import ObservedBatch, RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
-from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import scrub
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -291,15 +290,13 @@ def time_left(
     batches = _batch_seconds(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
     if batches is None:
         return None
-    return max(batches, _realtime_seconds(speed(job).throughput, rest, asking) if in_real_time else 0.0, SOON)
-
-
-def _realtime_seconds(throughput: Throughput, rest: int, asking: int) -> float:
-    """Return the time of what is asked in real time.
-
-    Not at the speed of the results so far: how long a batch was waited for says nothing of calls.
-    """
-    return evolve(throughput, ahead=max(0, throughput.ahead - asking)).finish(rest, 0.5)  # these are its own
+    calls = 0.0
+    if in_real_time:
+        # not at the speed of the results so far: how long a batch was waited for says nothing of calls
+        throughput = speed(job).throughput
+        others = max(0, throughput.ahead - asking)
+        calls = evolve(throughput, ahead=others).finish(rest, 0.5)
+    return max(batches, calls, SOON)
 
 
 def _has_items(store: SqlStore, job: JobRow, state: ItemState) -> bool:
@@ -311,7 +308,11 @@ def _batch_seconds(
 ) -> float | None:
     """Return the time of what is in batches, or is to go in further ones of these sizes."""
     running = [
-        RunningBatch(shard.size, max(0.0, wall - shard.submitted_at), _done(shard))
+        RunningBatch(
+            shard.size,
+            max(0.0, wall - shard.submitted_at),
+            shard.remote.completed if shard.state is _S.SUBMITTED else None,
+        )
         for shard in waiting
         if shard.submitted_at is not None and shard.ended_at is None
     ]
@@ -324,7 +325,3 @@ def _batch_seconds(
         for size, seconds, at in store.turnarounds(name)
     ]
     return remaining(running, observed, unsent=unsent)
-
-
-def _done(shard: ShardRow) -> int | None:
-    return shard.remote.completed if shard.state is ShardState.SUBMITTED else None

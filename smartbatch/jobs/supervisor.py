@@ -80,7 +80,7 @@ class JobSupervisor:
     _run_step: Callable[[JobLease], StepResult] = field(kw_only=True)
     _serves: Callable[[JobRow], bool] = field(kw_only=True)
     _unknown: Callable[[JobRow], bytes | None] = field(kw_only=True)
-    _realtime: RealtimeRunner = field(kw_only=True)
+    realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[], None] = field(kw_only=True)
     _report: Callable[[str | None, BaseException], None] = field(kw_only=True)
     _clock: Clock = field(kw_only=True)
@@ -284,7 +284,7 @@ class JobSupervisor:
             before, owned.row = owned.row, row or owned.row
             cancelled = row is not None and row.cancel_requested and not before.cancel_requested
             if cancelled:
-                self._realtime.recall(owned.lease.job_id)
+                self.realtime.recall(owned.lease.job_id)
             if cancelled or row is None or row.state is not before.state:
                 self.notify(owned.lease.job_id)
 
@@ -322,7 +322,7 @@ class JobSupervisor:
         try:
             result = self._run_step(lease)
             if result.realtime and not result.finished:
-                self._realtime.offer(lease)
+                self.realtime.offer(lease)
         except LeaseLost:
             self._drop(lease)
             return
@@ -363,7 +363,7 @@ class JobSupervisor:
             owned = self._owned.get(lease.job_id)
             if owned is not None and owned.lease == lease:
                 del self._owned[lease.job_id]
-        self._realtime.forget(lease.job_id)
+        self.realtime.forget(lease.job_id)
         self._release(lease)
         self._changed()
 
