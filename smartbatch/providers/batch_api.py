@@ -331,14 +331,10 @@ _FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKin
 
 
 def decode_line(line: bytes, *names: str) -> tuple[dict[str, Any], str]:
-    """Return one line of results, and the id it carries.
+    """Return one line of results, with or without its end, and the id it carries.
 
-    Args:
-        line: as it came, with or without its end.
-        names: the fields that may hold the id, the usual one first.
-
-    Raises:
-        ValueError: for what is no JSON object with an id of the kind that is sent.
+    ``names`` are the fields that may hold the id, the usual one first. What is no JSON object with an id of
+    the kind that is sent is a ``ValueError``.
     """
     try:
         data = json.loads(line)

@@ -28,21 +28,15 @@ def content_of(message: Message) -> str | list[Mapping[str, Any]]:
 
 
 def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
-    """Refuse fields in ``extra`` that the client sets itself.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
+    """Refuse fields in ``extra`` that the client sets itself; names the field."""
     for field in reserved:
         if field in extra:
             raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
 
 
 def check_roles(prompt: str | Sequence[Message], provider: str) -> None:
-    """Refuse a conversation with other roles than user, assistant and instructions, or without the first two.
-
-    Raises:
-        InvalidRequest: names the role.
+    """Refuse a conversation with other roles than user, assistant and instructions, or without the first
+    two.
     """
     if isinstance(prompt, str):
         return

@@ -137,9 +137,7 @@ class ErrorReader:
     def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
         """Return the JSON object of an answer to ``requests``.
 
-        Raises:
-            ProviderError: for a refusal, for what :meth:`decode` refuses, and for an error that came with a
-                successful status.
+        A refusal is raised, and so is what :meth:`decode` refuses and an error that came with a success.
         """
         if not reply.ok:
             raise self.read(reply, requests)
@@ -150,8 +148,7 @@ class ErrorReader:
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
         """Raise the error that a decoded success carries instead of an answer.
 
-        Raises:
-            ProviderError: the error. What failed after it had begun says so in a status of its own.
+        What failed after it had begun says so in a status of its own.
         """
         instead = data.get("error") and not any(data.get(name) for name in _ANSWERS)
         if data.get("type") == "error" or (instead and data.get("status") is None):
@@ -160,9 +157,8 @@ class ErrorReader:
     def decode(self, reply: Reply) -> dict[str, Any]:
         """Return the JSON object of a success, whatever it says.
 
-        Raises:
-            ProviderError: ``INVALID_RESPONSE`` for a page or a value that is no answer of an API,
-                ``NETWORK_ERROR`` for a body that is not whole JSON.
+        A page or a value that is no answer of an API is an ``INVALID_RESPONSE``, a body that is not whole
+        JSON a ``NETWORK_ERROR``.
         """
         body = reply.body
         if is_html(reply.headers) or body.lstrip()[:1] == b"<":

@@ -78,13 +78,10 @@ def kind_of_code(code: object, type_: object = None, message: str = "") -> Error
 def kind_of_status(
     status: int, code: object = None, type_: object = None, message: str | None = None
 ) -> ErrorKind:
-    """Return the meaning of an error answer.
+    """Return the meaning of an error answer: its status, and ``error.code``, ``error.type``,
+    ``error.message``.
 
-    Args:
-        status: the HTTP status; a 200 may carry an error object too.
-        code: ``error.code``: text, number or ``None``.
-        type_: ``error.type``.
-        message: ``error.message``, unscrubbed; it is only looked at.
+    A 200 may carry an error object too. The message is unscrubbed; it is only looked at.
     """
     message = message or ""
     named = kind_of_code(code, type_, message)

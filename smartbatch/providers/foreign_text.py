@@ -63,12 +63,7 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
 
 
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
-    """Return an error that was read without knowing its request, without pieces of that request's prompt.
-
-    Args:
-        error: as a line of a batch's results carried it; scrubbed already.
-        request: the request it happened to.
-    """
+    """Return an error of a batch's result line, scrubbed already, without pieces of its request's prompt."""
     if not echoes(error.message, texts((request,))):
         return error
     quiet = copy.copy(error)
@@ -96,9 +91,8 @@ def texts(requests: Sequence[Request]) -> Iterator[str]:
 
 
 def echoes(text: str, prompts: Iterator[str]) -> bool:
-    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one.
-
-    Blank space counts as one space on both sides.
+    """True when ``text`` repeats 20 characters or more of a prompt, or a whole shorter one; blanks count
+    as one.
     """
     text = " ".join(text.split())
     for prompt in prompts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
@@ -21,6 +21,7 @@ __all__ = [
 RETRY_AFTER_CEILING = 600.0
 """Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
 
+_FIGURES = ("limit", "remaining", "reset")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
 # "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
@@ -72,41 +73,39 @@ def parse_duration(text: str | None) -> float | None:
 
 
 def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
-    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited.
-
-    Args:
-        headers: the answer's headers, names in lower case.
-    """
-    requests, tokens = _figures(headers, "requests"), _figures(headers, "tokens")
-    project = _figures(headers, "project-tokens")
+    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited."""
+    tokens, project = _figures(headers, "tokens"), _figures(headers, "project-tokens")
     if project.limit is not None or project.remaining is not None:
         tokens = _tighter(tokens, project)
-    report = LimitReport(
-        requests_limit=requests.limit,
-        requests_remaining=requests.remaining,
-        requests_reset=requests.reset,
-        tokens_limit=tokens.limit,
-        tokens_remaining=tokens.remaining,
-        tokens_reset=tokens.reset,
-    )
-    return None if report == _NOTHING else report
+    return _report(requests=_figures(headers, "requests"), tokens=tokens)
 
 
 class _Figures(NamedTuple):
-    limit: int | None
-    remaining: int | None
-    reset: float | None
+    """What is said about one limit."""
+
+    limit: int | None = None
+    remaining: int | None = None
+    reset: float | None = None
+
+
+def _report(**figures: _Figures) -> LimitReport | None:
+    found: dict[str, Any] = {}
+    for what, each in figures.items():
+        found |= {f"{what}_{name}": value for name, value in zip(_FIGURES, each, strict=True)}
+    return LimitReport(**found) if any(each != _Figures() for each in figures.values()) else None
 
 
 def _figures(headers: Mapping[str, str], what: str) -> _Figures:
     """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
     for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
-        limit = _count(headers.get(f"{prefix}limit-{what}"))
-        remaining = _count(headers.get(f"{prefix}remaining-{what}"))
-        reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
-        if limit is not None or remaining is not None or reset is not None:
-            return _Figures(limit, remaining, reset)
-    return _Figures(None, None, None)
+        found = _Figures(
+            _count(headers.get(f"{prefix}limit-{what}")),
+            _count(headers.get(f"{prefix}remaining-{what}")),
+            parse_duration(headers.get(f"{prefix}reset-{what}")),
+        )
+        if found != _Figures():
+            return found
+    return _Figures()
 
 
 def _tighter(one: _Figures, other: _Figures) -> _Figures:
@@ -117,7 +116,7 @@ def _tighter(one: _Figures, other: _Figures) -> _Figures:
     for figure in (one, other):
         if (figure.limit, figure.remaining) == (limit, remaining):
             return figure
-    return _Figures(limit, remaining, None)  # a reset belongs to one limit and would mislead about another
+    return _Figures(limit, remaining)  # a reset belongs to one limit and would mislead about another
 
 
 def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
@@ -128,21 +127,21 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
             own ``date`` is asked what time it is when its clock and ours are further apart than it is exact.
         wall: Unix seconds now.
     """
-    found: dict[str, int | float | None] = {}
+    found = {}
     now = _server_time(headers, wall)
     for what, name in _ANTHROPIC:
         prefix = f"anthropic-ratelimit-{name}-"
-        found[f"{what}_limit"] = _count(headers.get(f"{prefix}limit"))
-        found[f"{what}_remaining"] = _count(headers.get(f"{prefix}remaining"))
-        found[f"{what}_reset"] = _moment(headers.get(f"{prefix}reset"), now)
-    if found["tokens_limit"] in (found["input_limit"], found["output_limit"]):
+        found[what] = _Figures(
+            _count(headers.get(f"{prefix}limit")),
+            _count(headers.get(f"{prefix}remaining")),
+            _moment(headers.get(f"{prefix}reset"), now),
+        )
+    if found["tokens"].limit in (found["input"].limit, found["output"].limit):
         # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
-        found |= dict.fromkeys(("tokens_limit", "tokens_remaining", "tokens_reset"))
-    report = LimitReport(**found)  # type: ignore[arg-type]
-    return None if report == _NOTHING else report
+        found["tokens"] = _Figures()
+    return _report(**found)
 
 
-_NOTHING = LimitReport()
 _ANTHROPIC = (
     ("requests", "requests"),
     ("tokens", "tokens"),

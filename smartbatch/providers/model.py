@@ -20,12 +20,7 @@ ModelChoice = str | Provider | Callable[[Request, int], Any]
 
 @frozen(eq=False)
 class OpenedModel:
-    """A provider and the name of one of its models.
-
-    Attributes:
-        provider: the adapter that makes the calls.
-        name: the model's name without the provider's prefix.
-    """
+    """A provider and the name of one of its models, without the provider's prefix."""
 
     provider: Provider
     name: str

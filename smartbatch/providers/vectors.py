@@ -23,13 +23,9 @@ _NUMBERS = frozenset({int, float})
 def vector(raw: Any, dimensions: int | None) -> array[float]:
     """Return an embedding as 32-bit floats, exact to the wire.
 
-    Args:
-        raw: base64 of little-endian 32-bit floats, or a list of numbers (servers that ignore
-            ``encoding_format`` send one).
-        dimensions: the length that was asked for, or ``None``.
-
-    Raises:
-        ProviderError: INVALID_RESPONSE, for anything else, a wrong length, or a number that is not finite.
+    ``raw`` is base64 of little-endian 32-bit floats, or a list of numbers (servers that ignore
+    ``encoding_format`` send one). Anything else, another length than ``dimensions``, and a number that is not
+    finite are an ``INVALID_RESPONSE``.
     """
     if isinstance(raw, str):
         values = _from_base64(raw)
@@ -59,10 +55,8 @@ def _from_base64(text: str) -> array[float]:
 
 
 def listed(items: Any, size: int) -> list[Any]:
-    """Return the vectors of an answer, still encoded.
-
-    Raises:
-        ProviderError: INVALID_RESPONSE for another number than ``size``.
+    """Return the vectors of an answer, still encoded; another number than ``size`` is an
+    ``INVALID_RESPONSE``.
     """
     if not isinstance(items, list) or len(items) != size:
         found = len(items) if isinstance(items, list) else "no"
@@ -73,16 +67,9 @@ def listed(items: Any, size: int) -> list[Any]:
 def spread(
     common: Answer, vectors: Sequence[array[float]], requests: Sequence[Request], tokens: int | None
 ) -> list[Answer]:
-    """Return an answer for each request of a call.
+    """Return an answer for each request of a call: its vector, and what all have in ``common``.
 
-    Args:
-        common: what all have in common.
-        vectors: in the order of the requests.
-        requests: whose prompts' lengths split the tokens.
-        tokens: of the whole call; ``None`` where it did not say.
-
-    Raises:
-        ProviderError: INVALID_RESPONSE for vectors of different lengths.
+    ``tokens`` of the whole call, where it said so, are split by the lengths of the prompts.
     """
     if any(len(each) != len(vectors[0]) for each in vectors):
         raise unusable("the vectors of one call have different lengths")

@@ -111,20 +111,14 @@ def garbled(data: bytes, rng: random.Random) -> bytes:
             case 4:
                 data = data[:at] + rng.choice(ODD).encode() + data[to:]
             case 5:
-                data = (
-                    data[:at]
-                    + rng.choice((b"\r", b"\n", b"\r\n", b"\n\n", b'"', b"\\", b"{", b"]"))
-                    + data[at:]
-                )
+                data = data[:at] + rng.choice(BREAKS) + data[at:]
     return data
 
 
 def body(tree: Any, rng: random.Random) -> bytes:
     """Return a spoiled body; one in four is garbled on its way as well, and some are no JSON at all."""
     if rng.random() < 0.02:
-        return rng.choice(
-            (b"", b" ", b"<html>", b"\xff\xfe", b"null", b"[]", b"{}", b"0", b'""', b"{" * 3000)
-        )
+        return rng.choice(NOT_JSON)
     data = (spoiled(tree, rng) if rng.random() < 0.8 else json.dumps(tree)).encode("utf-8", "replace")
     return garbled(data, rng) if rng.random() < 0.25 else data
 

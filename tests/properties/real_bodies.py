@@ -1,4 +1,4 @@
-"""Answers, streams and errors of the OpenAI and Gemini APIs as they come over the wire."""
+"""Answers, streams and errors of the three APIs as they come over the wire."""
 
 from __future__ import annotations
 
@@ -233,4 +233,51 @@ GEMINI_ERRORS = [
         }
     },
     [{"error": {"code": 503, "status": "UNAVAILABLE", "message": f"overloaded with {PROMPT}"}}],
+]
+
+
+def claude(text: str | None = "Lima", **changes: Any) -> dict[str, Any]:
+    blocks = [] if text is None else [{"type": "text", "text": text}]
+    usage = {
+        "input_tokens": 31,
+        "cache_read_input_tokens": 9,
+        "output_tokens": 14,
+        "service_tier": "standard",
+    }
+    told = {"id": "msg_1", "type": "message", "model": "claude-haiku-5-5", "content": blocks, "usage": usage}
+    return {**told, "stop_reason": "end_turn", **changes}
+
+
+def claude_error(kind: str, text: str = "no", **more: Any) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": text, **more}, "request_id": "req_1"}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+
+MESSAGES = [
+    claude(),
+    claude(None, stop_reason="refusal"),
+    claude(content=[{"type": "thinking", "thinking": "…"}, {"type": "text", "text": "Li"}]),
+    claude_error("overloaded_error"),
+]
+ANTHROPIC_ERRORS = [
+    claude_error("rate_limit_error", "slow down"),
+    claude_error("invalid_request_error", "prompt is too long: 210000 tokens"),
+    claude_error("billing_error", details={"error_code": "credit_balance_exhausted"}),
+    {"error": "a gateway's own text"},
+]
+_BEGIN = [
+    {"type": "message_start", "message": claude(None, stop_reason=None)},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "ping"},
+]
+MESSAGE_STREAMS = [
+    [
+        *(*_BEGIN, said("Li"), said("ma\u2028"), {"type": "content_block_stop", "index": 0}),
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 14}},
+        {"type": "message_stop"},
+    ],
+    [*_BEGIN, said("Li"), claude_error("api_error")],
 ]

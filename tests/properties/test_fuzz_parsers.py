@@ -2,7 +2,6 @@
 
 Each target takes real input, spoils it by its structure, and hands it to the adapter itself with the network
 left out. What comes back is an answer that can be counted, or an error of this library; never anything else.
-Anthropic's parsers have such a test next to their own tests.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ from smartbatch.core.preparation.structured import (
     recover_json,
 )
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from smartbatch.providers.anthropic.provider import AnthropicProvider
+from smartbatch.providers.anthropic.streams import MessageReader
+from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.gemini.errors import ERRORS as GEMINI_ERRORS
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.gemini.streams import ChunkReader
@@ -53,6 +56,7 @@ from tests.levels import sampled
 SEED = 20_261_121
 OPENAI_SECRET = evolve(OPENAI_ERRORS, secrets=(KEY,))
 GEMINI_SECRET = evolve(GEMINI_ERRORS, secrets=(KEY,))
+ANTHROPIC_SECRET = evolve(ANTHROPIC_ERRORS, secrets=(KEY,))
 DEFAULT = 1_500
 SOAK = 100_000
 
@@ -144,7 +148,7 @@ def outcome(call: Callable[[], Any]) -> bool:
 
 
 class Wire:
-    """Stands in for the transport, and for Gemini's SDK: answers as the random source says."""
+    """Stands in for the transport, and for the SDKs: answers as the random source says."""
 
     def __init__(self) -> None:
         self.reply = Reply(200, {}, b"")
@@ -152,7 +156,7 @@ class Wire:
     def post(self, path: str, sent: Any, timeout: Any) -> Any:
         return self.reply
 
-    def ask(self, method: str, path: str, timeout: float, body: Any) -> Any:
+    def ask(self, method: str, path: str, timeout: float, body: Any = None, content: bytes = b"") -> Any:
         text = self.reply.body.decode("utf-8", "replace")  # the SDK decodes
         return Reply(self.reply.status, self.reply.headers, text.encode())
 
@@ -174,6 +178,12 @@ def openai(api: Any = "chat") -> tuple[OpenAIProvider, Wire]:
 
 def google() -> tuple[GeminiProvider, Wire]:
     provider, wire = GeminiProvider(KEY, "http://127.0.0.1:9"), Wire()
+    provider._sdk = PerProcess(lambda: wire)  # type: ignore[assignment]
+    return provider, wire
+
+
+def claude() -> tuple[AnthropicProvider, Wire]:
+    provider, wire = AnthropicProvider(KEY, "http://127.0.0.1:9"), Wire()
     provider._sdk = PerProcess(lambda: wire)  # type: ignore[assignment]
     return provider, wire
 
@@ -237,18 +247,20 @@ def gemini_stream(rng: random.Random) -> bool:
     return outcome(lambda: reading(EventStream(live(data, rng), ChunkReader(GEMINI_SECRET), REQUEST)))  # type: ignore[arg-type]
 
 
-def openai_errors(rng: random.Random) -> bool:
-    found = headers(NAMES, rng) if rng.random() < 0.5 else {}
-    data = body(rng.choice(real_bodies.ERRORS), rng)
-    check_error(OPENAI_SECRET.read(Reply(rng.choice(STATUSES), found, data), [REQUEST]))
-    return False
+def message_stream(rng: random.Random) -> bool:
+    data = stream(rng.choice(real_bodies.MESSAGE_STREAMS), rng, named=True)
+    reader = MessageReader(ANTHROPIC_SECRET, ())
+    return outcome(lambda: reading(EventStream(live(data, rng), reader, REQUEST)))  # type: ignore[arg-type]
 
 
-def gemini_errors(rng: random.Random) -> bool:
-    found = headers(NAMES, rng) if rng.random() < 0.5 else {}
-    data = body(rng.choice(real_bodies.GEMINI_ERRORS), rng)
-    check_error(GEMINI_SECRET.read(Reply(rng.choice(STATUSES), found, data), [REQUEST]))
-    return False
+def refused(errors: ErrorReader, trees: list[Any]) -> Callable[[random.Random], bool]:
+    def target(rng: random.Random) -> bool:
+        found = headers(NAMES, rng) if rng.random() < 0.5 else {}
+        data = body(rng.choice(trees), rng)
+        check_error(errors.read(Reply(rng.choice(STATUSES), found, data), [REQUEST]))
+        return False
+
+    return target
 
 
 def all_headers(rng: random.Random) -> bool:
@@ -326,13 +338,16 @@ TARGETS: dict[str, Callable[[], Callable[[random.Random], bool]]] = {
     "openai chat": lambda: generating(openai, real_bodies.CHATS),
     "openai response": lambda: generating(partial(openai, "responses"), real_bodies.RESPONSES),
     "openai embeddings": lambda: embedding(openai, real_bodies.EMBEDDINGS),
-    "openai errors": lambda: openai_errors,
+    "openai errors": lambda: refused(OPENAI_SECRET, real_bodies.ERRORS),
     "openai chat stream": lambda: chat_stream,
     "openai response stream": lambda: response_stream,
     "gemini": lambda: generating(google, real_bodies.GEMINIS),
     "gemini embeddings": lambda: embedding(google, real_bodies.GEMINI_EMBEDDINGS),
-    "gemini errors": lambda: gemini_errors,
+    "gemini errors": lambda: refused(GEMINI_SECRET, real_bodies.GEMINI_ERRORS),
     "gemini stream": lambda: gemini_stream,
+    "anthropic": lambda: generating(claude, real_bodies.MESSAGES),
+    "anthropic errors": lambda: refused(ANTHROPIC_SECRET, real_bodies.ANTHROPIC_ERRORS),
+    "anthropic stream": lambda: message_stream,
     "headers": lambda: all_headers,
     "packed answers": lambda: packs,
     "json in a text": lambda: written_json,
@@ -384,7 +399,7 @@ def test_long_and_hostile_texts_end(before: str) -> None:
         data = text.encode()
         assert len(list(events(data[at : at + 999] for at in range(0, len(data), 999)))) >= 0
         told = {"error": {"message": text, "code": text, "type": text, "status": text}}
-        for errors in (OPENAI_SECRET, GEMINI_SECRET):
+        for errors in (OPENAI_SECRET, GEMINI_SECRET, ANTHROPIC_SECRET):
             reply = Reply(429, {"retry-after": text}, json.dumps(told).encode())
             check_error(errors.read(reply, [REQUEST]))
 

@@ -8,29 +8,16 @@ from raw_server import error, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Generation, Message, Request, Usage
+from tests.properties.real_bodies import response as real_response
 
 
 def response(*parts: dict, status: str = "completed", **changes: object) -> dict:
     """A response as OpenAI sends it."""
-    return {
-        "id": "resp_1",
-        "object": "response",
-        "status": status,
-        "error": None,
-        "incomplete_details": None,
-        "model": "gpt-5-mini-2026-01-01",
-        "output": [
-            {"type": "reasoning", "id": "rs_1", "summary": []},
-            {"type": "message", "role": "assistant", "content": list(parts)},
-        ],
-        "usage": {
-            "input_tokens": 31,
-            "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 40},
-            "output_tokens": 78,
-            "output_tokens_details": {"reasoning_tokens": 64},
-        },
-        **changes,
-    }
+    output = [{"type": "reasoning", "id": "rs_1", "summary": []}]
+    output += [{"type": "message", "role": "assistant", "content": list(parts)}]
+    found = real_response(status, output=output)
+    found["usage"]["input_tokens_details"] = {"cached_tokens": 2, "cache_write_tokens": 40}
+    return found | changes
 
 
 def text(words: str) -> dict:

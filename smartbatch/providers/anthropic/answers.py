@@ -38,15 +38,9 @@ _INSIDE = Reply(200, {}, b"")  # a line of a batch has neither headers nor a sta
 
 
 def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
-    """Return the answer in a message.
+    """Return the answer in a message, the decoded body of ``reply``; ``dropped`` of the request was not sent.
 
-    Args:
-        data: the decoded body.
-        reply: the success it came with.
-        dropped: what of the request was not sent.
-
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` for a body that is no message.
+    A body that is no message is an ``INVALID_RESPONSE``.
     """
     usage = usage_of(data.get("usage"))
     content = data.get("content")
@@ -109,11 +103,7 @@ def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
 
 
 def read_result(line: bytes, errors: ErrorReader) -> Line:
-    """Return what one line of results says.
-
-    Raises:
-        ValueError: for what is no such line.
-    """
+    """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
     data, wire_id = decode_line(line, "custom_id")
     result = data.get("result")
     if not isinstance(result, dict):

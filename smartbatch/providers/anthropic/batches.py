@@ -53,8 +53,6 @@ class AnthropicBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``AnthropicProvider.batches()``.
 
     Args:
-        scope: the provider's.
-        errors: makes the errors of the API's answers.
         sdk: returns the SDK's client of this process, over a transport for batches.
         leads_to: tells whether an origin is that of the base URL.
         message: makes the body of a request for a model, and tells what it leaves out.

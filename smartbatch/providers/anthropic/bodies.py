@@ -27,11 +27,7 @@ def message_body(
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
     """Return the body of ``POST /v1/messages``, and what was left out of it with the reasons.
 
-    Args:
-        request: with all parameters filled in.
-        model: the model's name.
-        version: the ``anthropic-version`` the request is sent under.
-        default_max_tokens: for requests without ``max_tokens``, which the API requires.
+    ``default_max_tokens`` are for requests without ``max_tokens``, which the API requires.
     """
     params = request.params
     system, messages = _conversation(request)
@@ -54,11 +50,7 @@ def message_body(
 
 
 def check_request(request: Request, version: str) -> None:
-    """Refuse what the API cannot take, or what would change the shape of the answer.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
+    """Refuse what the API cannot take, or what would change the shape of the answer; names the field."""
     _check_params(request.params, version)
     check_roles(request.prompt, "Anthropic")
 

@@ -46,13 +46,9 @@ _TOO_LONG = re.compile(
 
 
 def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind:
-    """Return the meaning of an error.
+    """Return the meaning of an error: its type, its ``details.error_code``, and its unscrubbed text.
 
-    Args:
-        status: the HTTP status; 200 for an error inside a stream.
-        type_: ``error.type``.
-        code: ``error.details.error_code``.
-        message: ``error.message``, unscrubbed; it is only looked at.
+    The status is 200 for an error inside a stream.
     """
     named = _TYPES.get(type_) if isinstance(type_, str) else None
     if isinstance(code, str) and _SPENT_CODE.search(code):

@@ -30,7 +30,6 @@ from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.transport import Transport
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Generation, Request
 
 if TYPE_CHECKING:
@@ -114,9 +113,7 @@ class AnthropicProvider(Provider):
             sent = {"anthropic-version": api_version, **own}
             return AnthropicSdk(transport, url.url, key, token, sent, authorization=authorization)
 
-        self._sdk = PerProcess(lambda: sdk_over(self.network.realtime))
-        self.network.prepare = self._sdk.get
-        batch_sdk = PerProcess(lambda: sdk_over(self.network.batches))
+        self._sdk, batch_sdk = self.network.through(sdk_over)
         self._batches = AnthropicBatches(
             self.scope,
             self._errors,

@@ -25,9 +25,7 @@ class AnthropicSdk:
     """One SDK client over one transport, for all threads of a process. Its retries are off.
 
     Args:
-        transport: carries the requests.
         url: the base URL, without the version.
-        key: the API key.
         token: counts where there is no key.
         headers: sent with every request, the API's version among them.
         authorization: whether the SDK may send that header.
@@ -60,16 +58,9 @@ class AnthropicSdk:
         )
 
     def ask(self, method: Literal["get", "post", "delete"], path: str, timeout: float, **more: Any) -> Reply:
-        """Make one request and return the whole answer, whatever its status.
+        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
 
-        Args:
-            method: of HTTP.
-            path: below the base URL.
-            timeout: total seconds.
-            more: ``content``, the encoded body of a post; ``headers`` and ``params`` of this call.
-
-        Raises:
-            ProviderError: where no whole answer came.
+        ``more`` are ``content``, the encoded body of a post; ``headers`` and ``params`` of this call.
         """
         return through_sdk(lambda: reply_of(self._send(method, path, timeout, **more)))
 
@@ -78,8 +69,7 @@ class AnthropicSdk:
     ) -> LiveReply | Reply:
         """Return a success once its head has come; of a refusal the whole answer. Otherwise as :meth:`ask`.
 
-        Args:
-            accept: the content type of what is read in pieces.
+        ``accept`` is the content type of what is read in pieces.
         """
         more |= {"headers": {"Accept": accept}, "stream": True}
         return through_sdk(lambda: live_of(self._send(method, path, timeout, **more)))

@@ -15,12 +15,7 @@ __all__ = ["MessageReader"]
 
 
 class MessageReader(EventReader):
-    """The events of a message.
-
-    Args:
-        errors: makes the errors of the API's answers.
-        dropped: parameters of the request that were left out.
-    """
+    """The events of a message; ``dropped`` parameters of the request were left out."""
 
     def __init__(self, errors: ErrorReader, dropped: tuple[tuple[str, str], ...]) -> None:
         super().__init__(errors)

@@ -60,11 +60,7 @@ class Gathered:
         self._calls = False
 
     def add(self, data: Mapping[str, Any]) -> str:
-        """Take in a body or a chunk and return its text.
-
-        Raises:
-            ProviderError: ``INVALID_RESPONSE`` for another shape.
-        """
+        """Take in a body or a chunk and return its text; another shape is an ``INVALID_RESPONSE``."""
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
         metadata = data.get("usageMetadata")
@@ -125,8 +121,7 @@ def _tier(told: Any) -> str | None:
 def read_answer(data: Mapping[str, Any]) -> Answer:
     """Return the answer of ``:generateContent``; of a blocked prompt an empty text with ``content_filter``.
 
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` when there is neither a candidate nor a reason for that.
+    Neither a candidate nor a reason for that is an ``INVALID_RESPONSE``.
     """
     gathered = Gathered()
     gathered.add(data)
@@ -138,9 +133,7 @@ def read_answer(data: Mapping[str, Any]) -> Answer:
 def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> list[Answer]:
     """Return an answer for each request; the API sends the vectors in the requests' order, without an index.
 
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` for another number of vectors, for vectors of another length than
-            asked for or of different lengths, and for numbers that are not finite.
+    Vectors that are not what was asked for are an ``INVALID_RESPONSE``.
     """
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
@@ -183,11 +176,7 @@ def _shapeless(usage: Usage | None) -> ProviderError:
 
 
 def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
-    """Return what one line of results says.
-
-    Raises:
-        ValueError: for what is no such line.
-    """
+    """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
     data, wire_id = decode_line(line, "key")
     if data.get("error") is not None:
         return _failed(wire_id, data["error"], errors)

@@ -62,10 +62,7 @@ _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
 class GeminiBatches(BatchApi):
     """See :class:`~smartbatch.providers.batch_api.BatchApi`; made by ``GeminiProvider.batches()``.
 
-    Args:
-        scope: the provider's.
-        errors: makes the errors of the API's answers.
-        sdk: returns the SDK's client of this process, over a transport for batches.
+    ``sdk`` returns the SDK's client of this process, over a transport for batches.
     """
 
     name = "gemini"

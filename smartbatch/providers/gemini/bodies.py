@@ -34,10 +34,8 @@ def resource(model: str) -> str:
 
 
 def generate_body(request: Request) -> dict[str, Any]:
-    """Return the body of ``:generateContent`` and ``:streamGenerateContent``.
-
-    Args:
-        request: with all parameters filled in, and checked.
+    """Return the body of ``:generateContent`` and ``:streamGenerateContent`` for a request that was
+    checked.
     """
     params = request.params
     system: list[Mapping[str, Any]] = [] if params.system is None else [{"text": params.system}]
@@ -85,11 +83,7 @@ def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
 
 
 def check_request(request: Request, model: str) -> None:
-    """Refuse what cannot be sent, or would change the shape of the answer.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
+    """Refuse what cannot be sent, or would change the shape of the answer; names the field."""
     if not _MODEL.fullmatch(model):
         raise InvalidRequest(
             "the model's name may have letters, digits, '.', '_', '-' and a leading models/", field="model"

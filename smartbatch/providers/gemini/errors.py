@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.error_reader import ErrorReader, Refusal
+from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration
@@ -30,17 +31,6 @@ _PLACE = re.compile(r"(?:location|region|country) is not supported", re.I)
 _NO_MONEY = re.compile(r"credits (?:are|have been) (?:depleted|used up)|spend(?:ing)?[ -](?:cap|limit)", re.I)
 _BILLING = re.compile(r"enable billing|billing (?:account|is)", re.I)
 
-_STATUSES = {
-    401: ErrorKind.AUTH_ERROR,
-    402: ErrorKind.NO_MONEY,
-    403: ErrorKind.AUTH_ERROR,
-    408: ErrorKind.SERVER_ERROR,
-    409: ErrorKind.SERVER_ERROR,  # ABORTED: a conflict; again
-    429: ErrorKind.RATE_LIMIT,
-    499: ErrorKind.SERVER_ERROR,  # CANCELLED by the service's side
-    501: ErrorKind.CLIENT_ERROR,
-    504: ErrorKind.TIMEOUT,  # DEADLINE_EXCEEDED: the prompt was too much for the time it had
-}
 CANCELLED, DEADLINE = 1, 4
 """Two of ``google.rpc.Code``."""
 _CODES = {
@@ -68,14 +58,8 @@ _ENQUEUED = re.compile(r"enqueued", re.I)
 
 @frozen
 class _Error:
-    """An error body, taken apart.
-
-    Attributes:
-        message, status: of the error.
-        reasons: of its ``ErrorInfo`` details.
-        violations: quota id and value, as far as they are said.
-        wait: seconds of its ``RetryInfo``.
-        code: the HTTP status it names itself.
+    """An error body, taken apart: text, status, ``ErrorInfo`` reasons, quota ids with their values as far as
+    they are said, seconds of its ``RetryInfo``, and the HTTP status it names itself.
     """
 
     message: str = ""
@@ -123,9 +107,9 @@ def _kind(status: int, found: _Error) -> ErrorKind:
         return ErrorKind.CONTEXT_TOO_LONG
     if status == 400 and _PLACE.search(found.message):
         return ErrorKind.AUTH_ERROR  # the API may not be used from here: no other request will fare better
-    if status in _STATUSES:
-        return _STATUSES[status]
-    return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR
+    if status == 504:  # DEADLINE_EXCEEDED: the prompt was too much for the time it had
+        return ErrorKind.TIMEOUT
+    return kind_of_status(status)
 
 
 def _used_up(found: _Error) -> Refusal | None:

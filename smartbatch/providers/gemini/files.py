@@ -37,12 +37,7 @@ _DISPLAY = 512  # most characters of a display name
 
 
 class GeminiFiles:
-    """Uploads, looks and deletions; one file each.
-
-    Args:
-        sdk: returns the SDK's client of this process.
-        calls: judges the answers.
-    """
+    """Uploads, looks and deletions; one file each."""
 
     def __init__(self, sdk: Callable[[], GeminiSdk], calls: BatchCalls) -> None:
         self._sdk = sdk
@@ -149,11 +144,7 @@ def file_id_of(name: str) -> str:
 
 
 def check_file(value: Any) -> str:
-    """Return a file's id, ``files/…``, that may be used in URLs.
-
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` for anything else; the text does not repeat it.
-    """
+    """Return a file's id, ``files/…``, that may be used in URLs; anything else is an ``INVALID_RESPONSE``."""
     return check_id(value, _FILE, "a file's id")
 
 

@@ -44,7 +44,6 @@ from smartbatch.providers.http.event_stream import EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.transport import Transport
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Request
 
 if TYPE_CHECKING:
@@ -123,9 +122,7 @@ class GeminiProvider(Provider):
 
             return GeminiSdk(transport, key, url.url, version, own)
 
-        self._sdk = PerProcess(lambda: sdk_over(self.network.realtime))
-        self.network.prepare = self._sdk.get
-        batch_sdk = PerProcess(lambda: sdk_over(self.network.batches))
+        self._sdk, batch_sdk = self.network.through(sdk_over)
         self._batches = GeminiBatches(self.scope, self._errors, batch_sdk.get)
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002

@@ -34,15 +34,7 @@ _LONGEST = 3600.0  # seconds; the time-out of a call that names none, which does
 class GeminiSdk:
     """One SDK client over one transport, for all threads of a process.
 
-    Args:
-        transport: carries the requests.
-        key: the API key.
-        base_url: without the version.
-        version: of the API.
-        headers: further headers.
-
-    Raises:
-        ConfigError: when the installed SDK cannot be used.
+    An installed SDK that cannot be used is a ``ConfigError``. The base URL comes without the API's version.
     """
 
     def __init__(
@@ -88,11 +80,7 @@ class GeminiSdk:
             method: such as ``get``.
             path: below the API's version; ``{api_version}`` in it puts the version elsewhere.
             timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
-            body: of the request.
-            headers: of this call.
-
-        Raises:
-            ProviderError: where no whole answer came.
+            body, headers: of this call.
         """
 
         def call() -> Reply:
@@ -107,8 +95,7 @@ class GeminiSdk:
     ) -> LiveReply | Reply:
         """Return a success once its head has come; of a refusal the whole answer. Otherwise as :meth:`ask`.
 
-        Args:
-            accept: the content type of what is read in pieces.
+        ``accept`` is the content type of what is read in pieces.
         """
         options = _options(timeout, {"Accept": accept})
 

@@ -82,10 +82,8 @@ class BatchCalls:
         return data, found
 
     def gone(self, reply: Reply) -> bool:
-        """Whether an answer is the provider's own 404; False for a success.
-
-        Raises:
-            ProviderError: for any other refusal.
+        """Whether an answer is the provider's own 404; False for a success, and any other refusal is
+        raised.
         """
         if reply.status == 404 and self.is_own(reply):
             return True
@@ -95,12 +93,7 @@ class BatchCalls:
     def cancelled(self, reply: Reply, look: Callable[[], RemoteBatch | None]) -> None:
         """Judge the answer to a cancel. A batch that has ended is refused, so a refusal is looked into.
 
-        Args:
-            reply: the answer.
-            look: asks for the batch.
-
-        Raises:
-            ProviderError: the refusal, where the batch has not ended.
+        It is raised where the batch that ``look`` returns has not ended.
         """
         try:
             self.checked(reply)
@@ -112,14 +105,10 @@ class BatchCalls:
                 raise
 
     def results(self, live: LiveReply | Reply) -> Iterator[bytes]:
-        """Yield a file of results as it comes, and close it.
+        """Yield a file of results as it comes, and close it; ``live`` is whole where it is a refusal.
 
-        Args:
-            live: the answer; a refusal may have been read whole.
-
-        Raises:
-            ProviderError: for a refusal; for a web page, which would count as results without a single
-                readable line; and for a body that is cut, stalls or is too large.
+        A web page is an error: it would count as results without a single readable line. So is a body that is
+        cut, stalls or is too large.
         """
         if isinstance(live, Reply):
             self.checked(live)
@@ -144,13 +133,7 @@ def page_of(reply: Reply, batches: Iterable[RemoteBatch], following: str | None)
 def check_id(value: Any, form: re.Pattern[str] = _ID, what: str = "an id of the provider's") -> str:
     """Return a provider's id that may be used in URLs and file names.
 
-    Args:
-        value: what stands where the id should.
-        form: of all such ids.
-        what: its name in the error's text.
-
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` for anything else; the text does not repeat it.
+    Anything else is an ``INVALID_RESPONSE`` that calls it ``what`` and does not repeat it.
     """
     if isinstance(value, str) and form.fullmatch(value):
         return value

@@ -32,17 +32,9 @@ def setting(value: str | None, *variables: str) -> str | None:
 def checked_url(
     value: str | None, variable: str, default: str, *, carries_secret: bool, allow_http: bool
 ) -> Url:
-    """Return the base URL: the argument, or the variable of the environment, or the default; checked.
+    """Return the base URL: ``base_url=``, or the variable of the environment, or the default; checked.
 
-    Args:
-        value: the argument ``base_url``.
-        variable: of the environment.
-        default: also the example in errors.
-        carries_secret: a key would be sent there.
-        allow_http: over plain ``http`` too, wherever it is.
-
-    Raises:
-        ConfigError: for anything that is no base URL, or where a key must not go.
+    A key goes over plain ``http`` to this machine only, or where the user allows it.
     """
     address = setting(value, variable) or default
     source = f"base_url= or {variable}"
@@ -67,14 +59,9 @@ def checked_url(
 
 
 def own_headers(headers: Mapping[str, str] | None, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a user's headers, checked.
+    """Return a user's headers, checked; ``reserved`` are names in lower case that the client sets itself.
 
-    Args:
-        headers: names and values.
-        reserved: names in lower case that the client sets itself, besides those of HTTP.
-
-    Raises:
-        ConfigError: for a header HTTP does not allow, or that the client sets; names it, never its value.
+    An error names the header, never its value.
     """
     for name, value in (headers or {}).items():
         if name.lower() in (*_FRAMING, *reserved):

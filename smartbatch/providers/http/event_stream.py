@@ -118,11 +118,7 @@ class EventStream(AnswerStream):
 
     @property
     def answer(self) -> Answer:
-        """The whole answer, once the iteration has ended.
-
-        Raises:
-            RuntimeError: before that.
-        """
+        """The whole answer, once the iteration has ended; ``RuntimeError`` before."""
         if self._answer is None:
             raise RuntimeError("the stream has not been read to its end")
         return self._answer
@@ -203,12 +199,7 @@ MAX_EVENT = 16 * 1024 * 1024
 
 @frozen
 class Event:
-    """One event.
-
-    Attributes:
-        name: of the ``event`` field; empty without one.
-        data: the ``data`` lines, joined by line feeds.
-    """
+    """One event: its name, empty without one, and its ``data`` lines joined by line feeds."""
 
     name: str
     data: bytes

@@ -29,10 +29,6 @@ class LiveReply:
         response: its head is read.
         reusable: the connection can serve another call once the body is read.
         cap: most bytes of the decoded body.
-
-    Attributes:
-        status: the HTTP status.
-        headers: by lower-case name.
     """
 
     def __init__(self, lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> None:
@@ -48,10 +44,8 @@ class LiveReply:
         self._released = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes as they come; a compressed body is refused, whose pieces would wait for each other.
-
-        Raises:
-            ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
+        """Yield the bytes as they come; a compressed body is refused, whose pieces would wait for each
+        other.
         """
         if not is_plain(self.headers):
             self.close()
@@ -62,7 +56,7 @@ class LiveReply:
         """Yield the decoded bytes as they come; ``cap`` replaces the transport's.
 
         Raises:
-            ProviderError: as for the iteration.
+            ProviderError: for a body that is cut, stalls beyond the deadline, is too large or is closed.
         """
         try:
             yield from decoded(iter(self._next_piece, b""), self.headers, cap or self._cap)
@@ -73,9 +67,6 @@ class LiveReply:
     def whole(self) -> Reply:
         """Return the answer with its body; that of a refusal may be cut, and is empty then: its status says
         enough.
-
-        Raises:
-            ProviderError: as for the iteration.
         """
         try:
             body = b"".join(self.pieces())
@@ -101,10 +92,8 @@ class LiveReply:
         self._release(reusable=False)
 
     def drain(self, within: float = 0.25) -> None:
-        """Read what should be the last bytes, so that the connection can be used again.
-
-        Args:
-            within: most seconds; after them, or after an error, the connection is closed instead.
+        """Read what should be the last bytes, for ``within`` seconds at most, so that the connection can be
+        used again; where that fails it is closed instead.
         """
         sock: Any = self._lease.connection.sock
         if sock is not None:
@@ -167,11 +156,7 @@ class LiveReply:
 def read_whole(lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> Reply:
     """Return an answer with its body, and give its connection back. The quick way for what nobody else holds.
 
-    Args:
-        lease, response, reusable, cap: as of :class:`LiveReply`.
-
-    Raises:
-        ProviderError: as for its iteration. The body of a refusal may be cut, and is empty then.
+    The body of a refusal may be cut, and is empty then.
     """
     headers, whole = _headers_of(response), False
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from urllib3.util import Url
 
@@ -11,21 +12,18 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import failure_of_call
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
+from smartbatch.providers.per_process import PerProcess
 
 __all__ = ["HttpNetwork"]
 
+_T = TypeVar("_T")
+
 
 class HttpNetwork:
-    """What a provider's service is reached through.
-
-    Args:
-        url: the base URL, already checked.
-        headers: sent with every real-time request, already checked; none where an SDK makes them.
-        connect_timeout: most seconds until an address accepts the connection.
-        max_body: most bytes of a decoded answer.
+    """What a provider's service is reached through; the URL and the headers are checked already.
 
     Attributes:
-        realtime: keeps its connections.
+        realtime: keeps its connections, and sends the headers with every request.
         batches: uses each connection for one call; for files and batches.
         prepare: is called by :meth:`open`; imports the SDK of an adapter that has one.
     """
@@ -41,6 +39,13 @@ class HttpNetwork:
         self.prepare: Callable[[], object] = lambda: None
         self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
         self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
+
+    def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
+        """Return the SDK over each transport, made at its first use; opening makes that of real time."""
+        realtime = PerProcess(lambda: make(self.realtime))
+        batches = PerProcess(lambda: make(self.batches))
+        self.prepare = realtime.get
+        return realtime, batches
 
     def open(self, workers: int) -> None:
         """Make room for ``workers`` calls at once; connections are made when first needed."""

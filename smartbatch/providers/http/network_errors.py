@@ -15,10 +15,9 @@ __all__ = ["failure", "failure_of_call"]
 
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
-    """Return the meaning of an exception of the network.
+    """Return the meaning of what ``urllib3``, ``http.client``, ``ssl`` or the system raised.
 
     Args:
-        error: what ``urllib3``, ``http.client``, ``ssl`` or the system raised.
         step: how far the call was; from ``receive`` on it may have been carried out, and billed.
         place: host and port, for the text.
         late: the call's total deadline is over.

@@ -36,15 +36,10 @@ class ConnectionPool:
     """Connections to one server, at most ``workers`` at once; ``urllib3`` owns queue, TLS and proxies.
 
     Args:
-        url: where to.
-        workers: most connections.
         proxy: from :func:`find_proxy <smartbatch.providers.http.connections.find_proxy>`.
         connect_timeout: most seconds for one address to answer.
         reuse: keep a connection for the next call, see :class:`Transport`.
         now: monotonic seconds, for the age of idle connections.
-
-    Attributes:
-        closed: True once :meth:`close` was called.
     """
 
     def __init__(
@@ -67,10 +62,8 @@ class ConnectionPool:
         self._used: set[Connection] = set()
 
     def lease(self, timeout: float) -> Lease:
-        """Return a connection for a call that may take ``timeout`` seconds in all.
-
-        Raises:
-            ProviderError: when none is free in time, or the pool is closed.
+        """Return a connection for a call that may take ``timeout`` seconds in all; none in time is an
+        error.
         """
         deadline = time.monotonic() + timeout
         self._sweep()
@@ -141,11 +134,8 @@ class ConnectionPool:
 
 @define(eq=False)
 class Lease:
-    """A connection that one call holds until it gives it back.
-
-    Attributes:
-        connection: with the call's deadline, and how far the call is.
-        pool: where it is from.
+    """A connection that one call holds until it gives it back; it knows the call's deadline, and how far
+    it is.
     """
 
     connection: Connection
@@ -156,11 +146,8 @@ class Lease:
         self.pool.put(self.connection, reusable=reusable)
 
     def meaning_of(self, error: Exception, *, ended: bool = False) -> ProviderError:
-        """Return the meaning of an exception of the network.
-
-        Args:
-            error: what it raised.
-            ended: the caller itself cut the call.
+        """Return the meaning of an exception of the network; ``ended`` says that the caller itself cut the
+        call.
         """
         connection = self.connection
         late = time.monotonic() >= connection.deadline

@@ -22,13 +22,7 @@ _PIECE = 65536
 
 @frozen
 class Reply:
-    """An HTTP answer as it came.
-
-    Attributes:
-        status: the HTTP status.
-        headers: by lower-case name.
-        body: decoded bytes.
-    """
+    """An HTTP answer as it came: headers by lower-case name, the body decoded."""
 
     status: int
     headers: Mapping[str, str]
@@ -66,10 +60,7 @@ def visible(headers: Mapping[str, str]) -> dict[str, str]:
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
     """Yield a body decoded as it comes, in pieces of at most 64 kB where it is compressed; some are empty.
 
-    Args:
-        pieces: as they came.
-        headers: of the answer, by lower-case name.
-        cap: most decoded bytes; no more than that and a piece is ever held.
+    No more than ``cap`` decoded bytes and a piece are ever held.
 
     Raises:
         ProviderError: for a broken, cut or too large body, or an unknown encoding.

@@ -32,10 +32,7 @@ def open_session(transport: Transport, headers: Mapping[str, str]) -> Session:
     kept. The ``timeout`` of a request is the total seconds of the call, and must be given. The answer to a
     request with ``stream=True`` comes once its head is there: its ``raw`` is the
     :class:`~smartbatch.providers.http.live_reply.LiveReply`, to be read in pieces and closed by the caller.
-
-    Args:
-        transport: carries the requests; opened and closed by its owner.
-        headers: sent with every request, already checked.
+    ``headers`` are sent with every request, and checked already.
     """
     session = Session()
     session.trust_env = False
@@ -59,11 +56,7 @@ class _TransportAdapter(BaseAdapter):
         cert: Any = None,  # noqa: ARG002
         proxies: Any = None,  # noqa: ARG002
     ) -> Response:
-        """Send a request; TLS and proxies are the transport's own.
-
-        Raises:
-            ProviderError: where no answer came, or no whole one without ``stream``.
-        """
+        """Send a request; TLS and proxies are the transport's own."""
         if timeout is None:
             raise TypeError("a request without a time-out")
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in _texts(request)]

@@ -1,10 +1,7 @@
 """The network under the vendors' SDKs: their ``httpx2`` client speaks through our own transport.
 
 An SDK builds requests, signs them and knows its errors. Its own network counts time-outs per read, follows
-redirects, has no cap on bodies and nothing against forks. With this bridge every call has what
-:class:`~smartbatch.providers.http.transport.Transport` gives: one total deadline, a cap, connections that
-are kept
-alive, as many as there are workers, an end when the provider is closed, and nothing shared over a fork.
+redirects, has no cap on bodies and nothing against forks.
 
 Importing this module imports ``httpx2``; adapters do so when their SDK is first needed.
 """

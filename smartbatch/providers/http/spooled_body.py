@@ -20,14 +20,13 @@ _PIECE = 65536
 class SpooledBody:
     """The lines of a file, each with its end, as a body of exactly :func:`len` bytes.
 
+    A file that cannot be read is an error with the code ``source``, here and while the body is sent.
+
     Args:
         source: a file of lines, each ended by ``\\n``; not changed until the body is sent.
         before, after: bytes around the lines.
         between: one byte in the place of every line end but the last, which is left out; by default the file
             goes as it is.
-
-    Raises:
-        ProviderError: code ``source``, when the file cannot be read.
     """
 
     def __init__(
@@ -46,11 +45,7 @@ class SpooledBody:
         return len(self._before) + self.file_size + len(self._after)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the body in pieces.
-
-        Raises:
-            ProviderError: code ``source``, when the file cannot be read, or is shorter than it was.
-        """
+        """Yield the body in pieces; a file that is shorter than it was is an error too."""
         if self._before:
             yield self._before
         left = self.file_size
@@ -68,16 +63,7 @@ class SpooledBody:
 
 
 def upload_form(fields: Mapping[str, str], source: Path, filename: str) -> tuple[SpooledBody, str]:
-    """Return a ``multipart/form-data`` body with one file, and its content type.
-
-    Args:
-        fields: the form's plain fields.
-        source: the file.
-        filename: what the server is told it is called; plain characters only.
-
-    Raises:
-        ProviderError: as :class:`SpooledBody`.
-    """
+    """Return a ``multipart/form-data`` body with plain fields and one file, and its content type."""
     file = ("file", (filename, b"", "application/octet-stream"))
     form, content_type = encode_multipart_formdata([*fields.items(), file])
     end = form.rindex(b"\r\n--")  # the file's bytes belong before it

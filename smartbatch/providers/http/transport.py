@@ -55,16 +55,13 @@ class Transport:
 
     Args:
         base_url: ``http`` or ``https`` URL, already checked; its path is put before every call's.
-        headers: sent with every request, already checked.
+        headers: sent by :meth:`post`, already checked.
         connect_timeout: most seconds for one address to answer.
         max_body: most bytes of a decoded answer.
         reuse: False for files and batches. Then a connection serves one call: one that was kept may be dead
             although nobody noticed, and a create must not find that out. And where a single byte of a request
             was written, what became of it counts as unknown: ``maybe_billed`` of its error is True.
         now: monotonic seconds, for the age of idle connections.
-
-    Raises:
-        ConfigError: for a time or a size that nothing could keep to, and a proxy that cannot be used.
     """
 
     def __init__(
@@ -123,15 +120,9 @@ class Transport:
             inherited.forget()
 
     def post(self, path: str, body: bytes, timeout: float) -> Reply:
-        """Send ``body`` as JSON to ``path`` and return the whole answer, whatever its status.
+        """Send encoded JSON to a path below the base URL; return the whole answer, whatever its status.
 
-        Args:
-            path: below the base URL, such as ``/chat/completions``.
-            body: encoded JSON.
-            timeout: total seconds, from here to the last byte.
-
-        Raises:
-            ProviderError: where no whole answer came.
+        ``timeout`` is the total seconds, from here to the last byte.
         """
         return self.send(self.head(path), body, timeout)
 
@@ -154,9 +145,6 @@ class Transport:
             body: of the request.
             timeout: total seconds.
             cutoff: lets another thread end the wait; that of the block the call is in, by default.
-
-        Raises:
-            ProviderError: where no answer came.
         """
         lease, response, reusable = self._answered(head, body, timeout, cutoff)
         return LiveReply(lease, response, reusable=reusable, cap=self._max_body)
@@ -200,12 +188,8 @@ class Transport:
         return head
 
     def head_of(self, method: str, target: str, lines: bytes) -> bytes:
-        """Return a head with other headers than the usual.
-
-        Args:
-            method: such as ``POST``.
-            target: path and query, the base URL's path included.
-            lines: encoded header lines, besides host, length and encoding, checked by the caller.
+        """Return a head; ``target`` has the base URL's path in it, ``lines`` are checked header lines besides
+        host, length and encoding.
         """
         proxy, proxy_headers = self._proxy
         proxied = b""
@@ -218,13 +202,8 @@ class Transport:
     def head_for(self, method: str, url: Url, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the head of a request that a library has prepared; where it goes is not for it to decide.
 
-        Args:
-            method: such as ``POST``.
-            url: where the library would send it.
-            headers: names and values; those that this transport sets itself are left out.
-
-        Raises:
-            ProviderError: for another server than that of the base URL, and for a header with a line break.
+        Headers that this transport sets itself are left out. Another server than that of the base URL, and a
+        header with a line break, are errors.
         """
         if not self.leads_to(url.scheme or "", url.host or "", url.port):
             raise ProviderError(

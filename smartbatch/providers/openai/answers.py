@@ -37,11 +37,7 @@ _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_to
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/chat/completions``.
-
-    Raises:
-        ProviderError: ``INVALID_RESPONSE`` when there is no message in it.
-    """
+    """Return the answer of ``/chat/completions``; ``INVALID_RESPONSE`` when there is no message in it."""
     usage = _usage(data.get("usage"), "prompt", "completion")
     try:
         choice = data["choices"][0]
@@ -66,8 +62,7 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     """Return the answer of ``/responses``, which says in a 200 whether it failed.
 
-    Raises:
-        ProviderError: for a failed or unfinished response, or one without output.
+    A failed or unfinished response, or one without output, is an error.
     """
     usage = _usage(data.get("usage"), "input", "output")
     status = data.get("status")
@@ -116,11 +111,8 @@ def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None)
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
     """Return an answer for each request, placed by the ``index`` of each vector and never by order.
 
-    The provider counts the tokens of the call only; they are split over its texts by their length.
-
-    Raises:
-        ProviderError: INVALID_RESPONSE for missing, doubled or foreign indices, and for vectors of another
-            length than asked for or with numbers that are not finite.
+    The provider counts the tokens of the call only; they are split over its texts by their length. Missing,
+    doubled and foreign indices are an ``INVALID_RESPONSE``, as are vectors that are not what was asked for.
     """
     wanted = requests[0].embedding
     common = Answer(
@@ -196,14 +188,7 @@ _TEXT = Request()
 def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
     """Understand a line of a batch's output or error file, as OpenAI's Batch guide of November 2026 has them.
 
-    Args:
-        line: with or without its end.
-        kind: what the batch asked for.
-        api: ``chat`` or ``responses``, for generation.
-        errors: knows the texts that must not come back in an error.
-
-    Raises:
-        ValueError: for what is no line of results.
+    ``api`` is ``chat`` or ``responses``; what is no line of results is a ``ValueError``.
     """
     data, wire_id = decode_line(line, "custom_id")
     response, error = data.get("response"), data.get("error")

@@ -91,8 +91,6 @@ class OpenAIBatches(BatchApi):
     Args:
         url: the base URL, with the version.
         session: returns the ``requests`` session of this process, over a transport for batches.
-        errors: makes the errors of the API's answers.
-        scope: the provider's.
         api: ``chat`` or ``responses``; the endpoint generations go to.
         body: builds the body of a generation, as for a real-time call.
         window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.

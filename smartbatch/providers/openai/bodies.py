@@ -32,13 +32,7 @@ _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input
 
 
 def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, Any]:
-    """Return the body of ``POST /chat/completions``.
-
-    Args:
-        request: with all parameters filled in.
-        model: the model's name.
-        max_tokens_field: ``max_completion_tokens``, or ``max_tokens`` for servers that know only that.
-    """
+    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``."""
     params = request.params
     messages: list[dict[str, Any]] = []
     if params.system is not None:
@@ -66,12 +60,7 @@ def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, 
 
 
 def response_body(request: Request, model: str) -> dict[str, Any]:
-    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` says so.
-
-    Args:
-        request: with all parameters filled in.
-        model: the model's name.
-    """
+    """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` says so."""
     params = request.params
     prompt = request.prompt
     body: dict[str, Any] = {
@@ -117,11 +106,7 @@ def dropped_of(embedding: Embedding | None) -> tuple[tuple[str, str], ...]:
 
 
 def check_params(params: Generation, api: str) -> None:
-    """Refuse what cannot be sent, or would change the shape of the answer.
-
-    Raises:
-        InvalidRequest: names the field.
-    """
+    """Refuse what cannot be sent, or would change the shape of the answer; names the field."""
     if params.stop is not None and len(params.stop) > MAX_STOPS:
         raise InvalidRequest(
             f"stop has {len(params.stop)} texts; at most {MAX_STOPS} are taken", field="stop"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve
+from urllib3 import HTTPHeaderDict
 
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest
@@ -229,16 +230,13 @@ class OpenAIProvider(Provider):
 def _headers(
     key: str | None, organization: str | None, project: str | None, own: Mapping[str, str]
 ) -> dict[str, str]:
-    headers = dict(_OUR_HEADERS)
+    headers = HTTPHeaderDict(_OUR_HEADERS)
     if key:
         headers["Authorization"] = f"Bearer {key}"
     if organization:
         headers["OpenAI-Organization"] = organization
     if project:
         headers["OpenAI-Project"] = project
-    for name, value in own.items():
-        for known in [known for known in headers if known.lower() == name.lower()]:
-            del headers[known]
+    for name, value in own.items():  # whatever their case, they replace ours
         headers[name] = value
-    own_headers({name: value for name, value in headers.items() if name not in _OUR_HEADERS})
-    return headers
+    return own_headers(dict(headers))

@@ -58,7 +58,6 @@ class SimBatches(BatchApi):
     """Batches of one :class:`~smartbatch.providers.sim.provider.SimProvider`.
 
     Args:
-        scope: the provider's.
         answer_to: makes an answer, or says which fault strikes instead.
         fault_of: the error a fault stands for.
         wall: Unix seconds.

@@ -236,10 +236,7 @@ class _Bucket:
 def answer_text(prompt: str, model: str, seed: int) -> str:
     """Return the simulated answer: a sentence with the first 12 hexadecimal digits of the prompt's SHA-256.
 
-    Args:
-        prompt: the text asked.
-        model: the model's name, which the sentence mentions.
-        seed: chooses the wording.
+    ``seed`` chooses the wording.
     """
     digest = hashlib.sha256(prompt.encode(errors="surrogatepass")).hexdigest()[:12]
     words = len(prompt.split())
