@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
@@ -359,14 +360,33 @@ def test_the_reference_names_every_method_and_property(kind: type):
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
 
 
+TOLD = re.compile(r"`((?:smartbatch|tests|docs|benchmarks|\.ci|\.github)/[\w./-]*)(?:::(\w+))?`")
+"""A path that contributors are told of, and a name in that file."""
+
+
+def names_of(path: str) -> set[str]:
+    """Return the functions, methods and classes of a source file."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
 def test_every_path_that_contributors_are_told_of_exists():
     """A path in CONTRIBUTING.md is one of a file or folder, and a name after ``::`` is in that file."""
-    text = page("CONTRIBUTING.md").prose()
-    told = re.findall(r"`((?:smartbatch|tests|docs|benchmarks|\.ci|\.github)/[\w./-]*)(?:::(\w+))?`", text)
-    assert len(told) > 40
+    told = TOLD.findall(page("CONTRIBUTING.md").prose())
+    assert len(told) > 60
     assert [path for path, _ in told if not (ROOT / path).exists()] == []
-    lost = [(path, name) for path, name in told if name and name not in (ROOT / path).read_text("utf-8")]
-    assert lost == []
+    assert [(path, name) for path, name in told if name and name not in names_of(path)] == []
+
+
+def test_each_question_of_contributors_is_answered_within_four_files():
+    """The questions are in bold; the answer goes up to the next one."""
+    text = page("CONTRIBUTING.md").text.partition("## Where is")[2].partition("\n## ")[0]
+    _, *parts = re.split(r"\*\*(.+\?)\*\*", text)
+    answers = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert len(answers) >= 5
+    files = {question: {path for path, _ in TOLD.findall(answer)} for question, answer in answers.items()}
+    assert {question: found for question, found in files.items() if len(found) > 4} == {}
 
 
 def test_the_navigation_of_the_site_has_every_page():
