@@ -218,9 +218,10 @@ class BatchingClient:
     ) -> Iterator[Result]:
         """Yield a result for each prompt, in order, reading ahead a bounded number.
 
-        A list is checked as a whole before anything is sent, and its route is chosen; any other iterable is
-        read lazily, so it may be endless, and goes in real time unless it is given a ``strategy``, a
-        ``deadline`` or a ``prefer``. Leaving the loop early, or Ctrl-C, cancels what has not started.
+        A list, or anything else that has a length and an order, such as a column of a table, is checked as a
+        whole before anything is sent, and its route is chosen; any other iterable is read lazily, so it may
+        be endless, and goes in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``.
+        Leaving the loop early, or Ctrl-C, cancels what has not started.
 
         Args:
             prompts: texts, chats or requests.
@@ -229,7 +230,7 @@ class BatchingClient:
             params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
 
         Raises:
-            InvalidRequest: names the row.
+            InvalidRequest: names the row; also for a table, a mapping, a text, bytes or a set of prompts.
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
         """
         return self.as_completed(prompts, on_error=on_error, ordered=True, **params)

@@ -12,6 +12,7 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.workload import Workload
@@ -137,13 +138,14 @@ class ListRouter:
             ordered: whether results come in the order of the prompts.
         """
         plain, given = split_constraints(params)
+        prompts = prompt_list(prompts)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
             requests = self._preparer.requests(prompts, plain)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
             return self._realtime.map(requests, ListOptions(budget, route, raising, ordered))
-        asked = self._checked(_whole(prompts), plain, given)
+        asked = self._checked(prompts, plain, given)
         return self._take(asked, self._considered(asked), raising, ordered)
 
     def collected(self, results: Iterable[Result], began: float) -> ResultList:
@@ -164,7 +166,7 @@ class ListRouter:
             InvalidRequest: names the row.
             ConfigError: no route meets the constraints.
         """
-        asked = self._checked(_whole(prompts), *split_constraints(params))
+        asked = self._checked(prompt_list(prompts), *split_constraints(params))
         return Plan(self._considered(asked), partial(self._carry_out, asked))
 
     def forecast(
@@ -184,6 +186,7 @@ class ListRouter:
             Exception: as :meth:`plan`.
         """
         plain, given = split_constraints(params)
+        prompts = prompt_list(prompts)
         constraints = self._constraints(given)
         if constraints.budget is not None:
             self._jobs.check_priced()
@@ -228,9 +231,10 @@ class ListRouter:
             Exception: as :meth:`smartbatch.jobs.job_submission.JobSubmission.submit`.
         """
         plain, given = split_constraints(params)
+        requests = prompt_list(requests)
         if not given:
             return self._jobs.submit(requests, plain, options)
-        asked = self._checked(_whole(requests), plain, {"strategy": "batch", **given}, options.fallback)
+        asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         decision = self._considered(asked)
         self._advisor.tell(decision, _common_purpose(asked.requests))
         prepared = map(self._preparer.for_job, asked.requests)
@@ -242,6 +246,7 @@ class ListRouter:
         """Store requests as a job: few go in real time, more by batch; with constraints that is the
         ``"threshold"`` strategy, unless ``strategy`` says otherwise. Raises as :meth:`submit_batch`."""
         plain, given = split_constraints(params)
+        requests = prompt_list(requests)
         if not given:
             return self._jobs.submit_by_count(requests, plain, options)
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
@@ -252,6 +257,7 @@ class ListRouter:
         What goes in real time is asked only while a process waits for the job; see
         :meth:`smartbatch.jobs.job_submission.JobSubmission.submit_attended`.
         """
+        requests = prompt_list(requests)
         if plan.route not in (Route.BATCH, Route.HYBRID):
             return self._jobs.submit_attended(requests, options, plan.route)
         prepared = self._preparer.rows_for_job(requests, {})
@@ -267,7 +273,7 @@ class ListRouter:
 
     def _checked(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         plain: Mapping[str, Any],
         given: Mapping[str, Any],
         fallback: str | None = None,
@@ -279,7 +285,7 @@ class ListRouter:
             ConfigError: for a constraint that is none, and where a batch was asked for without a Batch API.
         """
         constraints = self._constraints(given)
-        requests = list(self._preparer.requests(prompts, plain))
+        requests = list(self._preparer.requests(list(prompts), plain))
         kinds = {kind_of(request) for request in requests} or {Kind.GENERATE}
         kind = min(kinds, key=lambda kind: kind.value)
         self._check_forced(given, kind, fallback)
@@ -429,11 +435,6 @@ def split_constraints(
     given."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
-
-
-def _whole(prompts: Iterable[Prompt]) -> Sequence[Prompt]:
-    """Return all prompts; what is no list of prompts is left as it is, to be refused as that."""
-    return prompts if isinstance(prompts, Sequence | Mapping) else list(prompts)  # type: ignore[return-value]
 
 
 def _may_wait(request: Request) -> bool:

@@ -60,10 +60,8 @@ class RequestPreparer:
         """Return the requests of a list, each checked as it is read.
 
         Raises:
-            InvalidRequest: at once for a single prompt, else when the row is read; it names the row.
+            InvalidRequest: when the row is read; it names the row.
         """
-        if isinstance(prompts, str | Mapping):
-            raise InvalidRequest("prompts must be a list of prompts, not a single one", field="prompts")
         defaults = self.defaults_of(params)
         others = {name: value for name, value in params.items() if name not in GENERATION}
         normalise = partial(validation.normalise, defaults=defaults, **others)

@@ -142,6 +142,10 @@ def _refuse(field: str, problem: str) -> NoReturn:
 def _prompt(prompt: Any) -> str | tuple[Message, ...]:
     if isinstance(prompt, str):
         return _text(prompt, "prompt")
+    if isinstance(prompt, Mapping) and "role" not in prompt and "content" not in prompt:
+        _refuse(
+            "prompt", "is a mapping and no message: give the text of one of its fields, such as row['text']"
+        )
     if isinstance(prompt, (Mapping, Message)):
         _refuse("prompt", "is a single message: put it into a list")
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
