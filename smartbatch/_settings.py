@@ -15,7 +15,7 @@ from attrs import Attribute, Converter, field, frozen
 from smartbatch.errors import ConfigError, scrub
 from smartbatch.prices import Price
 
-__all__ = ["Setting", "Spec", "setting", "spec_of", "usd"]
+__all__ = ["Setting", "Spec", "choice", "seconds", "setting", "spec_of", "usd"]
 
 
 @frozen(kw_only=True)
@@ -167,9 +167,22 @@ def _checked(value: Any, attribute: Attribute[Any]) -> Any:
 def setting(
     default: Any, kind: str, help: str, low: float = -math.inf, high: float = math.inf, **more: Any
 ) -> Any:
-    """Declare one key of a settings class: a field that checks itself when the object is made."""
-    spec = Spec(kind=kind, low=low, high=high, help=help, **more)
+    """Declare one key of a settings class: a field that checks itself when the object is made.
+
+    ``None`` is a value where it is the default; ``more`` are further attributes of :class:`Spec`.
+    """
+    spec = Spec(kind=kind, low=low, high=high, help=help, optional=default is None, **more)
     return field(default=default, converter=Converter(_checked, takes_field=True), metadata={"spec": spec})
+
+
+def seconds(default: float | None, help: str, low: float, high: float) -> Any:
+    """Declare a duration."""
+    return setting(default, "float", help, low, high, unit="s")
+
+
+def choice(default: str, help: str, *choices: str) -> Any:
+    """Declare a word out of ``choices``."""
+    return setting(default, "choice", help, choices=choices)
 
 
 def spec_of(attribute: Attribute[Any]) -> Spec:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from attrs import Attribute, evolve, field, fields_dict, frozen
 
-from smartbatch._settings import Setting, Spec, setting, spec_of
+from smartbatch._settings import Setting, Spec, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price
 
@@ -48,14 +48,10 @@ class BatchingConfig:
         ConfigError: for a value out of its range, or settings that contradict each other; both are named.
     """
 
-    batch_window: float = setting(
-        0.1, "float", "How long a request waits for others to share its call.", 0.01, 5, unit="s"
-    )
+    batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
     min_batch_size: int = setting(2, "int", "Prompts that are enough to go when the window is over.", 1, 50)
-    max_wait: float = setting(
-        5.0, "float", "Longest wait in the window, whatever the priority.", 0.5, 30, unit="s"
-    )
+    max_wait: float = seconds(5.0, "Longest wait in the window, whatever the priority.", 0.5, 30)
 
     queue_capacity: int = setting(
         1000,
@@ -66,26 +62,22 @@ class BatchingConfig:
         note=f"above {LARGE_QUEUE} with large_queue",
     )
     large_queue: bool = setting(False, "bool", f"Allows a queue_capacity above {LARGE_QUEUE}.")
-    queue_full: Literal["block", "raise"] = setting(
-        "block", "choice", "What submitting does while the queue is full.", choices=("block", "raise")
+    queue_full: Literal["block", "raise"] = choice(
+        "block", "What submitting does while the queue is full.", "block", "raise"
     )
-    queue_timeout: float | None = setting(
-        None, "float", "Longest wait for room before QueueFull.", 0, DAY, unit="s", optional=True
-    )
+    queue_timeout: float | None = seconds(None, "Longest wait for room before QueueFull.", 0, DAY)
     urgent_reserve: float = setting(
         0.1, "float", "Room for urgent and high requests, as a share added to the capacity.", 0, 1
     )
 
     parallelism: int = setting(4, "int", "Calls in flight at most; the number of workers.", 1, 1024)
-    call_timeout: float = setting(600.0, "float", "Total time of one call.", 0.1, DAY, unit="s")
-    request_timeout: float | None = setting(
-        None, "float", "Time from submission to failure.", 0.1, 30 * DAY, unit="s", optional=True
-    )
+    call_timeout: float = seconds(600.0, "Total time of one call.", 0.1, DAY)
+    request_timeout: float | None = seconds(None, "Time from submission to failure.", 0.1, 30 * DAY)
 
     retries: int = setting(3, "int", "Retries of a request that failed.", 0, 20)
-    retry_initial: float = setting(1.0, "float", "Delay before the first retry.", 0.01, 300, unit="s")
+    retry_initial: float = seconds(1.0, "Delay before the first retry.", 0.01, 300)
     retry_multiplier: float = setting(2.0, "float", "Growth of the delay from try to try.", 1, 10)
-    retry_max_delay: float = setting(10.0, "float", "Longest delay of a retry.", 0.01, 3600, unit="s")
+    retry_max_delay: float = seconds(10.0, "Longest delay of a retry.", 0.01, 3600)
 
     validation_retries: int = setting(
         2, "int", "Repairs of an answer that does not fit its schema; each is paid.", 0, 10
@@ -94,26 +86,23 @@ class BatchingConfig:
     breaker_threshold: int = setting(
         5, "int", "Provider failures in a row that open the circuit breaker.", 1, 1000
     )
-    breaker_pause: float = setting(1.0, "float", "First pause of an open breaker.", 0.01, 3600, unit="s")
-    breaker_max_pause: float = setting(15.0, "float", "Longest pause of a breaker.", 0.01, DAY, unit="s")
+    breaker_pause: float = seconds(1.0, "First pause of an open breaker.", 0.01, 3600)
+    breaker_max_pause: float = seconds(15.0, "Longest pause of a breaker.", 0.01, DAY)
     breaker_probes: int = setting(
         1, "int", "Calls at a time that probe whether the provider works again.", 1, 100
     )
-    on_breaker_open: Literal["wait", "fail", "fallback"] = setting(
-        "wait",
-        "choice",
-        "What requests do while the breaker is open.",
-        choices=("wait", "fail", "fallback"),
+    on_breaker_open: Literal["wait", "fail", "fallback"] = choice(
+        "wait", "What requests do while the breaker is open.", "wait", "fail", "fallback"
     )
     fallback_model: str | None = setting(
-        None, "text", "The model, as provider:model, that takes over from an open breaker.", optional=True
+        None, "text", "The model, as provider:model, that takes over from an open breaker."
     )
-    outage_patience: float = setting(
-        10_800.0, "float", "How long requests wait for a provider that is down.", 0, 7 * DAY, unit="s"
+    outage_patience: float = seconds(
+        10_800.0, "How long requests wait for a provider that is down.", 0, 7 * DAY
     )
 
-    max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9, optional=True)
-    max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12, optional=True)
+    max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9)
+    max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12)
     budget: float | None = field(default=None, converter=_budget, metadata={"spec": BUDGET})
     prices: Mapping[str, Price] = setting(
         {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
@@ -127,9 +116,9 @@ class BatchingConfig:
     )
     deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
     cache: str | None = setting(
-        None, "text", "File of the response cache, so that the same request is not paid again.", optional=True
+        None, "text", "File of the response cache, so that the same request is not paid again."
     )
-    cache_ttl: float = setting(7 * DAY, "float", "How long a cached answer is used.", 1, 3650 * DAY, unit="s")
+    cache_ttl: float = seconds(7 * DAY, "How long a cached answer is used.", 1, 3650 * DAY)
     cache_max_bytes: int = setting(
         2**30, "int", "Size of the cache; the oldest answers are removed first.", 2**16, 2**44
     )
@@ -138,71 +127,62 @@ class BatchingConfig:
         "text",
         "Where jobs are kept: a file, or a PostgreSQL address such as postgresql://…; in the user's state "
         "folder when none.",
-        optional=True,
     )
     batch_enabled: bool = setting(True, "bool", "Allows batches at the provider; off, jobs go in real time.")
     batch_threshold: int = setting(
         10, "int", "Fewest requests for which a batch alone is considered.", 1, 1_000_000
     )
-    batch_poll_interval: float = setting(
-        30.0, "float", "Time between two polls of a batch.", 0.01, 3600, unit="s"
-    )
-    batch_timeout: float = setting(
+    batch_poll_interval: float = seconds(30.0, "Time between two polls of a batch.", 0.01, 3600)
+    batch_timeout: float = seconds(
         3600.0,
-        "float",
         "How long waiting for a job lasts by default, and when a job that may falls back to real time.",
         0.1,
         30 * DAY,
-        unit="s",
     )
     batch_max_requests: int = setting(5000, "int", "Most requests of one batch.", 1, 100_000)
-    batch_settle: float = setting(
+    batch_settle: float = seconds(
         1800.0,
-        "float",
         "How long a batch whose creation is uncertain is searched for before its requests are sent again.",
         0.1,
         30 * DAY,
-        unit="s",
     )
-    batch_on_unknown: Literal["settle", "hold"] = setting(
+    batch_on_unknown: Literal["settle", "hold"] = choice(
         "settle",
-        "choice",
         "What follows when it was not found: send again, or wait 26 hours until it is certain.",
-        choices=("settle", "hold"),
+        "settle",
+        "hold",
     )
-    batch_fallback: Literal["batch", "individual"] = setting(
+    batch_fallback: Literal["batch", "individual"] = choice(
         "batch",
-        "choice",
         "Where requests go that an expired, failed or late batch has not run: a new batch, or real time.",
-        choices=("batch", "individual"),
+        "batch",
+        "individual",
     )
-    batch_retention: float | None = setting(
-        None,
-        "float",
-        "When files at the provider are deleted, after a job has ended; never when none.",
-        0,
-        365 * DAY,
-        unit="s",
-        optional=True,
+    batch_retention: float | None = seconds(
+        None, "When files at the provider are deleted, after a job has ended; never when none.", 0, 365 * DAY
     )
     batch_enqueued_tokens: int | None = setting(
-        None, "int", "Most tokens of one model in batches that have not ended.", 1, 10**12, optional=True
+        None, "int", "Most tokens of one model in batches that have not ended.", 1, 10**12
     )
     exclusive_workspace: bool = setting(
         False, "bool", "Nobody else creates batches in this Anthropic workspace."
     )
 
-    batching_strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = setting(
+    batching_strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = choice(
         "auto",
-        "choice",
         "How the route of a list is chosen: auto forecasts and compares, threshold counts, the others force.",
-        choices=("auto", "individual", "batch", "hybrid", "threshold"),
+        "auto",
+        "individual",
+        "batch",
+        "hybrid",
+        "threshold",
     )
-    prefer: Literal["balanced", "speed", "cost"] = setting(
+    prefer: Literal["balanced", "speed", "cost"] = choice(
         "balanced",
-        "choice",
         "What auto weighs where there is no deadline: money and time, or one of them.",
-        choices=("balanced", "speed", "cost"),
+        "balanced",
+        "speed",
+        "cost",
     )
     time_value: float = setting(
         5.0,
@@ -221,12 +201,10 @@ class BatchingConfig:
     flex: bool = setting(
         True, "bool", "Lets auto use the provider's cheaper, slower tier, where there is one."
     )
-    on_error: Literal["result", "raise"] = setting(
-        "result", "choice", "What list calls do with a failed request.", choices=("result", "raise")
+    on_error: Literal["result", "raise"] = choice(
+        "result", "What list calls do with a failed request.", "result", "raise"
     )
-    exit_grace: float = setting(
-        2.0, "float", "Time for calls in flight when the interpreter ends.", 0, 3600, unit="s"
-    )
+    exit_grace: float = seconds(2.0, "Time for calls in flight when the interpreter ends.", 0, 3600)
 
     def __attrs_post_init__(self) -> None:
         for problem in _contradictions(self):
