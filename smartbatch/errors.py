@@ -46,6 +46,8 @@ class SmartbatchError(Exception):
         batch_id: the batch the request was part of.
     """
 
+    kind: ErrorKind | None = None
+
     def __init__(
         self,
         message: str,
@@ -57,7 +59,8 @@ class SmartbatchError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.kind = kind
+        if kind is not None:
+            self.kind = kind
         self.request_id = request_id
         self.batch_id = batch_id
         self.__dict__.update(details)
@@ -126,7 +129,7 @@ class ProviderError(SmartbatchError):
         usage: tokens the failed call was billed for, where the provider said so.
     """
 
-    kind: ErrorKind
+    kind: ErrorKind = ErrorKind.UNKNOWN
     status: int | None = None
     code: str | None = None
     retry_after: float | None = None
@@ -134,9 +137,6 @@ class ProviderError(SmartbatchError):
     maybe_billed: bool = False
     usage: Any = None
     limits: Any = None
-
-    def __init__(self, message: str, *, kind: ErrorKind = ErrorKind.UNKNOWN, **details: Any) -> None:
-        super().__init__(message, kind=kind, **details)
 
 
 class MissingAnswer(ProviderError):
@@ -147,16 +147,13 @@ class MissingAnswer(ProviderError):
         cost: the request's share of what the provider said the call cost.
     """
 
+    kind: ErrorKind = ErrorKind.INVALID_RESPONSE
     cost: float | None = None
 
     def __init__(
-        self,
-        message: str = "the shared answer does not clearly contain this request's",
-        *,
-        kind: ErrorKind = ErrorKind.INVALID_RESPONSE,
-        **details: Any,
+        self, message: str = "the shared answer does not clearly contain this request's", **details: Any
     ) -> None:
-        super().__init__(message, kind=kind, **details)
+        super().__init__(message, **details)
 
 
 class ProviderUnavailable(ProviderError):
@@ -177,12 +174,10 @@ class ValidationFailed(SmartbatchError):
         usage: tokens of all of them.
     """
 
+    kind: ErrorKind = ErrorKind.INVALID_RESPONSE
     finish_reason: str = "stop"
     tries: int = 1
     usage: Any = None
-
-    def __init__(self, message: str, *, kind: ErrorKind = ErrorKind.INVALID_RESPONSE, **details: Any) -> None:
-        super().__init__(message, kind=kind, **details)
 
 
 class StoreError(SmartbatchError):

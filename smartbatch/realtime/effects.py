@@ -42,7 +42,14 @@ class DeferredEffects:
         """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
         for position, waiter in enumerate(waiters):
             if position:
-                result = _shared(result, waiter)
+                result = evolve(
+                    result,
+                    request_id=waiter.request_id,
+                    usage=Usage(),
+                    cost=0.0,
+                    context=waiter.request.context,
+                    deduplicated=True,
+                )
             elif result.request_id != waiter.request_id:  # the time-out of the one it was made for is over
                 result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
             self._settle(ticket, waiter, result)
@@ -170,18 +177,6 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
 def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
     stream = ticket.stream
     return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
-
-
-def _shared(result: Result, waiter: Waiter) -> Result:
-    """Return the same answer for a request that joined: the first one pays."""
-    return evolve(
-        result,
-        request_id=waiter.request_id,
-        usage=Usage(),
-        cost=0.0,
-        context=waiter.request.context,
-        deduplicated=True,
-    )
 
 
 def _copy(error: SmartbatchError) -> SmartbatchError:

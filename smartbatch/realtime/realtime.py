@@ -55,9 +55,10 @@ class Realtime:
         preparer: prepares what callers pass.
 
     Attributes:
-        model: as given.
         budget: the client's money, which outlives a stop.
         admission: ids, fingerprints and the cache.
+        engine: the threads, the queue and the gates that run now; ``None`` while none do.
+        is_stopped: whether it was stopped and not started again.
     """
 
     def __init__(self, setup: RealtimeSetup, model: OpenedModel, preparer: RequestPreparer) -> None:
@@ -72,9 +73,9 @@ class Realtime:
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
         self._opening = threading.Lock()
         self._starting = threading.Lock()
-        self._engine: RealtimeEngine | None = None
+        self.engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
-        self._stopped = False
+        self.is_stopped = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ class Realtime:
 
     def drop(self, future: Any) -> None:
         """Cancel a request of :meth:`ask` whose call has not started, waiting for a further try included."""
-        engine = self._engine
+        engine = self.engine
         if engine is None:
             future.cancel()
         elif isinstance(future, ResultFuture):
@@ -207,26 +208,16 @@ class Realtime:
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
         """Cancel what nobody waits for any more. Called by a finaliser: runs no user code, takes no lock."""
-        engine = self._engine
+        engine = self.engine
         if engine is not None:
             engine.abandon_futures(futures)
 
     # -- life ------------------------------------------------------------------------------------------------
 
-    @property
-    def engine(self) -> RealtimeEngine | None:
-        """The threads, the queue and the gates that run now; ``None`` while none do."""
-        return self._engine
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it was stopped and not started again."""
-        return self._stopped
-
     def allow_start(self) -> None:
         """Let the next request start the threads, also after a stop."""
         with self._starting:
-            self._stopped = False
+            self.is_stopped = False
 
     def start(self) -> RealtimeEngine:
         """Return the engine, which is started if none runs.
@@ -238,7 +229,7 @@ class Realtime:
             ClientClosed: it was stopped; see :meth:`allow_start`.
         """
         with self._opening:
-            engine = self._engine
+            engine = self.engine
             if engine is not None:
                 return engine
             self._check_not_stopped()
@@ -248,7 +239,7 @@ class Realtime:
                 self._check_not_stopped()
                 cache = self.admission.cache
                 keep = None if cache is None else cache.put
-                engine = self._engine = RealtimeEngine(self._setup, self.budget, keep)
+                engine = self.engine = RealtimeEngine(self._setup, self.budget, keep)
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine
@@ -258,7 +249,7 @@ class Realtime:
         if id(provider) in self._providers:
             return
         self._providers[id(provider)] = provider
-        if self._engine is not None:
+        if self.engine is not None:
             provider.open(self._config.parallelism)
 
     def stop(self, timeout: float | None, reason: str) -> None:
@@ -269,8 +260,8 @@ class Realtime:
             reason: goes into the errors of the rest.
         """
         with self._starting:
-            engine, self._engine = self._engine, None
-            self._stopped = True
+            engine, self.engine = self.engine, None
+            self.is_stopped = True
             stopping = self._stopping
             if engine is not None:
                 self._stopping = engine
@@ -291,7 +282,7 @@ class Realtime:
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""
         with self._opening, self._starting:
-            if self._engine is None:
+            if self.engine is None:
                 for provider in list(self._providers.values()):
                     provider.close()
 
@@ -299,24 +290,24 @@ class Realtime:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         for provider in self._providers.values():
             provider.abandon()
-        for engine in (self._engine, self._stopping):
+        for engine in (self.engine, self._stopping):
             if engine is not None:
                 engine.abandon(error)
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
-        engine = self._engine
+        engine = self.engine
         return 0 if engine is None else engine.cancel_pending()
 
     def flush(self) -> None:
         """Send what waits in windows at once."""
-        engine = self._engine
+        engine = self.engine
         if engine is not None:
             engine.flush()
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a worker, in an observer or a middleware of the user's."""
-        engine = self._engine
+        engine = self.engine
         return engine is not None and engine.dispatcher.on_own_thread()
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -324,20 +315,20 @@ class Realtime:
     @property
     def counts(self) -> RequestCounts:
         """Requests by where they are, since the last start; always balanced."""
-        engine = self._engine
+        engine = self.engine
         return RequestCounts() if engine is None else engine.counts()
 
     @property
     def waiting(self) -> int:
         """Requests that are ahead of any new one; read without a lock, for forecasts."""
-        engine = self._engine
+        engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
 
     @contextmanager
     def money_guard(self) -> Iterator[None]:
         """Hold what guards :attr:`budget`: the monitor of the calls, while there are any."""
         with self._starting:
-            engine = self._engine or self._stopping
+            engine = self.engine or self._stopping
             if engine is None:
                 yield
                 return
@@ -347,9 +338,9 @@ class Realtime:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _running(self) -> RealtimeEngine:
-        engine = self._engine
+        engine = self.engine
         return self.start() if engine is None else engine
 
     def _check_not_stopped(self) -> None:
-        if self._stopped:
+        if self.is_stopped:
             raise ClientClosed("the client was stopped; call start() to use it again")

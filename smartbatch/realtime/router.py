@@ -223,7 +223,7 @@ class ResponseRouter:
                 if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
                     ticket.group = group
                     ticket.alone = len(half) == 1
-                    self._reschedule(ticket, error, 0.0, False, effects)
+                    self._again_after(ticket, error, effects)
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
@@ -235,18 +235,7 @@ class ResponseRouter:
         ticket.alone = ticket.lane.shares
         ticket.last_error = repair.error
         ticket.charged = False  # the provider did nothing wrong
-        self._queue.again_locked(ticket, effects.now, effects.now)
-        effects.events.append(
-            RetryScheduled(
-                at=effects.now,
-                request_id=ticket.request_id,
-                model=ticket.lane.label,
-                kind="validation",
-                attempt=ticket.attempts,
-                delay=0.0,
-                counted=False,
-            )
-        )
+        self._again(ticket, effects, "validation")
 
     def give_up_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
@@ -297,13 +286,15 @@ class ResponseRouter:
         """
         refusal = flex_refusal(lane, error)
         if refusal is not None:
-            _move_to_standard(ticket)
+            assert lane.standard is not None  # at its price the money was reserved
+            ticket.lane = lane.standard
+            ticket.batch_key = lane.standard.batch_key(ticket.request)
             if refusal is not FlexRefusal.LATE and not ticket.final:
-                self._reschedule(ticket, error, 0.0, False, effects, kind="flex")
+                self._again_after(ticket, error, effects, kind="flex")
                 return
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
-            self._reschedule(ticket, error, 0.0, lane.packing_health is None, effects)
+            self._again_after(ticket, error, effects, counted=lane.packing_health is None)
             return
         outage = self._is_outage(lane, error)
         retry = decide(
@@ -326,30 +317,43 @@ class ResponseRouter:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for all.
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
-        self._reschedule(ticket, error, retry.delay, retry.counted, effects)
+        self._again_after(ticket, error, effects, retry.delay, counted=retry.counted)
 
-    def _reschedule(
+    def _again_after(
         self,
         ticket: Ticket,
         error: ProviderError,
-        delay: float,
-        counted: bool,
         effects: DeferredEffects,
+        delay: float = 0.0,
+        *,
+        counted: bool = False,
         kind: str | None = None,
     ) -> None:
+        """Let ``ticket`` wait for a further try, after ``error``."""
         ticket.last_error = error
         ticket.charged = counted
+        self._again(ticket, effects, kind or error.kind.value, delay, maybe_billed=error.maybe_billed)
+
+    def _again(
+        self,
+        ticket: Ticket,
+        effects: DeferredEffects,
+        kind: str,
+        delay: float = 0.0,
+        *,
+        maybe_billed: bool = False,
+    ) -> None:
         self._queue.again_locked(ticket, effects.now + delay, effects.now)
         effects.events.append(
             RetryScheduled(
                 at=effects.now,
                 request_id=ticket.request_id,
                 model=ticket.lane.label,
-                kind=kind or error.kind.value,
+                kind=kind,
                 attempt=ticket.attempts,
                 delay=delay,
-                counted=counted,
-                maybe_billed=error.maybe_billed,
+                counted=ticket.charged,
+                maybe_billed=maybe_billed,
             )
         )
 
@@ -380,7 +384,7 @@ class ResponseRouter:
         changes = self._gates.end(call.permit, ending, effects.now, used)
         if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
             self._stop(lane, worst, effects)
-        if usage is not None and ending is Ending.SUCCESS and not _is_own_call(call.batch):
+        if usage is not None and ending is Ending.SUCCESS and call.batch.items[0].request.call is None:
             for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
                     lane.calibration.observe(ticket.input_tokens, outcome.usage)
@@ -444,10 +448,6 @@ def _spoiled(outcomes: Sequence[Outcome]) -> ProviderError | None:
     return first if whole and isinstance(first, ProviderError) and first.kind in SPOILED else None
 
 
-def _is_own_call(batch: Batch[Ticket]) -> bool:
-    return batch.items[0].request.call is not None
-
-
 def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
     """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
     if lane.tier is None:
@@ -459,13 +459,6 @@ def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
     if error.kind is ErrorKind.CLIENT_ERROR:
         return FlexRefusal.REJECTED
     return FlexRefusal.LATE if error.kind is ErrorKind.TIMEOUT else None
-
-
-def _move_to_standard(ticket: Ticket) -> None:
-    """Let ``ticket`` wait at the standard price from now on, for which its money was reserved."""
-    assert ticket.lane.standard is not None
-    ticket.lane = ticket.lane.standard
-    ticket.batch_key = ticket.lane.batch_key(ticket.request)
 
 
 def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffects) -> None:
