@@ -47,8 +47,7 @@ OnError = Literal["result", "raise"]
 
 
 def _forget(states: PerProcess[RunningState]) -> None:
-    """End what a client that was collected has running. Called by its finaliser, in the middle of
-    anything."""
+    """End what a collected client has running. Called by its finaliser, in the middle of anything."""
     running = states.peek()
     if running is not None:
         run_after_collection(running.forgotten)
@@ -178,15 +177,14 @@ class BatchingClient:
 
         Args:
             text: what to embed.
-            task_type: what the vector is for, in the provider's words, such as ``RETRIEVAL_QUERY``.
-            dimensions: length of the vector; the model's own when ``None``.
+            task_type, dimensions: as in :class:`Embedding`.
             params: fields of :class:`Request`, such as ``priority`` and ``context``.
 
         Returns:
             a future; ``result().embedding`` is an ``array('f')`` with exactly the numbers that were sent.
 
         Raises:
-            InvalidRequest: also when the provider has no embeddings.
+            InvalidRequest: as :meth:`submit`; also when the provider has no embeddings.
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
@@ -198,16 +196,14 @@ class BatchingClient:
         is slow slows the call down; what has not been read when ``call_timeout`` is over is lost.
 
         Args:
-            prompt: as in :meth:`submit`.
-            params: as in :meth:`submit`.
+            prompt, params: as in :meth:`submit`.
 
         Returns:
             an iterator of texts; its ``result`` has usage, cost and ``time_to_first_chunk`` afterwards.
 
         Raises:
             InvalidRequest: as :meth:`submit`; also for a request that asks for a vector.
-            QueueFull: as :meth:`submit`.
-            ClientClosed: as :meth:`submit`.
+            QueueFull, ClientClosed: as :meth:`submit`.
         """
         return self._running.realtime.stream(self._settings.preparer.request(prompt, params))
 
@@ -273,11 +269,7 @@ class BatchingClient:
         on_error: OnError | None = None,
         **params: Any,
     ) -> ResultList:
-        """Return the vectors of all texts, in order: ``embed(texts).vectors``.
-
-        Raises:
-            AllRequestsFailed: as :meth:`generate`.
-        """
+        """As :meth:`generate`, with the vectors of all texts, in order: ``embed(texts).vectors``."""
         embedding = Embedding(task_type, dimensions)
         return self.generate(texts, on_error=on_error, embedding=embedding, **params)
 
@@ -318,11 +310,7 @@ class BatchingClient:
         return self._running.routing.forecast(prompts, params, count, fallback)
 
     def announce_plan(self, plan: Plan) -> str:
-        """Tell observers of a plan that is carried out by :meth:`submit_run`.
-
-        Returns:
-            the id of the decision, for :meth:`score_plan`.
-        """
+        """Tell observers of a plan that :meth:`submit_run` carries out; return its id."""
         return self._running.routing.announce(plan)
 
     def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, cost: float | None) -> None:
@@ -482,9 +470,9 @@ class BatchingClient:
                 ``None`` waits for everything.
             cancel_waiting: cancel what has not started, and finish only what is in flight.
 
-        Called where the main thread is inside this library, as in a signal handler that interrupted a
-        submit, or on one of the client's own threads, as in an observer or a middleware, it returns at once
-        and the client stops in the background: to wait there could be for ever.
+        In a signal handler that interrupted this library, and on one of the client's own threads (an
+        observer, a middleware), it returns at once and the client stops in the background: to wait there
+        could be for ever.
         """
         running = self._running
         if running.on_own_thread() or reentered():
@@ -579,10 +567,8 @@ class BatchingClient:
 
 
 class _ClientResults(Iterator[Result]):
-    """Results of a client, which is kept alive as long as they are.
-
-    No generator: one that is collected would close the results, and so wait for a lock in a finaliser.
-    """
+    """Results of a client, which is kept alive as long as they are. No generator: one that is collected would
+    close the results, and so wait for a lock in a finaliser."""
 
     def __init__(self, client: BatchingClient, results: Iterator[Result]) -> None:
         self._client = client

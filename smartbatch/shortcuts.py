@@ -56,10 +56,8 @@ def generate(
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
         progress: True for a progress display, False for none; by default a bar where somebody watches:
             on a terminal or in a notebook.
-        params: generation parameters (``system``, ``max_tokens``, …), settings of
-            :class:`~smartbatch.BatchingConfig` (``parallelism``, ``max_rpm``, ``budget``, …), the other
-            arguments of :class:`~smartbatch.BatchingClient`, and the constraints that decide the route:
-            ``strategy``, ``deadline``, ``prefer``, ``time_value``.
+        params: all arguments of :class:`~smartbatch.BatchingClient`, settings and generation parameters
+            included, and the constraints that decide the route (``strategy``, ``deadline``, …).
 
     Returns:
         a list of :class:`~smartbatch.Result`; failed requests hold their ``.error``, in their place.
@@ -87,8 +85,7 @@ def embed(
     Args:
         texts: what to embed.
         model: ``provider:model`` with embeddings.
-        task_type: what the vectors are for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
-        dimensions: length of the vectors; the model's own when ``None``.
+        task_type, dimensions: as in :class:`~smartbatch.Embedding`.
         progress, params: as in :func:`generate`.
 
     Returns, Raises:
@@ -147,7 +144,7 @@ class StoredJobs:
 
     Looking at them needs no key. Whoever waits for one has this process carry on the jobs of the store whose
     accounts it has the keys for. Items that go in real time are asked within the settings given here. A
-    forked child begins anew.
+    forked child begins anew. Every method raises :class:`StoreError` where the store cannot be used.
 
     Args:
         config: settings; ``store`` names the store. From the environment when ``None``.
@@ -161,11 +158,7 @@ class StoredJobs:
 
     @property
     def place(self) -> str:
-        """Where the store is: a path, or an address without its password.
-
-        Raises:
-            StoreError: it cannot be used.
-        """
+        """Where the store is: a path, or an address without its password."""
         return self._state.service.store.place
 
     def job(self, id_or_key: str) -> Job:
@@ -173,7 +166,6 @@ class StoredJobs:
 
         Raises:
             JobNotFound: the store has none.
-            StoreError: the store cannot be used.
         """
         return self._handle(self._state.service.find(id_or_key))
 
@@ -183,9 +175,6 @@ class StoredJobs:
         Args:
             unfinished: only those that have not ended.
             limit: at most so many.
-
-        Raises:
-            StoreError: the store cannot be used.
         """
         rows = self._state.service.store.jobs(limit=limit, unfinished=unfinished)
         return [self._handle(row) for row in rows]
@@ -198,9 +187,6 @@ class StoredJobs:
 
         Args:
             limit: at most so many.
-
-        Raises:
-            StoreError: the store cannot be used.
         """
         service = self._state.service
         wall = service.clock.wall()
@@ -210,11 +196,7 @@ class StoredJobs:
         ]
 
     def close(self, timeout: float | None = None) -> None:
-        """Store what comes within ``timeout`` seconds, and give the jobs back.
-
-        Args:
-            timeout: seconds; ``exit_grace`` when ``None``.
-        """
+        """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""
         self._state.close(self.config.exit_grace if timeout is None else timeout)
 
     @property

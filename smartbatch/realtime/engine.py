@@ -67,12 +67,7 @@ class RealtimeEngine:
         self.dispatcher.start()
 
     def submit(self, submission: Submission) -> ResultFuture:
-        """Put a checked request into the queue and return its future.
-
-        Raises:
-            QueueFull: see :class:`~smartbatch.realtime.queue.RequestQueue`.
-            ClientClosed: the client was stopped meanwhile.
-        """
+        """Put a checked request into the queue and return its future; errors as the queue's."""
         now = self._clock.now()
         future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
         waiter = Waiter.of(submission, future, now)
@@ -153,9 +148,7 @@ class RealtimeEngine:
     def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
 
-        Args:
-            reason: ends up in the errors of the rest.
-            release: ends the calls under way, once the time is over.
+        The errors of the rest give the ``reason``; once it is late, ``release`` ends the calls under way.
         """
         with self.queue.monitor:
             if self.queue.closed is None:

@@ -46,8 +46,8 @@ class Demand:
     Attributes:
         tokens: estimated input and output tokens.
         cost: most it can cost, USD.
-        first: True for the first call of its requests.
-        retry: True when it repeats a call that failed by itself, and not for the provider's state.
+        first: whether it is the first call of its requests.
+        retry: whether it repeats a call that failed by itself, and not for the provider's state.
         output: the part of ``tokens`` that is output.
         own_budget: pays for it; the client's budget when ``None``.
     """

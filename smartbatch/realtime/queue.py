@@ -47,14 +47,10 @@ class RequestCounts:
 class RequestQueue:
     """All tickets of a client, lane by lane (each a ``queue.PriorityQueue``), bounded as a whole.
 
-    Methods that end in ``_locked`` expect :attr:`monitor` to be held; :attr:`room`, :attr:`urgent_room` and
-    :attr:`idle` wait on the same lock.
+    Methods that end in ``_locked`` expect :attr:`monitor` to be held. It guards everything here, the lanes
+    and the waiting tickets; who waits for room, or for the end of all requests, waits on the same lock.
 
     Attributes:
-        monitor: guards everything here, the lanes and the waiting tickets.
-        room: notified when a request leaves the queue.
-        urgent_room: the same for requests that may use the reserve.
-        idle: notified when the last ticket has ended and its futures are settled.
         lanes: the lanes that are served; replaced as a whole, never changed.
         live: the tickets that have not ended, in the order they came.
         settling: effects whose futures have ended under the lock and are being settled after it.
@@ -75,14 +71,14 @@ class RequestQueue:
     def __init__(
         self, clock: Clock, *, capacity: int, urgent_reserve: float, block: bool, patience: float | None
     ) -> None:
-        self.capacity = capacity
-        self.reserve = max(1, round(capacity * urgent_reserve))
-        self.block = block
-        self.patience = patience
+        self._capacity = capacity
+        self._reserve = max(1, round(capacity * urgent_reserve))
+        self._block = block
+        self._patience = patience
         self.monitor: Monitor = clock.monitor()
-        self.room: Monitor = clock.monitor(self.monitor.lock)
-        self.urgent_room: Monitor = clock.monitor(self.monitor.lock)
-        self.idle: Monitor = clock.monitor(self.monitor.lock)
+        self._room = clock.monitor(self.monitor.lock)
+        self._urgent_room = clock.monitor(self.monitor.lock)  # for those who may use the reserve
+        self._idle = clock.monitor(self.monitor.lock)
         self.counts = RequestCounts()
         self.lanes: dict[Lane, LaneQueue] = {}
         self.live: dict[Ticket, None] = {}
@@ -95,10 +91,7 @@ class RequestQueue:
         self.blocked = 0
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock.
-
-        A thread that reads :attr:`lanes` meanwhile goes on with the lanes there were.
-        """
+        """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock."""
         self.lanes = {**self.lanes, lane: LaneQueue(lane)}
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
@@ -243,17 +236,17 @@ class RequestQueue:
         self.settling.pop(effects, None)
         if self.closed is not None:
             with self.monitor:
-                self.idle.notify_all()
+                self._idle.notify_all()
 
     def wake_blocked_locked(self) -> None:
         """Wake every thread that waits for room: the client takes nothing more."""
-        self.room.notify_all()
-        self.urgent_room.notify_all()
+        self._room.notify_all()
+        self._urgent_room.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Wait until all tickets have ended and their futures are settled; False if that took too long."""
-        with self.idle:
-            return bool(self.idle.wait_for(lambda: not (self.live or self.settling), timeout))
+        with self._idle:
+            return bool(self._idle.wait_for(lambda: not (self.live or self.settling), timeout))
 
     def _leader_locked(self, ticket: Ticket) -> Ticket | None:
         """The identical ticket that came first and has not ended, if there is one."""
@@ -262,8 +255,8 @@ class RequestQueue:
     def _notify_room_locked(self, places: int) -> None:
         """Wake who waits for room, in both waiting rooms: those of the first may not use the reserve."""
         if self.blocked:
-            self.urgent_room.notify(places)
-            self.room.notify(places)
+            self._urgent_room.notify(places)
+            self._room.notify(places)
 
     def _make_room_locked(self, waiter: Waiter) -> bool:
         """Return once there is room; True when that took waiting, so that others may have come meanwhile.
@@ -280,24 +273,24 @@ class RequestQueue:
             ClientClosed: the client was stopped.
         """
         urgent = waiter.request.priority >= Priority.HIGH
-        limit = self.capacity + (self.reserve if urgent else 0)
+        limit = self._capacity + (self._reserve if urgent else 0)
         if self.counts.waiting < limit:
             return False
-        if not self.block:
+        if not self._block:
             raise QueueFull(
-                f"the queue is full ({self.counts.waiting} of {self.capacity} requests wait); try later, "
+                f"the queue is full ({self.counts.waiting} of {self._capacity} requests wait); try later, "
                 f"raise queue_capacity, or set queue_full to 'block'",
                 request_id=waiter.request_id,
             )
-        room = self.urgent_room if urgent else self.room
+        room = self._urgent_room if urgent else self._room
         self.blocked += 1
         try:
-            room.wait_for(lambda: self.counts.waiting < limit or self.closed is not None, self.patience)
+            room.wait_for(lambda: self.counts.waiting < limit or self.closed is not None, self._patience)
             if self.closed is not None:
                 raise _refusal(self.closed, waiter.request_id)
             if self.counts.waiting >= limit:
                 raise QueueFull(
-                    f"the queue stayed full for {self.patience} s (queue_timeout)",
+                    f"the queue stayed full for {self._patience} s (queue_timeout)",
                     request_id=waiter.request_id,
                 )
         except BaseException:  # Ctrl-C included
@@ -349,7 +342,7 @@ class RequestQueue:
         if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
             del self._identical[ticket.fingerprint]
         if not self.live:
-            self.idle.notify_all()
+            self._idle.notify_all()
 
 
 def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:

@@ -84,8 +84,7 @@ class Realtime:
 
         Raises:
             InvalidRequest: a hook refuses it, or the provider cannot take it.
-            QueueFull: see :class:`~smartbatch.realtime.queue.RequestQueue`.
-            ClientClosed: the client was stopped.
+            QueueFull, ClientClosed: see :class:`~smartbatch.realtime.queue.RequestQueue`.
         """
         return self._submit(request, CallOptions(self.model))
 
@@ -124,11 +123,7 @@ class Realtime:
         return request.purpose in self._config.prefer_individual_for
 
     def ask(self, request: Request, options: CallOptions) -> ResultFuture:
-        """Queue a request that was checked and preprocessed before.
-
-        Raises:
-            QueueFull, ClientClosed: as :meth:`submit`.
-        """
+        """Queue a request that was checked and preprocessed before; errors as :meth:`submit`."""
         admission, hooks, config, model = self.admission, self._setup.hooks, self._config, options.model
         streamed = options.stream is not None
         mixed = options.raw and hooks.post_process is not None  # others that join would get it raw as well

@@ -29,8 +29,7 @@ class _Owner:
 
 
 class SharedQuota:
-    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients to wake when room
-    appears.
+    """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients that use it.
 
     Attributes:
         flex: whether the model's slower tier is worth asking, as all clients found it.
@@ -52,14 +51,9 @@ class SharedQuota:
         now: float,
         wake: Callable[[], None],
     ) -> None:
-        """Let ``owner`` use the quota; of several owners' limits the tightest holds.
+        """Let ``owner``, which is held weakly, use the quota; of several owners' limits the tightest holds.
 
-        Args:
-            owner: held weakly.
-            max_rpm: requests a minute, or ``None``.
-            max_tpm: tokens a minute, or ``None``.
-            now: monotonic seconds.
-            wake: called, without any lock, when a call of another owner ends, or another owner leaves.
+        ``wake`` is called, without any lock, when a call of another owner ends, or another owner leaves.
         """
         with self.lock:
             self._owners[owner] = _Owner(max_rpm, max_tpm, wake)
@@ -106,5 +100,4 @@ def known_quotas() -> list[SharedQuota]:
 
 
 def forget_all() -> None:
-    """Forget every quota."""
     _quotas.clear()
