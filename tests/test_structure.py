@@ -490,3 +490,52 @@ def test_a_reach_past_an_underscore_would_be_found(tmp_path: Path) -> None:
     sample = tmp_path / "sample.py"
     sample.write_text("def f(self, other):\n    self._a = other._b\n    return other._a\n")
     assert [found.split()[-1] for found in reaches(sample, private_names(sample))] == ["other._b"]
+
+
+# -- what stands once
+# -----------------------------------------------------------------------------------------
+
+
+def code_lines(file: Path) -> list[tuple[int, str]]:
+    """The stripped lines of a file with their numbers; without imports, signatures, docstrings, comments."""
+    aside: set[int] = set()
+    module = tree(file)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            aside.update(range(node.lineno, node.body[0].lineno))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = ((number, line.strip()) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1))
+    return [(number, line) for number, line in lines if number not in aside and line and line[0] != "#"]
+
+
+def repeats(folder: Path, size: int = 6) -> list[str]:
+    """Runs of ``size`` lines of code that stand twice below a folder."""
+    seen: dict[tuple[str, ...], str] = {}
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        lines = code_lines(file)
+        for at in range(len(lines) - size + 1):
+            place = f"{file.name}:{lines[at][0]}"
+            first = seen.setdefault(tuple(line for _, line in lines[at : at + size]), place)
+            if first != place:
+                found.append(f"{first} stands again at {place}")
+    return found
+
+
+def test_no_six_lines_stand_twice_in_the_adapters() -> None:
+    """What two providers have in common is written once; so it is in their tests."""
+    assert repeats(ROOT / "providers") == []
+    assert repeats(Path(__file__).parent / "providers") == []
+
+
+def test_lines_that_stand_twice_would_be_found(tmp_path: Path) -> None:
+    """Whatever their indentation, and the blank lines and comments between them; imports do not count."""
+    names = [f"name{number}" for number in range(6)]
+    imported = "".join(f"import {name}\n" for name in names)
+    (tmp_path / "a.py").write_text(imported + "".join(f"{name} = 1\n" for name in names))
+    inside = "\n\n    # why\n".join(f"    {name} = 1" for name in names)
+    (tmp_path / "b.py").write_text(f"{imported}def f():\n{inside}\n")
+    assert repeats(tmp_path) == ["a.py:7 stands again at b.py:8"]

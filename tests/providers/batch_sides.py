@@ -1,4 +1,4 @@
-"""Anthropic's and Gemini's Batch APIs side by side: what they say, for tests that hold for both."""
+"""The three Batch APIs side by side: what their servers say, for tests that hold for all of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 
 from asking import KEY
 from attrs import frozen
-from batching import MARK, PATIENCE, requests, spool
+from batching import MARK, PATIENCE, described, requests, spool
 from claude import error as claude_error
 from gemini_asking import GEMINI_KEY, gemini_error
+from raw_server import error as openai_error
 
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
 from smartbatch.providers.gemini.provider import GeminiProvider
+from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Kind, Request
 
@@ -70,23 +72,31 @@ class Side:
         kind: the provider's class.
         batch: makes the body that describes a batch.
         refusal: makes the body of an error of its own, of a status.
+        ended: makes the body that describes a batch that has ended.
         batch_path: where its first batch is.
         output: where the results of its first batch are.
+        line: makes a line of its input of an id and a body.
+        versioned: the base URL ends in the version.
+        deletes: whether ended batches are deleted.
     """
 
     prefix: str
     key: str
-    kind: type[AnthropicProvider] | type[GeminiProvider]
+    kind: Callable[..., Provider]
     batch: Callable[..., dict[str, Any]]
     refusal: Callable[..., dict[str, Any]]
+    ended: Callable[[], dict[str, Any]]
     batch_path: str
     output: str
+    line: Callable[[str, Any], dict[str, Any]]
+    versioned: bool = False
+    deletes: bool = True
 
     def provider(self, url: str, **options: Any) -> Provider:
-        return self.kind(self.key, url, **options)
+        return self.kind(**{"api_key": self.key, "base_url": url + "/v1" * self.versioned, **options})
 
     def creation(self, api: BatchApi, folder: Path, asked: list[Request] | None = None) -> Creation:
-        """A create of what Gemini would have uploaded, and Anthropic finds on disk."""
+        """A create of what would have been uploaded, and Anthropic finds on disk."""
         asked = requests(5) if asked is None else asked
         path = spool(api, folder, asked)
         files = api.abilities.files
@@ -106,8 +116,10 @@ ANTHROPIC = Side(
     AnthropicProvider,
     claude_batch,
     lambda status, text="no": claude_error(_TYPES.get(status, "api_error"), text),
+    lambda: claude_batch("ended"),
     "/v1/messages/batches/msgbatch_1",
     "/v1/messages/batches/msgbatch_1/results",
+    lambda wire_id, body: {"custom_id": wire_id, "params": body},
 )
 GEMINI = Side(
     "gemini",
@@ -115,8 +127,30 @@ GEMINI = Side(
     GeminiProvider,
     gemini_batch,
     lambda status, text="no": gemini_error(status, _WORDS.get(status, "UNKNOWN"), text),
+    lambda: gemini_batch("BATCH_STATE_CANCELLED"),
     "/v1/batches/abc1",
     "files/batch-abc1",
+    lambda wire_id, body: {"key": wire_id, "request": body},
+)
+OPENAI = Side(
+    "openai",
+    KEY,
+    OpenAIProvider,
+    lambda name="batch_1", **changes: described(id=name, **changes),
+    lambda status, text="no": openai_error(
+        text, "server_error" if status >= 500 else "invalid_request_error"
+    ),
+    lambda: described(status="cancelled"),
+    "/v1/batches/batch_1",
+    "file-2",
+    lambda wire_id, body: {
+        "custom_id": wire_id,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    },
+    versioned=True,
+    deletes=False,
 )
 _TYPES = {
     400: "invalid_request_error",

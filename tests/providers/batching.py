@@ -1,21 +1,17 @@
-"""What the tests of OpenAI's Batch API share: requests in a file, servers that say one thing, waiting."""
+"""What the tests of Batch APIs share: requests in a file, descriptions and lines of OpenAI's, waiting."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import KEY
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, Line, RemoteBatch
-from smartbatch.providers.openai.provider import OpenAIProvider
-from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Kind, Request
 
 PATIENCE = 20.0  # seconds; only a failing test ever waits so long
@@ -32,15 +28,6 @@ def spool(api: BatchApi, folder: Path, asked: Iterable[Request], mark: str = MAR
     lines = [api.encode(each, model="m", wire_id=f"{mark}-{at}") for at, each in enumerate(asked)]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
-
-
-def create(
-    api: BatchApi, folder: Path, asked: Iterable[Request], mark: str = MARK, kind: Kind = Kind.GENERATE
-) -> RemoteBatch:
-    """Upload and create a batch."""
-    asked = list(asked)
-    file = api.upload(f"sb-{mark}", spool(api, folder, asked, mark), PATIENCE)
-    return api.create(Creation(mark=mark, model="m", kind=kind, size=len(asked), file_id=file.id), PATIENCE)
 
 
 def creation(file_id: str = "file-1", kind: Kind = Kind.GENERATE) -> Creation:
@@ -64,18 +51,6 @@ def results(api: BatchApi, batch: RemoteBatch, kind: Kind = Kind.GENERATE) -> di
     lines = [api.read_line(line, kind) for line in data.split(b"\n") if line]
     assert len({line.wire_id for line in lines}) == len(lines)
     return {line.wire_id: line for line in lines}
-
-
-@contextmanager
-def world(**settings: Any) -> Iterator[tuple[Emulator, BatchApi]]:
-    """An emulator and the Batch API of a provider that speaks to it."""
-    options = settings.pop("provider", {})
-    with emulator(hang_seconds=0.05, **settings) as emu:
-        provider = OpenAIProvider(api_key=KEY, base_url=emu.base_url, **options)
-        try:
-            yield emu, provider.batches()
-        finally:
-            provider.close()
 
 
 def fails(call: Callable[[], Any]) -> ProviderError:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 from asking import KEY, url_of
-from batch_sides import ANTHROPIC, GEMINI, Side
+from batch_sides import ANTHROPIC, GEMINI, OPENAI, Side
 from gemini_asking import GEMINI_KEY
 from raw_server import RawServer, Script
 from services import SERVICES, Service
@@ -86,9 +86,9 @@ def reach(service: Service) -> Iterator[Callable[..., Provider]]:
     yield from _opening(service.kind, service.key, service.url)
 
 
-@pytest.fixture(params=[ANTHROPIC, GEMINI], ids=["anthropic", "gemini"])
+@pytest.fixture(params=[ANTHROPIC, GEMINI, OPENAI], ids=lambda side: side.prefix)
 def side(request: pytest.FixtureRequest) -> Side:
-    """Both sides, one after the other; tests of one side have a fixture of their own."""
+    """The three sides in turn; tests of one side have a fixture of their own."""
     return request.param
 
 
@@ -97,8 +97,8 @@ def api(serve: Callable[..., RawServer], side: Side) -> Iterator[Callable[..., t
     """``api(script, …)`` returns the Batch API of a provider whose server says that, and the server."""
     providers: list[Provider] = []
 
-    def start(*scripts: Script, **options: object) -> tuple[BatchApi, RawServer]:
-        server = serve(*scripts)
+    def start(*scripts: Script, tls: bool = False, **options: object) -> tuple[BatchApi, RawServer]:
+        server = serve(*scripts, tls=tls)
         providers.append(side.provider(url_of(server), **options))
         batches = providers[-1].batches()
         assert batches is not None

@@ -1,4 +1,4 @@
-"""Looks, lists, cancels, deletions and downloads of Batch APIs. Anthropic and Gemini alike."""
+"""Looks, lists, cancels, deletions and downloads of Batch APIs, all three alike."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 
 import pytest
 from asking import request_of, url_of
-from batch_sides import ANTHROPIC, claude_batch, create, gemini_batch, world
-from batching import PATIENCE, ended, fails, requests, results
+from batch_sides import OPENAI, create, world
+from batching import MARK, PATIENCE, ended, fails, requests, results
 from raw_server import hangs, http, resets, says, trickles
 
 from smartbatch.errors import ErrorKind, ProviderError
@@ -32,6 +32,11 @@ def read(api, side, timeout=PATIENCE) -> bytes:
         raise api.classify(error) from None
 
 
+def deletions(api, side):
+    """What deletes a batch, where the API can."""
+    return [api.delete_batch] if side.deletes else []
+
+
 # a whole batch
 
 
@@ -41,6 +46,7 @@ def test_a_batch_from_the_create_to_the_last_result(side, tmp_path):
         assert api.page(None, PATIENCE).batches == ()
         batch = create(api, tmp_path, requests(7))
         assert (batch.state.ended, batch.total) == (False, 7)
+        assert batch.mark == (MARK if api.abilities.labels else None)
         batch = ended(api, batch)
         assert (batch.state, batch.total, batch.completed, batch.failed) == (RemoteState.COMPLETED, 7, 7, 0)
         found = results(api, batch)
@@ -57,7 +63,7 @@ def test_a_batch_from_the_create_to_the_last_result(side, tmp_path):
         assert all(line.delivered for line in record.lines.values())
         api.delete_batch(batch.id, PATIENCE)
         api.delete_batch(batch.id, PATIENCE)
-        assert api.get(batch.id, PATIENCE) is None
+        assert (api.get(batch.id, PATIENCE) is None) is side.deletes
 
 
 def test_requests_that_cannot_be_run_fail_alone(side, tmp_path):
@@ -129,7 +135,8 @@ def test_a_list_says_what_time_it_is_there(api):
 def test_an_id_no_provider_has_never_gets_into_an_address(api, side, bad):
     """Nothing is sent."""
     batches, server = api(says(side.batch()))
-    for call in (batches.get, batches.cancel, batches.delete_batch):
+    files = [batches.delete_file] if batches.abilities.files else []
+    for call in (batches.get, batches.cancel, *deletions(batches, side), *files):
         found = fails(lambda call=call: call(bad, PATIENCE))
         assert (found.code, found.maybe_billed) == ("id", False)
         assert bad not in found.message or len(bad) < 2
@@ -153,7 +160,7 @@ def test_redirects_are_not_followed_by_any_call(api, side, serve):
     """The key stays with its server."""
     other = serve(says(side.batch()))
     batches, _ = api(says(b"", "307 Moved", location=f"{url_of(other)}/v1/x"))
-    for call in (batches.get, batches.cancel, batches.delete_batch):
+    for call in (batches.get, batches.cancel, *deletions(batches, side)):
         assert fails(lambda call=call: call("abc1", PATIENCE)).code == "redirect"
     assert fails(lambda: read(batches, side)).code == "redirect"
     assert fails(lambda: batches.page(None, PATIENCE)).code == "redirect"
@@ -166,19 +173,22 @@ def test_redirects_are_not_followed_by_any_call(api, side, serve):
 def test_only_the_providers_own_404_says_that_there_is_no_batch(api, side):
     """A gateway that does not know the path says nothing about batches."""
     own, page = says(side.refusal(404), "404 Not Found"), says(b"<html>404</html>", "404 Not Found")
-    batches, _ = api(own, own, page, page)
+    batches, _ = api(own, page, says({"detail": "Not Found"}, "404 Not Found"), own, page)
     assert batches.get("abc1", PATIENCE) is None
-    batches.delete_batch("abc1", PATIENCE)
     assert fails(lambda: batches.get("abc1", PATIENCE)).status == 404
-    assert fails(lambda: batches.delete_batch("abc1", PATIENCE)).status == 404
+    assert fails(lambda: batches.get("abc1", PATIENCE)).status == 404
+    for delete in deletions(batches, side):
+        delete("abc1", PATIENCE)
+        assert fails(lambda delete=delete: delete("abc1", PATIENCE)).status == 404
 
 
 def test_cancelling_what_has_ended_is_a_success_and_what_runs_is_not(api, side):
     """A refusal is looked into: only the end of the batch makes it one."""
+    if side is OPENAI:
+        return  # its word is taken: the next look shows the end
     running = side.batch()
-    over = claude_batch("ended") if side is ANTHROPIC else gemini_batch("BATCH_STATE_CANCELLED")
-    refused = says(side.refusal(400), "400 Bad")
-    batches, server = api(refused, says(over), refused, says(running), says(side.refusal(503), "503 Busy"))
+    refused, over = says(side.refusal(400), "400 Bad"), says(side.ended())
+    batches, server = api(refused, over, refused, says(running), says(side.refusal(503), "503 Busy"))
     batches.cancel("abc1", PATIENCE)
     assert fails(lambda: batches.cancel("abc1", PATIENCE)).status == 400
     assert fails(lambda: batches.cancel("abc1", PATIENCE)).status == 503
@@ -189,7 +199,7 @@ def test_cancelling_what_has_ended_is_a_success_and_what_runs_is_not(api, side):
 
 
 @pytest.mark.parametrize("script", [hangs, trickles], ids=["silent", "trickle"])
-@pytest.mark.parametrize("what", sampled(["get", "page", "cancel", "delete", "download"]))
+@pytest.mark.parametrize("what", sampled(["get", "page", "cancel", "download"]))
 def test_every_call_ends_at_its_deadline(api, side, script, what):
     """A byte now and then does not prolong it."""
     batches, _ = api(script)
@@ -197,7 +207,6 @@ def test_every_call_ends_at_its_deadline(api, side, script, what):
         "get": lambda: batches.get("abc1", 0.3),
         "page": lambda: batches.page(None, 0.3),
         "cancel": lambda: batches.cancel("abc1", 0.3),
-        "delete": lambda: batches.delete_batch("abc1", 0.3),
         "download": lambda: read(batches, side, 0.3),
     }
     begin = time.monotonic()
@@ -267,6 +276,12 @@ def test_results_that_a_gateway_compressed_are_unpacked(api, side):
     data = b'{"line": 1}\n' * 50_000
     batches, _ = api(says(gzip.compress(data), content_encoding="gzip"))
     assert read(batches, side) == data
+
+
+def test_a_page_to_sign_in_is_no_result(api, side):
+    """It would count as results without a single readable line."""
+    batches, _ = api(says("<html>sign in</html>", content_type="text/html; charset=utf-8"))
+    assert fails(lambda: read(batches, side)).code == "html"
 
 
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
@@ -349,8 +364,7 @@ def test_lines_are_the_very_requests_of_real_time(serve, side):
     fails(lambda: provider.generate(request, model="m", attempt=0, timeout=5))
     line = provider.batches().encode(request, model="m", wire_id="n-0")
     provider.close()
-    key, inner = ("custom_id", "params") if side is ANTHROPIC else ("key", "request")
-    assert json.loads(line) == {key: "n-0", inner: server.requests[0].json()}
+    assert json.loads(line) == side.line("n-0", server.requests[0].json())
     assert b"\n" not in line
     assert line == provider.batches().encode(request, model="m", wire_id="n-0")
     assert len(line) + 1 + provider.batches().overhead(1) < provider.batches().abilities.max_bytes

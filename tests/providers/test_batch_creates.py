@@ -1,4 +1,4 @@
-"""One create, and what its outcome says: certainly nothing, or unknown. Anthropic and Gemini alike."""
+"""One create, and what its outcome says: certainly nothing, or unknown. All three alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from asking import request_of, url_of
-from batch_sides import ANTHROPIC
+from batch_sides import ANTHROPIC, OPENAI
 from batching import MARK, PATIENCE, fails
 from raw_server import hangs, http, resets, says, trickles, vanishes
 
@@ -30,6 +30,13 @@ def lost(api, side, folder, timeout=PATIENCE) -> ProviderError:
             raise api.classify(error) from None
 
     return fails(once)
+
+
+def cut_refusal(exchange):
+    exchange.send(
+        http(b'{"type": "error", "error": {"type": "invalid_request_error", "code": 400}}', "400 No")[:-5]
+    )
+    exchange.close()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 429])
@@ -59,7 +66,8 @@ def test_a_refusal_by_somebody_in_between_leaves_it_open(api, side, tmp_path, st
     """A gateway's own page may stand for an answer it has lost."""
     batches, server = api(says(body, f"{status} No", content_type="text/html"))
     found = lost(batches, side, tmp_path)
-    assert (found.status, found.maybe_billed) == (status, True)
+    bare = side is OPENAI and body == b'{"error": "no"}'  # so servers like OpenAI's refuse
+    assert (found.status, found.maybe_billed) == (status, not bare)
     assert len(server.requests) == 1
 
 
@@ -96,14 +104,15 @@ def test_a_success_that_cannot_be_read_leaves_it_open(api, side, tmp_path, body)
         (hangs, ErrorKind.TIMEOUT),
         (trickles, ErrorKind.TIMEOUT),
         (lambda exchange: exchange.send(b"SSH-2.0\r\n\r\n"), ErrorKind.INVALID_RESPONSE),
+        (cut_refusal, None),
     ],
-    ids=["reset", "gone", "silent", "trickle", "no-http"],
+    ids=["reset", "gone", "silent", "trickle", "no-http", "half-a-refusal"],
 )
 def test_a_lost_answer_leaves_it_open_and_is_not_asked_for_again(api, side, tmp_path, script, kind):
     """The total deadline holds, and there is one request on the wire."""
     batches, server = api(script)
     found = lost(batches, side, tmp_path, timeout=0.3)
-    assert (found.kind, found.maybe_billed) == (kind, True)
+    assert (found.kind, found.maybe_billed) == (kind or found.kind, True)
     assert len(server.requests) == 1
 
 

@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import json
-import socket
+from functools import partial
 
 import pytest
 from asking import KEY
-from batching import MARK, create, creation, described, ended, fails, requests, results, spool, world
-from raw_server import error, hangs, http, resets, says, vanishes
+from batch_sides import OPENAI, create
+from batch_sides import world as world_of
+from batching import MARK, creation, described, ended, fails, requests, results, spool
+from raw_server import error, says
 
-from smartbatch.errors import ErrorKind, InvalidRequest
+from smartbatch.errors import ErrorKind
 from smartbatch.providers.batch_api import LineOutcome, RemoteState, enqueued_limit
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import answer_for
 from smartbatch.types import Embedding, Generation, Kind, Request
 
+world = partial(world_of, OPENAI)
+
 
 @pytest.fixture
-def api(serve, connect):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that; and the server."""
-
-    def start(*scripts, **options):
-        server = serve(*scripts)
-        return connect(server, **options).batches(), server
-
-    return start
+def side():
+    return OPENAI
 
 
 # a whole batch
-
-
-def test_a_batch_from_the_upload_to_the_last_result(tmp_path):
-    """What is created shows its mark, its file and its size; each request gets its own answer."""
-    with world(batch_turnaround=0.05) as (emu, batches):
-        batch = create(batches, tmp_path, requests(7))
-        assert (batch.mark, batch.total) == (MARK, 7)
-        batch = ended(batches, batch)
-        assert (batch.state, batch.word) == (RemoteState.COMPLETED, "completed")
-        assert (batch.completed, batch.failed, batch.error) == (7, 0, None)
-        found = results(batches, batch)
-        assert set(found) == {f"{MARK}-{number}" for number in range(7)}
-        for number in range(7):
-            line = found[f"{MARK}-{number}"]
-            assert line.outcome is LineOutcome.OK
-            assert line.answer.text == answer_for(f"prompt {number}", "m")
-            assert line.answer.usage.input_tokens > 0
-        [record] = emu.ledger.batches
-        assert all(line.delivered for line in record.lines.values())
 
 
 @pytest.mark.parametrize("way", ["chat", "responses"])
@@ -125,19 +104,6 @@ def test_every_end_is_told_apart_and_read(tmp_path, fault, state):
             outcomes = [line.outcome for line in results(batches, batch).values()]
             assert outcomes.count(LineOutcome.UNRUN) == (4 if fault == "expire_all" else 2)
             assert outcomes.count(LineOutcome.OK) == (0 if fault == "expire_all" else 2)
-
-
-def test_a_cancelled_batch_keeps_what_came_and_is_cancelled_twice_in_peace(tmp_path):
-    with world(batch_turnaround=3600) as (_, batches):
-        batch = create(batches, tmp_path, requests(4))
-        batches.cancel(batch.id, 5)
-        batch = ended(batches, batch)
-        assert batch.state is RemoteState.CANCELLED
-        assert {line.outcome for line in results(batches, batch).values()} == {LineOutcome.UNRUN}
-        batches.cancel(batch.id, 5)
-    with world() as (_, batches):
-        batch = ended(batches, create(batches, tmp_path, requests(1)))
-        batches.cancel(batch.id, 5)  # it has completed: nothing to cancel, and no error
 
 
 def test_the_quota_of_enqueued_tokens_keeps_its_code_and_its_number(tmp_path):
@@ -268,74 +234,6 @@ def test_a_create_is_one_request_that_says_all_it_should(api):
     assert (batch.id, batch.mark, batch.created_at) == ("batch_1", MARK, 1795000000.0)
 
 
-REFUSED = [(status, error("no", "invalid_request_error")) for status in (400, 401, 403, 404, 413, 422, 429)]
-UNKNOWN = [
-    *[(status, error("oh", "server_error")) for status in (408, 409, 500, 502, 503, 504)],
-    *[(status, "<html>gateway</html>") for status in (400, 403, 404, 413, 429, 502)],
-    (422, {"detail": "unreadable"}),
-    (307, ""),
-    (200, ""),
-    (200, "<html>sign in</html>"),
-    (200, '{"id": "batch_1", "sta'),
-    (200, {"object": "batch"}),
-    (200, described(id="../../files/file-1")),
-    (200, error("no", "invalid_request_error")),
-]
-
-
-@pytest.mark.parametrize(("status", "body"), REFUSED)
-def test_a_refusal_in_the_providers_words_created_nothing(api, status, body):
-    batches, server = api(says(body, f"{status} No"))
-    found = fails(lambda: batches.create(creation(), 5))
-    assert (found.status, found.maybe_billed) == (status, False)
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(("status", "body"), UNKNOWN)
-def test_any_other_answer_may_have_created_a_batch(api, status, body):
-    """And the create is not repeated, whatever the status is."""
-    batches, server = api(says(body, f"{status} Hm", location="http://127.0.0.1:9/", retry_after="0"))
-    assert fails(lambda: batches.create(creation(), 5)).maybe_billed
-    assert (len(server.requests), server.connections) == (1, 1)
-
-
-def cut_refusal(exchange):
-    whole = http(json.dumps(error("no")).encode(), "400 No")
-    exchange.send(whole[:-5])
-    exchange.close()
-
-
-@pytest.mark.parametrize("script", [resets, vanishes, hangs, cut_refusal, says(described(), "201 Created")])
-def test_a_create_whose_answer_is_lost_is_unknown(api, script):
-    batches, server = api(script)
-    if script not in (resets, vanishes, hangs, cut_refusal):
-        assert batches.create(creation(), 5).id == "batch_1"
-        return
-    assert fails(lambda: batches.create(creation(), 0.3)).maybe_billed
-    assert len(server.requests) == 1
-
-
-def test_a_create_that_reached_nobody_created_nothing(serve, connect):
-    """Refused connections, unknown names, untrusted certificates, no time left, a closed provider."""
-    server = serve(says(described()), tls=True)
-    untrusted = connect(server).batches()
-    found = fails(lambda: untrusted.create(creation(), 5))
-    assert (found.code, found.maybe_billed) == ("tls", False)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    unreachable = OpenAIProvider(api_key=KEY, base_url=f"http://127.0.0.1:{port}/v1").batches()
-    gone = fails(lambda: unreachable.create(creation(), 5))
-    assert (gone.code, gone.maybe_billed) == ("refused", False)
-    provider = OpenAIProvider(api_key=KEY, base_url="https://nowhere.invalid/v1")
-    nowhere = provider.batches()
-    assert not fails(lambda: nowhere.create(creation(), 5)).maybe_billed
-    assert not fails(lambda: nowhere.create(creation(), 0)).maybe_billed
-    provider.close()
-    closed = fails(lambda: nowhere.create(creation(), 5))
-    assert (closed.code, closed.maybe_billed) == ("closed", False)
-    assert server.requests == []
-
-
 def test_creates_that_vanish_are_found_in_the_list(tmp_path):
     """The emulator loses the answer; the batch is there, with its mark and its file."""
     with world(batch_faults={"lost_create": 1.0}) as (_, batches):
@@ -428,24 +326,6 @@ def test_why_a_batch_failed(api, errors, kind, code):
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "gone"),
-    [
-        ("404 Not Found", error("No batch found with id 'batch_1'", "invalid_request_error"), True),
-        ("404 Not Found", "<html>", False),
-        ("404 Not Found", {"detail": "Not Found"}, False),
-        ("403 Forbidden", error("not yours"), False),
-        ("500 Oh", error("oh"), False),
-    ],
-)
-def test_a_batch_is_gone_only_by_the_providers_own_word(api, status, body, gone):
-    batches, _ = api(says(body, status))
-    if gone:
-        assert batches.get("batch_1", 5) is None
-    else:
-        fails(lambda: batches.get("batch_1", 5))
-
-
-@pytest.mark.parametrize(
     ("status", "body", "good"),
     [
         ("200 OK", described(status="cancelling"), True),
@@ -467,24 +347,6 @@ def test_a_cancel_is_done_when_there_is_nothing_left_to_cancel(api, status, body
 
 
 # lists
-
-
-def test_lists_are_followed_page_by_page(tmp_path):
-    with world() as (_, batches):
-        marks = [f"{MARK[:-3]}{number:03d}" for number in range(103)]
-        for mark in marks:
-            create(batches, tmp_path, requests(1), mark)
-        first = batches.page(None, 5)
-        assert [batch.mark for batch in first.batches] == marks[:2:-1]
-        second = batches.page(first.next, 5)
-        assert [batch.mark for batch in second.batches] == marks[2::-1]
-        assert second.next is None
-
-
-def test_a_list_tells_the_servers_time(api):
-    batches, _ = api(says({"data": []}, date="Wed, 18 Nov 2026 12:26:40 GMT"), says({"data": []}, date="now"))
-    assert batches.page(None, 5).server_time == 1795004800.0
-    assert batches.page(None, 5).server_time is None
 
 
 def test_a_strangers_unreadable_batch_hides_nothing_and_ours_is_an_error(api):
@@ -509,42 +371,7 @@ def test_a_list_that_turns_in_a_circle_is_an_error(api):
     assert fails(lambda: batches.page("batch_1", 5)).code == "endless"
 
 
-# hostile ids
-
-
-HOSTILE = [
-    "../files/file-1",
-    "a/b",
-    "a\\b",
-    "a b",
-    "a\r\nX: y",
-    "a\0",
-    "",
-    ".",
-    "..",
-    "%2e%2e",
-    "a?b",
-    "ä",
-    "x" * 10_000,
-]
-
-
-@pytest.mark.parametrize("bad", HOSTILE, ids=range(len(HOSTILE)))
-def test_no_odd_id_is_ever_asked_for(api, bad):
-    """It is refused before anything is sent, and when a server names it."""
-    batches, server = api(says(described(id=bad)), says(described(output_file_id=bad or "/")))
-    for call in (
-        lambda: batches.get(bad, 5),
-        lambda: batches.cancel(bad, 5),
-        lambda: batches.delete_file(bad, 5),
-        lambda: list(batches.download(None, bad, 5)),
-    ):
-        with pytest.raises(InvalidRequest) as caught:
-            call()
-        assert bad not in caught.value.message or len(bad) < 2
-    assert server.requests == []
-    for _ in range(2):
-        assert fails(lambda: batches.get("batch_1", 5)).kind is ErrorKind.INVALID_RESPONSE
+# ids
 
 
 def test_long_ids_of_gateways_are_taken(api):
@@ -553,21 +380,6 @@ def test_long_ids_of_gateways_are_taken(api):
     batches, server = api(says(described(id=long)))
     assert batches.get(long, 5).id == long
     assert server.requests[0].target == f"/v1/batches/{long.replace('=', '%3D')}"
-
-
-# life
-
-
-def test_the_batch_api_is_made_once_and_anew_after_a_close(serve, connect):
-    server = serve(says(described()))
-    provider = connect(server)
-    batches = provider.batches()
-    assert provider.batches() is batches
-    assert (batches.name, batches.scope) == ("openai", provider.scope)
-    provider.close()
-    assert fails(lambda: batches.get("batch_1", 5)).code == "closed"
-    provider.open(1)
-    assert provider.batches().get("batch_1", 5).id == "batch_1"
 
 
 def test_an_error_that_repeats_the_key_is_scrubbed(api):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from asking import KEY
+from batch_sides import OPENAI
 from batching import creation, described, fails
 from raw_server import http, resets, says, vanishes
 
@@ -29,14 +30,8 @@ MB = 1 << 20
 
 
 @pytest.fixture
-def api(serve, connect):
-    """``api(script, …)`` returns the Batch API of a provider whose server says that; and the server."""
-
-    def start(*scripts, tls=False, **options):
-        server = serve(*scripts, tls=tls)
-        return connect(server, **options).batches(), server
-
-    return start
+def side():
+    return OPENAI
 
 
 def download(batches: OpenAIBatches, timeout: float = 20.0) -> bytes:
@@ -110,50 +105,6 @@ def test_a_list_of_many_pages_has_one_deadline(api):
 # bodies
 
 
-def cut_by_length(exchange):
-    exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n" + b"a\n" * 20)
-    exchange.close()
-
-
-def cut_in_a_chunk(exchange):
-    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n20\r\n" + b"a\n" * 5)
-    exchange.close()
-
-
-def cut_between_chunks(exchange):
-    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n" + b"a\n" * 5 + b"\r\n")
-    exchange.close()
-
-
-def odd_chunk(exchange):
-    exchange.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n" + b"a\n" * 5 + b"\r\nzz\r\n")
-    exchange.close()
-
-
-def cut_gzip(exchange):
-    exchange.send(http(gzip.compress(b"a\n" * 5000)[:-9], content_encoding="gzip"))
-
-
-def broken_gzip(exchange):
-    exchange.send(http(b"\x1f\x8b\x08 not gzip at all", content_encoding="gzip"))
-
-
-def cut_with_a_reset(exchange):
-    exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n" + b"a\n" * 20)
-    exchange.reset()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [cut_by_length, cut_in_a_chunk, cut_between_chunks, odd_chunk, cut_gzip, broken_gzip, cut_with_a_reset],
-)
-def test_a_download_that_ends_early_is_an_error(api, script):
-    """Half a file of results is none: the rest may have been paid for."""
-    batches, _ = api(script)
-    assert fails(lambda: download(batches)).kind is ErrorKind.NETWORK_ERROR
-    assert fails(lambda: batches.get("batch_1", 5)).kind is ErrorKind.NETWORK_ERROR
-
-
 def test_whole_bodies_come_whole(api):
     """By length, in chunks, to the end of the connection, compressed."""
     text = b"".join(b'{"line": %d}\n' % number for number in range(20_000))
@@ -215,45 +166,6 @@ def test_pieces_are_small_and_come_as_they_arrive(api):
     rest = list(pieces)
     assert sum(map(len, rest)) == 200_000
     assert max(map(len, rest)) <= 65536
-
-
-def test_a_download_that_is_left_early_lets_go_of_its_connection(api):
-    gone = threading.Event()
-
-    def endless(exchange):
-        exchange.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        try:
-            while not exchange.server.done.is_set():
-                exchange.send(b"x" * 65536)
-        except OSError:
-            gone.set()
-        exchange.close()
-
-    batches, _ = api(endless)
-    pieces = batches.download(BATCH, "file-2", 20)
-    next(pieces)
-    pieces.close()
-    assert gone.wait(10)
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        ("503 Busy", {"error": {"message": "later"}}, ErrorKind.SERVER_ERROR),
-        ("404 Not Found", {"error": {"message": "gone"}}, ErrorKind.CLIENT_ERROR),
-        ("302 Found", "", ErrorKind.INVALID_RESPONSE),
-    ],
-)
-def test_results_that_cannot_be_fetched_say_why(api, status, body, kind):
-    batches, server = api(says(body, status, location="/elsewhere"))
-    found = fails(lambda: download(batches))
-    assert (found.kind, found.status) == (kind, int(status[:3]))
-    assert len(server.requests) == 1
-
-
-def test_a_page_to_sign_in_is_no_result(api):
-    batches, _ = api(says("<html>sign in</html>", content_type="text/html; charset=utf-8"))
-    assert fails(lambda: download(batches)).code == "html"
 
 
 # large files
@@ -408,49 +320,7 @@ def test_nothing_is_asked_twice(api, script):
     assert (len(server.requests), server.connections) == (3, 3)
 
 
-# closing and forking
-
-
-def test_closing_ends_calls_under_way(serve, connect):
-    server = serve(silent)
-    provider = connect(server)
-    batches = provider.batches()
-    found = []
-    thread = threading.Thread(target=lambda: found.append(fails(lambda: batches.create(creation(), 60))))
-    thread.start()
-    assert server.arrived.acquire(timeout=10)
-    provider.close()
-    thread.join(10)
-    assert [(each.code, each.maybe_billed) for each in found] == [("closed", True)]
-
-
-def test_a_forked_child_closes_its_copies_and_calls_anew(serve, connect):
-    """The parent's call goes on: the child says nothing on its connection."""
-    release = threading.Event()
-
-    def late(exchange):
-        release.wait(20)
-        exchange.send(http(json.dumps(described()).encode()))
-
-    server = serve(late, says(described(id="batch_2")))
-    provider = connect(server)
-    batches = provider.batches()
-    found = []
-    thread = threading.Thread(target=lambda: found.append(batches.get("batch_1", 20)))
-    thread.start()
-    assert server.arrived.acquire(timeout=10)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if batches.get("batch_2", 10).id == "batch_2" else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    release.set()
-    thread.join(10)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert found[0].id == "batch_1"
+# threads
 
 
 def test_many_threads_share_one_api(api):

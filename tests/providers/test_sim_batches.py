@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from batching import MARK, create, creation, fails, requests, results, spool
+from batch_sides import create
+from batching import MARK, creation, fails, requests, results, spool
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest

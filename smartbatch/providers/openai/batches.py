@@ -39,7 +39,7 @@ from smartbatch.providers.foreign_text import (
     unusable,
     whole,
 )
-from smartbatch.providers.http.batch_calls import BatchCalls, page_of
+from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
@@ -265,10 +265,7 @@ class OpenAIBatches(BatchApi):
 
 
 def _quoted(remote_id: str) -> str:
-    """Return an id for a path; what no provider has as an id is refused."""
-    if not _ID.fullmatch(remote_id):
-        raise InvalidRequest("that is no id of a file or batch; nothing was sent", field="id")
-    return quote(remote_id, safe="")
+    return quote(check_id(remote_id, _ID), safe="")
 
 
 def _is_refusal(reply: Reply) -> bool:
@@ -304,11 +301,7 @@ def _endless() -> ProviderError:
 
 def _plain_id(value: Any) -> str | None:
     """An id that is safe in a URL; ``None`` where there is none. One that is not safe is an error."""
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise unusable("the provider sent an id that cannot be one")
-    return value
+    return None if value is None or value == "" else check_id(value, _ID)
 
 
 def _read_file(data: Mapping[str, Any]) -> RemoteFile:
