@@ -16,12 +16,11 @@ from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, Event, Observer
-from smartbatch.jobs.client_budget import ClientBudget
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
+from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
-from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService
+from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.metrics import BatchMetrics

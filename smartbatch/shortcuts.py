@@ -20,9 +20,8 @@ from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService
+from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus

@@ -25,7 +25,6 @@ class _Made:
     """A provider made from the environment for a job's model, or why there is none."""
 
     provider: Provider | None
-    model: str
     problem: str
     at: float
 
@@ -36,7 +35,6 @@ class Serving:
     Args:
         own: the client's providers; they come first.
         opened: called with a provider that was made here, before it is used.
-        clock: time.
     """
 
     def __init__(self, own: Iterable[Provider], *, opened: Callable[[Provider], None], clock: Clock) -> None:
@@ -66,18 +64,16 @@ class Serving:
         """Return, in words, why this process cannot carry a job on; ``None`` when it can."""
         if self.provider_of(row) is not None:
             return None
-        name = row.model.partition(":")[0]
         made = self._from_environment(row.model)
-        if made.provider is None:
-            return f"needs the {name} account it was submitted with: {made.problem}"
-        return (
-            f"needs the {name} account it was submitted with: the key, server or organisation of this "
-            "process is another"
-        )
+        another = "the key, server or organisation of this process is another"
+        name, problem = row.model.partition(":")[0], another if made.provider else made.problem
+        return f"needs the {name} account it was submitted with: {problem}"
 
     def close(self) -> None:
         """Close what was made here."""
-        for made in self._taken():
+        with self._making:
+            all_made, self._made = self._made, {}
+        for made in all_made.values():
             if made.provider is not None:
                 made.provider.close()
 
@@ -86,12 +82,6 @@ class Serving:
         for made in list(self._made.values()):
             if made.provider is not None:
                 made.provider.abandon()
-
-    def _taken(self) -> list[_Made]:
-        with self._making:
-            made = list(self._made.values())
-            self._made.clear()
-        return made
 
     def _from_environment(self, model: str) -> _Made:
         with self._making:
@@ -106,9 +96,8 @@ class Serving:
     def _make(self, model: str) -> _Made:
         now = self._clock.now()
         try:
-            provider, name = create(model, clock=self._clock)
+            return _Made(create(model, clock=self._clock)[0], "", now)
         except SmartbatchError as error:
-            return _Made(None, "", error.message, now)
+            return _Made(None, error.message, now)
         except Exception as error:  # an SDK that is not there, or will not start
-            return _Made(None, "", f"it could not be opened ({type(error).__name__})", now)
-        return _Made(provider, name, "", now)
+            return _Made(None, f"it could not be opened ({type(error).__name__})", now)

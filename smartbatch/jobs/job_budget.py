@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.errors import BudgetExceeded, SmartbatchError
+from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -40,6 +42,7 @@ from smartbatch.types import Request
 
 __all__ = [
     "Bill",
+    "ClientBudget",
     "CostCeiling",
     "JobBudget",
     "affordable",
@@ -339,3 +342,57 @@ class JobBudget:
     def _committed_locked(self) -> float:
         """What was spent, and can be by calls under way, those of requests that were given up included."""
         return self.calls.spent + max(self.calls.reserved, sum(self._under_way.values()))
+
+
+# -- the client's budget -------------------------------------------------------------------------------------
+
+
+@frozen
+class ClientBudget:
+    """Holds money back in a client's budget for its jobs; an observer of their events. Safe from any thread.
+
+    A job keeps to a budget of its own, in the store, whichever process carries it on. What it can still spend
+    is held back here, so that jobs and real-time requests stay within the client's budget together.
+
+    Attributes:
+        reservations: what is held back in the client's budget.
+    """
+
+    reservations: JobReservations
+    _store: Callable[[], SqlStore]
+
+    def __call__(self, event: Event) -> None:
+        """Count what jobs have cost."""
+        if isinstance(event, JobProgress):
+            self.reservations.charge(event.job_id, event.cost, ended=False)
+        elif isinstance(event, (JobFinished, ShardChanged)) and self.reservations.has(event.job_id):
+            self.refresh(event.job_id)
+
+    def refresh(self, job_id: str | None = None) -> None:
+        """Count what a job, or each, has cost by now; it may have ended in another process.
+
+        When it has ended, what may have been billed all the same counts, too; that is known when the last of
+        its batches is settled.
+        """
+        for each in self.reservations.jobs if job_id is None else [job_id]:
+            try:
+                owed = bill(self._store(), each)
+            except SmartbatchError:  # it stays held back
+                continue
+            self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open)
+
+    def adopt(self, row: JobRow) -> None:
+        """Hold back what a job of an earlier process can still spend."""
+        if self.reservations.budget.left is None or row.policy.attended:
+            return
+        if row.state is JobState.DONE or self.reservations.has(row.id):
+            return
+        budget = row.policy.budget
+        unspent = None if budget is None else max(0.0, budget - row.cost)
+        with self.reservations.reserved(unspent) as reservation:
+            self.reservations.assign(row.id, reservation, row.cost)
+
+    def next_to(self, row: JobRow) -> Budget | None:
+        """Return the client's budget for a job with one of its own that is not held back in it."""
+        mine = row.policy.budget_account == self.reservations.account or self.reservations.has(row.id)
+        return None if mine else self.reservations.budget

@@ -15,8 +15,8 @@ from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
-from smartbatch.jobs.client_budget import ClientBudget
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NewJob
 from smartbatch.jobs.service import JobService
@@ -86,17 +86,7 @@ class _Draft:
 
 @frozen
 class JobSubmission:
-    """Stores jobs for one client, within its budget.
-
-    Args:
-        config: checked settings.
-        clock: time.
-        model: that answers.
-        fallback_model: that answers in its place, where there is one.
-        preparer: checks every row.
-        service: stores jobs and carries them on.
-        budget: what the client's budget holds back for jobs.
-    """
+    """Stores jobs for one client, within its budget."""
 
     _config: BatchingConfig
     _clock: Clock

@@ -158,15 +158,12 @@ class RealtimeRunner:
     """Runs the items of jobs of this process that go in real time.
 
     Args:
-        store: where the jobs are.
-        ask: submits a request.
         drop: cancels a request whose call has not started.
         limit: most items under way: so many may be asked twice when this process dies.
         attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
         done: called with a job's id when no item of it is under way any more.
-        tell: takes events.
-        report: called with an error, and the id of the job it is about, if any.
-        clock, rng: time and waiting; random numbers for backoff.
+        tell, report: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+        rng: for backoff.
         new_budget: returns what the items of a job spend from; ``None`` for a job without a budget.
     """
 

@@ -36,19 +36,18 @@ from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_outcome
 from smartbatch.jobs.job_budget import CostCeiling, JobBudget
-from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Request, Result, Route
 
-__all__ = ["JobService"]
+__all__ = ["JobService", "OpenedStore"]
 
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
@@ -70,20 +69,58 @@ DRAWS = 10
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
+class OpenedStore:
+    """A store that is opened at its first use, closed at a stop, and opened again after it; thread-safe.
+
+    Args:
+        place: a path or a PostgreSQL address; ``None`` for the user's own store.
+        wall: returns Unix seconds.
+        rng: random numbers for ids of owners.
+    """
+
+    def __init__(self, place: str | None, *, wall: Callable[[], float], rng: Random) -> None:
+        self._place = place
+        self._wall = wall
+        self._rng = rng
+        self._opening = threading.Lock()
+        self._store: SqlStore | None = None
+
+    def get(self) -> SqlStore:
+        """Return the store.
+
+        Raises:
+            StoreError, ConfigError: it cannot be used; the text says why.
+        """
+        store = self._store
+        if store is not None:
+            return store
+        with self._opening:
+            if self._store is None:
+                self._store = open_store(self._place, wall=self._wall, rng=self._rng)
+            return self._store
+
+    def close(self) -> None:
+        """Close the store if it is open."""
+        with self._opening:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def abandon(self) -> None:
+        """In a forked child: leave the parent's connections alone. Takes no inherited lock."""
+        if self._store is not None:
+            self._store.abandon()
+
+
 class JobService:
     """The jobs of one client in one process: submission, work, and those who wait. Safe from any thread.
 
     Threads start when there is work, and again after a stop.
 
     Args:
-        config: checked settings.
-        clock: time and waiting.
         rng: random numbers for ids and backoff; no two processes may draw the same.
-        store: where the jobs are.
-        dependencies: what jobs need of the client.
 
     Attributes:
-        clock: as given.
         notifier: notified whenever something of a job was stored.
         serving: finds the provider of a job.
     """

@@ -65,15 +65,12 @@ class JobSupervisor:
     """Owns jobs and runs their steps. Start it once; it cannot be started again after :meth:`stop`.
 
     Args:
-        store: where the jobs are.
-        run_step: runs one step of a job.
         serves: whether this process can do anything for a job.
         unknown: the body with which items of unknown outcome end when a job is taken over, or ``None`` to
             send them again.
-        realtime: runs items in real time.
         changed: called, with no lock held, after every step.
-        report: called with an error, and the id of the job it is about, if any.
-        clock, rng: time and waiting; random numbers for backoff.
+        report: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+        rng: for backoff.
     """
 
     _store: SqlStore

@@ -93,8 +93,7 @@ class StepContext:
 
     Attributes:
         job: as it was at the beginning of the step.
-        speed: says how fast requests of a job are answered in real time.
-        calibration: says what was learned of the tokens of a job's model.
+        tell, speed, calibration: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
         model: the job's model without the provider's prefix.
     """
 

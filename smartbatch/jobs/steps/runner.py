@@ -74,16 +74,10 @@ class StepRunner:
     """Runs the steps of jobs. One thread at a time may run a job's step; different jobs may run concurrently.
 
     Args:
-        store: where the jobs are.
         api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
             this process does not have its key: then only what needs no provider is done.
-        clock, rng: time; random numbers for nonces and backoff.
-        tell: takes events.
-        prices: for the cost of results.
-        limits: waiting times and sizes of batches.
-        speed: says how fast requests of a job are answered in real time; what is assumed before any was, by
-            default.
-        calibration: says what was learned of the tokens of a job's model; nothing by default.
+        rng: for nonces and backoff.
+        tell, speed, calibration: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
 
     _store: SqlStore

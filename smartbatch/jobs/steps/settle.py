@@ -5,7 +5,9 @@ The remote files of a settled shard are deleted when the user's retention is ove
 
 from __future__ import annotations
 
-from attrs import evolve
+from collections.abc import Sequence
+
+from attrs import define, evolve, field
 
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.jobs import job_budget
@@ -23,7 +25,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     1. The provider has deleted the results: an incident, and the items fail as lost.
     2. Items have no line although they may have been run: fetch the results once more, as the file may not
        have been complete. After the second time, an incident, since they may be paid twice.
-    3. Each item is classified, see :class:`_Classification`.
+    3. Each item is classified, see :func:`_classified`.
     """
     rest = step.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
@@ -54,9 +56,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     lost = 0.0
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
-    items = _Classification(step, shard)
-    for item in rest:
-        items.add(item)
+    items = _classified(step, shard, rest)
     before = step.store.job(step.job.id) or step.job
     now = step.wall
     if items.no_money:
@@ -96,70 +96,69 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem]) -> bool:
     return (shard.remote.done or 0) > answered
 
 
-class _Classification:
-    """Where the items of a shard go that have no result."""
+@define
+class _Outcomes:
+    """Where the items of a shard go that have no result: into a new shard, into real time, or to an end."""
 
-    def __init__(self, step: StepContext, shard: ShardRow) -> None:
-        self._step = step
-        self._complete = collect.ended_by_itself(shard)
-        self._word = shard.remote.status or "ended"
-        self._cancelled = encode_error(
-            RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+    opened: list[int] = field(factory=list)
+    realtime: list[int] = field(factory=list)
+    finals: list[NewResult] = field(factory=list)
+    no_money: ProviderError | None = None
+
+
+def _classified(step: StepContext, shard: ShardRow, items: Sequence[UnsettledItem]) -> _Outcomes:
+    """Classify items one by one. The cases, in order:
+
+    1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
+    2. The results are gone, and no line of it was read: it fails as lost.
+    3. The job is cancelled: it ends as cancelled.
+    4. It was sent often enough: it fails, with its last error where there is one.
+    5. Its line asks for another try, or the job may fall back: it runs in real time.
+    6. It goes into a new shard.
+    """
+    found = _Outcomes()
+    cancelled = encode_error(
+        RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+    )
+    lost = encode_error(
+        ProviderError(
+            "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
+            "which may have been paid for; submit the request again if it is still needed",
+            kind=ErrorKind.CLIENT_ERROR,
+            code="results_gone",
+            maybe_billed=True,
         )
-        self._gone = shard.remote.results_gone
-        self._lost = encode_error(
-            ProviderError(
-                "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
-                "which may have been paid for; submit the request again if it is still needed",
-                kind=ErrorKind.CLIENT_ERROR,
-                code="results_gone",
-                maybe_billed=True,
-            )
-        )
-        self.opened: list[int] = []
-        self.realtime: list[int] = []
-        self.finals: list[NewResult] = []
-        self.no_money: ProviderError | None = None
-
-    def add(self, item: UnsettledItem) -> None:
-        """Classify one item. The cases, in order:
-
-        1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
-        2. The results are gone, and no line of it was read: it fails as lost.
-        3. The job is cancelled: it ends as cancelled.
-        4. It was sent often enough: it fails, with its last error where there is one.
-        5. Its line asks for another try, or the job may fall back: it runs in real time.
-        6. It goes into a new shard.
-        """
-        step = self._step
+    )
+    for item in items:
         error = None if item.body is None else decode_error(item.body)
         if isinstance(error, ProviderError) and error.kind is ErrorKind.NO_MONEY:
-            self.no_money = error
+            found.no_money = error
             if not step.job.cancel_requested:
-                self.opened.append(item.ix)  # the account's fault, not the item's: it stays open
-                return
-        if self._gone and item.verdict is None:
-            self.finals.append(NewResult(item.ix, "failed", self._lost))
+                found.opened.append(item.ix)  # the account's fault, not the item's: it stays open
+                continue
+        if shard.remote.results_gone and item.verdict is None:
+            found.finals.append(NewResult(item.ix, "failed", lost))
         elif step.job.cancel_requested:
-            self.finals.append(NewResult(item.ix, "cancelled", self._cancelled))
-        elif item.tries + 1 >= step.limits.max_tries and self.no_money is None:
+            found.finals.append(NewResult(item.ix, "cancelled", cancelled))
+        elif item.tries + 1 >= step.limits.max_tries and found.no_money is None:
             body = item.body if item.verdict == "again" else None
-            self.finals.append(NewResult(item.ix, "failed", body or self._exhausted(item)))
+            found.finals.append(NewResult(item.ix, "failed", body or _exhausted(shard, item)))
         elif item.verdict == "again" or step.falls_back:
-            self.realtime.append(item.ix)
+            found.realtime.append(item.ix)
         else:
-            self.opened.append(item.ix)
+            found.opened.append(item.ix)
+    return found
 
-    def _exhausted(self, item: UnsettledItem) -> bytes:
-        tries = item.tries + 1
-        what = "had no result in" if self._complete else "was not run in"
-        return encode_error(
-            ProviderError(
-                f"the request {what} {tries} batches (the last one: {self._word}); submit it again, or "
-                "send it in real time",
-                kind=ErrorKind.SERVER_ERROR,
-            )
+
+def _exhausted(shard: ShardRow, item: UnsettledItem) -> bytes:
+    what = "had no result in" if collect.ended_by_itself(shard) else "was not run in"
+    return encode_error(
+        ProviderError(
+            f"the request {what} {item.tries + 1} batches (the last one: {shard.remote.status or 'ended'}); "
+            "submit it again, or send it in real time",
+            kind=ErrorKind.SERVER_ERROR,
         )
+    )
 
 
 def clean_up(step: StepContext, shard: ShardRow) -> ShardRow:
