@@ -244,10 +244,10 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
         assert first.spent == 0.0
         second = buyer(w, budget=0.5)
         assert second.submit_batch(texts(30), key="one", budget="0.3 USD").id == job.id
-        assert inside(second).realtime.budget.lasting == pytest.approx(0.3)
+        assert inside(second).realtime.budget.reserved == pytest.approx(0.3)
         w.wait(job := second.job(job.id))
         w.pass_time(10 * MINUTE)
-        assert inside(second).realtime.budget.lasting == 0.0
+        assert inside(second).realtime.budget.reserved == 0.0
         assert second.spent == pytest.approx(paid(w))
 
 

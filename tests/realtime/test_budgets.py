@@ -58,7 +58,6 @@ def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> 
     client = make(clock, script, observe, parallelism=64, budget=budget, breaker_threshold=1000)
     with client, clock.held():
         futures = submit_all(client, [f"p {i}" for i in range(60)])
-    assert inside(client).realtime.budget.overrun == 0
     assert client.spent <= budget + 1e-6
     errors = [future.exception(PATIENCE) for future in futures]
     assert all(error is None or isinstance(error, BudgetExceeded) for error in errors)
@@ -161,7 +160,7 @@ def test_a_fallback_that_costs_more_reserves_more(
     )
     results = client.generate([f"p{i}" for i in range(10)])
     assert sum(result.ok for result in results) == 3
-    assert (client.spent, inside(client).realtime.budget.overrun) == (90.0, 0)
+    assert client.spent == 90.0
 
 
 def test_a_pack_that_says_its_cost_and_answers_nothing_is_paid(

@@ -8,7 +8,7 @@ such a provider, shards of different sizes can be asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -40,13 +40,10 @@ class Cut:
     Attributes:
         shards: the items' positions in the job, shard by shard; together all items that are not too big.
         too_big: items that fit into no batch, not even alone.
-        clashing: numbers (from 0) of the shards whose size could not be made different from all others and
-            from those that are taken; empty unless that was asked for.
     """
 
     shards: tuple[tuple[int, ...], ...]
     too_big: tuple[int, ...] = ()
-    clashing: tuple[int, ...] = ()
 
 
 def cut(
@@ -62,8 +59,7 @@ def cut(
     """Cut ``items`` into as few shards as their order and the limits allow, each of about the same size.
 
     The steps: set aside items that do not fit into any batch; choose the sizes of the shards (:func:`_even`,
-    or :func:`_different` with ``distinct``); cut in order; with ``distinct``, name the shards whose size is
-    still used twice.
+    or :func:`_different` with ``distinct``); cut in order.
 
     Args:
         items: in the order in which they are sent.
@@ -71,7 +67,8 @@ def cut(
         max_bytes: most bytes of a shard's lines; the caller subtracts what a batch needs besides them.
         max_tokens: most estimated input tokens of a shard: the enqueued-token limit, or infinity.
         overhead_per_line: bytes of a line besides ``size``: its line end.
-        distinct: make all sizes different, largest first, at the cost of one or two shards more.
+        distinct: make all sizes different where that can be, largest first, at the cost of one or two shards
+            more.
         taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
 
     Raises:
@@ -91,8 +88,7 @@ def cut(
     for size in sizes:
         shards.append(tuple(item.ix for item in fitting[start : start + size]))
         start += size
-    clashing = tuple(_clashes(sizes, taken_sizes)) if distinct else ()
-    return Cut(tuple(shards), tuple(item.ix for item in too_big), clashing)
+    return Cut(tuple(shards), tuple(item.ix for item in too_big))
 
 
 class _Row:
@@ -193,11 +189,3 @@ def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
         if found is not None:
             return found
     return None
-
-
-def _clashes(sizes: Sequence[int], taken: Collection[int]) -> Iterator[int]:
-    seen = set(taken)
-    for number, size in enumerate(sizes):
-        if size in seen:
-            yield number
-        seen.add(size)

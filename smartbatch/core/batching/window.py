@@ -72,9 +72,6 @@ class Batch(Generic[T]):
     def __len__(self) -> int:
         return len(self.items)
 
-    def age(self, now: float) -> float:
-        return now - self.opened
-
     def move(self, after: BatchState) -> None:
         """Change the state to ``after``."""
         if after not in TRANSITIONS[self.state]:

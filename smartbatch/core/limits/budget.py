@@ -21,18 +21,13 @@ class SpendReservation:
     _lasting: bool
     _open: bool = True
 
-    @property
-    def amount(self) -> float:
-        """USD held back."""
-        return self._nano / _NANO
-
 
 class Budget:
     """Spending of one client, or of one list within it.
 
     Held at every step: spent + reserved <= limit, as long as no call costs more than it reserved.
     Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more than it
-    reserved is charged in full, and the excess shows in :attr:`overrun`.
+    reserved is charged in full.
 
     A budget within another one spends from both; a cost that does not fit into both is not reserved.
 
@@ -50,7 +45,7 @@ class Budget:
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
-        self._spent = self._reserved = self._lasting = self._overrun = 0
+        self._spent = self._reserved = self._lasting = 0
 
     @property
     def spent(self) -> float:
@@ -61,16 +56,6 @@ class Budget:
     def reserved(self) -> float:
         """USD held back, lasting reservations included."""
         return self._reserved / _NANO
-
-    @property
-    def lasting(self) -> float:
-        """USD of the lasting reservations."""
-        return self._lasting / _NANO
-
-    @property
-    def overrun(self) -> float:
-        """USD that calls cost above their reservations."""
-        return self._overrun / _NANO
 
     @property
     def left(self) -> float | None:
@@ -124,7 +109,6 @@ class Budget:
         if self._outer is not None and reservation._outer is not None:
             self._outer.settle(reservation._outer, actual)
         self._spent += nano
-        self._overrun += max(0, nano - reservation._nano)
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
         """Count ``actual`` USD as spent out of the reservation; the rest stays held back."""
@@ -135,19 +119,12 @@ class Budget:
         if reservation._lasting:
             self._lasting -= part
         self._spent += nano
-        self._overrun += nano - part
         if self._outer is not None and reservation._outer is not None:
             self._outer.spend(reservation._outer, actual)
 
     def release(self, reservation: SpendReservation) -> None:
-        """Release all of it: the call cost nothing.
-
-        Raises:
-            RuntimeError: when the reservation ended before.
-        """
-        self._close(reservation)
-        if self._outer is not None and reservation._outer is not None:
-            self._outer.release(reservation._outer)
+        """Release all of it: the call cost nothing. Raises as :meth:`settle`."""
+        self.settle(reservation, 0.0)
 
     def _close(self, reservation: SpendReservation) -> None:
         if not reservation._open:

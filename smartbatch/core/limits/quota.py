@@ -162,11 +162,6 @@ class Quota:
         return self._header_limits.per_minute()
 
     @property
-    def consecutive(self) -> int:
-        """Cooldowns without a success between them."""
-        return self._consecutive
-
-    @property
     def spaced_rate(self) -> float | None:
         """Calls a second that calls are spaced to, once refusals made that necessary."""
         return None if self._spacing is None else self._spacing.rate

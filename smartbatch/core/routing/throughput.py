@@ -46,7 +46,6 @@ class Throughput:
         ahead: requests that wait already and go first.
         tokens: tokens of one request, input and output.
         rpm, tpm: calls and tokens a minute; infinity where no limit is known.
-        free_calls, free_tokens: calls and tokens that the limits allow at once.
     """
 
     call: Times
@@ -56,8 +55,6 @@ class Throughput:
     tokens: float = 0.0
     rpm: float = math.inf
     tpm: float = math.inf
-    free_calls: float = 0.0
-    free_tokens: float = 0.0
 
     def calls(self, requests: int) -> int:
         return math.ceil(requests / self.per_call)
@@ -130,8 +127,8 @@ class Throughput:
     def _limited(self, calls: int, requests: int) -> float:
         """Return the seconds until the rate limits let the last call begin."""
         tokens = (self.ahead + requests) * self.tokens
-        by_calls = max(0.0, calls - 1 - self.free_calls) * 60 / self.rpm
-        by_tokens = max(0.0, tokens - tokens / max(1, calls) - self.free_tokens) * 60 / self.tpm
+        by_calls = max(0.0, calls - 1) * 60 / self.rpm
+        by_tokens = max(0.0, tokens - tokens / max(1, calls)) * 60 / self.tpm
         return max(by_calls, by_tokens)
 
 

@@ -72,12 +72,6 @@ def test_a_limit_that_binds_is_what_a_list_waits_for() -> None:
     assert throughput.finish(100, 0.95) == pytest.approx(ends[int(0.95 * RUNS)], rel=0.02)
 
 
-def test_what_is_free_of_a_limit_is_not_waited_for() -> None:
-    calm = Throughput(Lognormal(1.0, 0.1), 1000, rpm=60, free_calls=100)
-    assert calm.finish(101, 0.5) < 3
-    assert calm.finish(161, 0.5) == pytest.approx(60, abs=3)
-
-
 def test_tokens_bind_as_calls_do() -> None:
     throughput = Throughput(Lognormal(1.0, 0.1), 1000, tokens=500, tpm=30_000)
     assert throughput.finish(61, 0.5) == pytest.approx(61, abs=2)
