@@ -16,7 +16,7 @@ from smartbatch._clock import RealClock
 from smartbatch.cli.clients import missing_store
 from smartbatch.cli.followed_jobs import FollowedJobs
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import discard_standard_output, encode_result, replaced
+from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -74,6 +74,8 @@ def _check(args: argparse.Namespace) -> None:
     for option in ("output", "wait"):
         if getattr(args, option) and action != "results":
             raise InputError(f"--{option} is for jobs results only")
+    if args.output not in (None, "-"):
+        check_output_name(args.output)
 
 
 class _Jobs:

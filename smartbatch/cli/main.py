@@ -125,7 +125,10 @@ def _add_run(add: _AddParser) -> None:
     _add_batches(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
-        "-o", "--output", metavar="OUT.jsonl", help="where the results go; resumes when there"
+        "-o",
+        "--output",
+        metavar="OUT.jsonl",
+        help="where the results go, as .jsonl or .ndjson; resumes when there",
     )
     output.add_argument(
         "--store",

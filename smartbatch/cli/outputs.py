@@ -32,6 +32,7 @@ __all__ = [
     "OutputLost",
     "Recovered",
     "StandardOutput",
+    "check_output_name",
     "discard_standard_output",
     "encode",
     "encode_result",
@@ -41,8 +42,22 @@ __all__ = [
 
 HEAD: Final = b'{"index": '
 """How every line begins."""
+_SUFFIXES: Final = (".jsonl", ".ndjson")
+"""Endings of the one format results are written in."""
 _PROMPT_SHOWN: Final = 40
 """Characters of the prompt that open a readable line."""
+
+
+def check_output_name(path: str) -> None:
+    """Refuse a name that promises a format which is not written; one without an ending promises nothing.
+
+    Raises:
+        InputError: names the endings that are known.
+    """
+    suffix = os.path.splitext(path)[1]
+    if suffix and suffix.lower() not in _SUFFIXES:
+        known = " or ".join(_SUFFIXES)
+        raise InputError(f"{path}: results are JSON lines, which {suffix} does not say: name it {known} (-o)")
 
 
 class OutputLost(InputError):

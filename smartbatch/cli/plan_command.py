@@ -13,7 +13,7 @@ from smartbatch.cli.clients import REFUSALS, client_of, missing_store, params_of
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
-from smartbatch.cli.outputs import OutputFile
+from smartbatch.cli.outputs import OutputFile, check_output_name
 from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
@@ -45,6 +45,8 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     chooser = RouteChooser(client, rows, args, RealClock())
     keys = rows.check()
     output = None if args.output == "-" else args.output
+    if output is not None:
+        check_output_name(output)
     identity = RunIdentity(output, args.model, keys)
     jobs = identity.look_up(client)
     if output is None or not os.path.exists(output):

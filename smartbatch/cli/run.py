@@ -17,6 +17,7 @@ from smartbatch.cli.outputs import (
     OutputLost,
     Recovered,
     StandardOutput,
+    check_output_name,
     discard_standard_output,
     encode,
 )
@@ -74,6 +75,7 @@ class _Run:
         if args.output not in (None, "-"):
             if source.same_file(args.output):
                 raise InputError(f"{args.output}: is the input itself; choose another -o")
+            check_output_name(args.output)
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)

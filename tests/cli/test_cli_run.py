@@ -169,6 +169,8 @@ REFUSED = [
     ("in.txt", b"x\n", ["--concurrency", "0"], "(--concurrency)"),
     ("in.txt", b"x\n", ["--config", "missing.toml"], "cannot read the settings file missing.toml"),
     ("in.txt", b"x\n", ["-o", "in.txt"], "is the input itself"),
+    ("in.txt", b"x\n", ["-o", "out.csv"], "out.csv: results are JSON lines, which .csv does not say"),
+    ("in.txt", b"x\n", ["-o", "out.jsonl.gz"], "name it .jsonl or .ndjson (-o)"),
     ("in.txt", b"x\n", ["-o", "missing/out.jsonl"], "cannot be written: No such file or directory"),
     ("in.txt", b"x\n", ["--model", "nonsense:x"], "unknown provider"),
     ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),

@@ -140,6 +140,7 @@ def test_a_job_that_is_cancelled_ends_with_exit_code_0(
         (["results", "a", "b"], "jobs results takes the id or key of one job"),
         (["show", "a", "--wait"], "--wait is for jobs results only"),
         (["list", "-o", "x"], "--output is for jobs results only"),
+        (["results", "job-1", "-o", "x.parquet"], "results are JSON lines, which .parquet does not say"),
         (["list", "--poll-interval", "-1"], "(--poll-interval)"),
     ],
 )

@@ -126,7 +126,8 @@ def test_constraints_may_stand_in_the_settings(
         (["--concurrency", "0"], r"\(--concurrency\)"),
         (["--provider-option", "colour=red"], r"no API key|colour"),
         (["--template", "{nothing}"], r"no field 'nothing'"),
-        (["-o", "in.txt"], r"was not written by smartbatch run"),
+        (["-o", "in.txt"], r"in.txt: results are JSON lines, .* name it .jsonl or .ndjson"),
+        (["-o", "notes.jsonl"], r"was not written by smartbatch run"),
         (["--model", "openai:unheard-of", "--budget", "5"], r"the price of openai:unheard-of is unknown"),
         (["--model", "nobody:any"], r"unknown provider"),
         (
@@ -140,6 +141,7 @@ def test_what_a_run_would_refuse_has_no_plan(
 ) -> None:
     """Exit code 2, and why; for constraints that nothing meets, the nearest that would be met."""
     prompts(40)
+    prompts(1, "notes.jsonl")
     assert main(["plan", "in.txt", *(["--model", OPENAI] if "--model" not in line else []), *line]) == 2
     message = capfd.readouterr()
     assert re.search(printed, message.err), message.err
