@@ -182,6 +182,10 @@ class VirtualClock:
     def wall(self) -> float:
         return self._now + self._wall_offset
 
+    def set_wall(self, ahead: float) -> None:
+        """Set the wall clock ahead by so many seconds, or back; monotonic time goes on as it did."""
+        self._wall_offset += ahead
+
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
         return _VirtualMonitor(self, lock or threading.Lock())
 

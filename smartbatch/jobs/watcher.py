@@ -158,7 +158,7 @@ class Watcher:
         while True:
             seen, ending = service.notifier.changes, self._ending
             try:
-                self._update()
+                self.update()
                 failed = False
             except JobNotFound as error:  # it was deleted from the store
                 ending = error
@@ -171,7 +171,7 @@ class Watcher:
             if ending is None:
                 service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Settle the futures whose results are stored, and call the callbacks whose status changed.
 
         Raises:

@@ -149,16 +149,16 @@ class Api(BatchApi):
                 f"batch-{next(self._numbers)}", creation.mark, creation.file_id, self._clock.wall(), lines
             )
             self.made[batch.id] = batch
-        return self._shown(batch)
+        return self.shown(batch)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         self._call("get")
         batch = self.made.get(batch_id)
-        return None if batch is None else self._shown(batch)
+        return None if batch is None else self.shown(batch)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         self._call("page")
-        return BatchPage(tuple(self._shown(batch) for batch in reversed(list(self.made.values()))))
+        return BatchPage(tuple(self.shown(batch) for batch in reversed(list(self.made.values()))))
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         self._call("cancel")
@@ -186,7 +186,7 @@ class Api(BatchApi):
         if self.down is not None:
             raise self.down
 
-    def _shown(self, batch: Made) -> RemoteBatch:
+    def shown(self, batch: Made) -> RemoteBatch:
         age = self._clock.wall() - batch.at
         size = len(batch.lines)
         over = age >= self.turnaround

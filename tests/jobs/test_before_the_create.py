@@ -44,7 +44,7 @@ def test_an_intent_that_became_old_is_taken_back_and_not_sent(
         if event.after == "submitting" and not created:
             created.append(api.calls.count("create"))
             if sleeps:
-                clock._wall_offset += 3600.0
+                clock.set_wall(3600.0)
             else:
                 clock.sleep(6.0)
         changes.append(event)

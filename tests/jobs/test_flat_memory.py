@@ -152,7 +152,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
         for _ in range(20):
             process.realtime.offer(lease)
             process.realtime.forget(lease.job_id)
-    assert sizes(process.realtime)["RealtimeRunner._turns"] == 0
+    assert set(sizes(process.realtime).values()) <= {0, 2}  # the names of the two threads of the runner
 
 
 class WatchedJobs:

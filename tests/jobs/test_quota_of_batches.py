@@ -98,7 +98,7 @@ def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider's count of tokens may be above ours; refused batches cost nothing, but must end."""
-    shown = api._shown
+    shown = api.shown
 
     def failing(batch: object) -> RemoteBatch:
         found = shown(batch)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
             error=error,
         )
 
-    monkeypatch.setattr(api, "_shown", failing)
+    monkeypatch.setattr(api, "shown", failing)
     assert client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG).completed == 20
 
 

@@ -184,7 +184,7 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     rival.start()
     scene.in_step(lambda: scene.clock.sleep(3 * CLAIM_EVERY))
     with scene.clock.held():
-        scene.clock._wall_offset += 8 * 3600.0
+        scene.clock.set_wall(8 * 3600.0)
         rival.notify()
     scene.in_step(lambda: scene.clock.sleep(5 * CLAIM_EVERY))
     assert owner.owns(job_id)

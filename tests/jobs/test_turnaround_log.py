@@ -43,7 +43,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(
 ) -> None:
     """That it would have taken longer, and how long a cancel takes. As a turnaround it does not count."""
     api = inside(client).realtime.model.provider.batches()
-    show, asked = type(api)._shown, []
+    show, asked = type(api).shown, []
 
     def slowly(batch: object) -> RemoteBatch:
         shown = show(api, batch)
@@ -54,7 +54,7 @@ def test_one_that_is_cancelled_teaches_two_other_things(
             return RemoteBatch(shown.id, RemoteState.ENDING, "cancelling", shown.created_at, shown.mark)
         return shown
 
-    monkeypatch.setattr(api, "_shown", slowly)
+    monkeypatch.setattr(api, "shown", slowly)
     job = client.submit_batch(["a", "b", "c"])
     clock.sleep(100.0)
     job.cancel()
@@ -73,8 +73,8 @@ def test_one_that_expires_would_have_taken_longer(
     client: BatchingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = inside(client).realtime.model.provider.batches()
-    show = type(api)._shown
-    monkeypatch.setattr(api, "_shown", lambda batch: expired(show(api, batch)))
+    show = type(api).shown
+    monkeypatch.setattr(api, "shown", lambda batch: expired(show(api, batch)))
     job = client.submit_batch(["a"])
     job.wait(10 * HOUR)
     model = inside(client).service.store.job(job.id).model

@@ -155,7 +155,7 @@ def test_lists_come_newest_first_in_pages_also_when_the_clock_jumps_back(tmp_pat
     for number in range(205):
         made.append(create(batches, tmp_path, requests(1)).id)
         if number == 100:
-            clock._wall_offset -= 3600
+            clock.set_wall(-3600)
     seen, after = [], None
     while True:
         page = batches.page(after, 1)

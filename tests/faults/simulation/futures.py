@@ -33,7 +33,7 @@ class Reader(Watcher):
 
     def look(self) -> None:
         """End the futures of what is new."""
-        self._update()
+        self.update()
 
     def close(self) -> None:
         """Its process has crashed."""
