@@ -54,49 +54,26 @@ if TYPE_CHECKING:
     from smartbatch.types import Usage as Usage
 
 _NAMES_OF = {
-    "client": ["BatchingClient"],
-    "config": ["BatchingConfig"],
-    "errors": [
-        "AllRequestsFailed",
-        "BudgetExceeded",
-        "ClientClosed",
-        "ConfigError",
-        "ErrorKind",
-        "InputError",
-        "InvalidRequest",
-        "JobConflict",
-        "JobNotFound",
-        "JobTimeout",
-        "ProviderError",
-        "ProviderUnavailable",
-        "QueueFull",
-        "RequestCancelled",
-        "RequestTimeout",
-        "SmartbatchError",
-        "StoreError",
-        "ValidationFailed",
-        "WrongProcess",
-    ],
-    "jobs.job": ["Job", "StoredResult"],
-    "jobs.status": ["JobStatus"],
-    "results": ["ResultList"],
-    "types": [
-        "Answer",
-        "Embedding",
-        "Generation",
-        "Message",
-        "Priority",
-        "Request",
-        "Result",
-        "Route",
-        "Usage",
-    ],
-    "shortcuts": ["StoredJobs", "embed", "generate", "job"],
-    "plan": ["Plan"],
-    "prices": ["Price"],
-    "realtime.text_stream": ["TextStream"],
+    "client": "BatchingClient",
+    "config": "BatchingConfig",
+    "errors": (
+        "AllRequestsFailed BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
+        "InvalidRequest JobConflict JobNotFound JobTimeout ProviderError ProviderUnavailable "
+        "QueueFull RequestCancelled RequestTimeout SmartbatchError StoreError ValidationFailed "
+        "WrongProcess"
+    ),
+    "jobs.job": "Job StoredResult",
+    "jobs.status": "JobStatus",
+    "results": "ResultList",
+    "types": "Answer Embedding Generation Message Priority Request Result Route Usage",
+    "shortcuts": "StoredJobs embed generate job",
+    "plan": "Plan",
+    "prices": "Price",
+    "realtime.text_stream": "TextStream",
 }
-_module_of = {name: module for module, names in _NAMES_OF.items() for name in names}
+"""The public names of each module, with spaces between."""
+
+_module_of = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_module_of)]
 

@@ -114,9 +114,6 @@ class PerProcess(Generic[_T]):
     Of several threads that make the value at the same moment one wins, and the others' are dropped: making
     one must have no effect that has to be undone. A forked child makes its own, also where Python's hooks
     were not called.
-
-    Args:
-        make: makes the value.
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
@@ -138,7 +135,7 @@ class _Collected:
     """What is to be done after objects were collected, on a thread that lives while anything runs."""
 
     def __init__(self) -> None:
-        self._todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.todo: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._running = 0
 
@@ -154,14 +151,10 @@ class _Collected:
         with self._lock:
             self._running -= 1
             if self._running == 0:
-                self._todo.put(None)
-
-    def later(self, act: Callable[[], object]) -> None:
-        """Have ``act`` called soon. ``SimpleQueue.put`` may be called in the middle of anything."""
-        self._todo.put(act)
+                self.todo.put(None)
 
     def _run(self) -> None:
-        while (act := RealClock.receive(self._todo)) is not None:
+        while (act := RealClock.receive(self.todo)) is not None:
             thread = threading.Thread(target=act, name="smartbatch-stop", daemon=True)
             try:
                 thread.start()  # one that takes long holds up no other
@@ -189,7 +182,7 @@ def run_after_collection(act: Callable[[], object]) -> None:
     """
     collected = _collected.peek()
     if collected is not None:
-        collected.later(act)
+        collected.todo.put(act)  # which may be called in the middle of anything
 
 
 def _before_fork() -> None:

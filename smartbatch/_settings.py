@@ -63,10 +63,7 @@ class Spec:
         return text + (", or none" if self.optional else "")
 
     def check(self, label: str, value: Any) -> Any:
-        """Return ``value`` in the setting's type.
-
-        Args:
-            label: the key, and where its value comes from.
+        """Return ``value`` in the setting's type; ``label`` is the key, and where its value comes from.
 
         Raises:
             ConfigError: when it is not of the kind or out of range.
@@ -85,11 +82,7 @@ class Spec:
         raise self.refusal(label, value)
 
     def parse(self, label: str, text: str) -> Any:
-        """Return the value written as ``text``, as in the environment; checked.
-
-        Raises:
-            ConfigError: as :meth:`check`.
-        """
+        """Return the value written as ``text``, as in the environment, checked as :meth:`check` does."""
         word = text.strip().lower()
         if self.optional and word == "none":
             return None

@@ -52,13 +52,8 @@ class ClientSettings:
     """What a client is made of, checked; the same in every process.
 
     Attributes:
-        config: checked settings.
-        clock: time and waiting.
         rng: the user's random numbers; ``None`` for those of each process.
-        model: that answers.
-        fallback: that answers while the breaker of ``model`` is open; ``None`` where there is none.
-        preparer: prepares what callers pass.
-        hooks: what the user adds to calls and results.
+        fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
         observers: the user's; appended to by ``observe``.
     """
 
@@ -79,11 +74,9 @@ class RunningState:
     what a part hears of later ones it hears as events.
 
     Attributes:
-        realtime: requests and their futures.
         jobs: stores jobs.
         service: carries jobs on.
         routing: finds lists their routes.
-        metrics: the figures so far.
     """
 
     def __init__(self, settings: ClientSettings) -> None:

@@ -25,7 +25,7 @@ from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
-from smartbatch.observe.progress import Mode, Progress, watched
+from smartbatch.observe.progress import Progress, watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.model import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
@@ -65,9 +65,7 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
-    settings, constraints = split_constraints(params, _CONSTRAINTS)
-    with BatchingClient(model, **settings) as client:
-        return _run(client, prompts, progress, **constraints)
+    return _run(prompts, model, progress, params)
 
 
 def embed(
@@ -90,10 +88,7 @@ def embed(
     Returns, Raises:
         as :func:`generate`; each result has its ``embedding``.
     """
-    embedding = Embedding(task_type, dimensions)
-    settings, constraints = split_constraints(params, _CONSTRAINTS)
-    with BatchingClient(model, **settings) as client:
-        return _run(client, texts, progress, embedding=embedding, **constraints)
+    return _run(texts, model, progress, params, embedding=Embedding(task_type, dimensions))
 
 
 def job(id_or_key: str, *, store: str | None = None) -> Job:
@@ -116,25 +111,25 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
 
 
 def _run(
-    client: BatchingClient, prompts: Iterable[Prompt], progress: bool | None, **params: Any
+    prompts: Iterable[Prompt], model: str, progress: bool | None, params: dict[str, Any], **more: Any
 ) -> ResultList:
+    settings, constraints = split_constraints(params, _CONSTRAINTS)
     total = len(prompts) if isinstance(prompts, Sized) else None
-    with Progress(total, mode=_mode(progress)) as display:
+    if progress is None:
+        progress = watched(sys.stderr)
+    results = ResultList()
+    with (
+        BatchingClient(model, **settings) as client,
+        Progress(total, mode="auto" if progress else "quiet") as display,
+    ):
         client.observe(display)
         began = RealClock.now()
-        results = ResultList()
-        for result in client.map(prompts, **params):
+        for result in client.map(prompts, **more, **constraints):
             results.append(result)
             display.advance(result)
         results.wall = RealClock.now() - began
     results.raise_if_all_failed()
     return results
-
-
-def _mode(progress: bool | None) -> Mode:
-    if progress is None:
-        progress = watched(sys.stderr)
-    return "auto" if progress else "quiet"
 
 
 @final

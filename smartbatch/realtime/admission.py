@@ -33,13 +33,11 @@ class Admission:
     def __init__(self, model: OpenedModel, config: BatchingConfig, clock: Clock) -> None:
         self._model = model
         self._deduplicate = config.deduplicate
-        self.cache = (
-            None
-            if config.cache is None
-            else ResponseCache(
+        self.cache: ResponseCache | None = None
+        if config.cache is not None:
+            self.cache = ResponseCache(
                 config.cache, ttl=config.cache_ttl, max_bytes=config.cache_max_bytes, wall=clock.wall
             )
-        )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
         self._numbers = itertools.count(1)  # no generator: Ctrl-C inside one would end it
 
@@ -56,11 +54,7 @@ class Admission:
         return fingerprint(request, self._model.name, self._model.provider.scope)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
-        """Return the result the cache has for ``request``, if it has one that fits its schema.
-
-        Args:
-            key: its :meth:`fingerprint`.
-        """
+        """Return the result the cache has under ``key``, its :meth:`fingerprint`, if it fits its schema."""
         answer = None if self.cache is None or key is None else self.cache.get(key)
         if answer is None:
             return None

@@ -150,7 +150,7 @@ class Collector:
         batch: Batch[Ticket] = Batch(f"batch-{next(self._numbers)}", min(ticket.due for ticket in starting))
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
-        lane.started(len(batch))
+        lane.in_flight += len(batch)
         return InFlightCall(batch, permit, now)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:

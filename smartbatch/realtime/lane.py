@@ -49,13 +49,8 @@ class Lane:
     """The gates, the window and the call that requests of one kind share. Guarded by the client's monitor.
 
     Attributes:
-        provider: the adapter that makes the calls.
-        model: the model's name without prefix.
         label: ``provider:model``, as events and errors name it.
-        accumulator: decides when waiting requests become a batch.
-        breaker: of this provider and model.
-        provider_health: of this provider and model.
-        retry_budget: keeps retries few while the provider fails.
+        breaker: of this provider and model, as are ``provider_health`` and ``retry_budget``.
         quota: shared by all clients of the process that share the provider's limits.
         rates: prices, or ``None`` when they are unknown.
         calibration: what calls of this kind have taught about token counts.
@@ -103,11 +98,7 @@ class Lane:
         """Return the tokens ``request`` takes here and, where ``priced``, the most it can cost, USD.
 
         In the slower tier that is the standard price: the tier may refuse it, and then it is sent there.
-
-        Args:
-            request: a checked request.
-            estimated: its input tokens, estimated from its text alone.
-            priced: whether the cost is needed; without it 0.
+        ``estimated`` are its input tokens, from its text alone.
         """
         given = self.calibration.input(estimated)
         made = 0 if request.embedding else self.calibration.output(request.params.max_tokens)
@@ -132,10 +123,6 @@ class Lane:
     def packing_paused(self, now: float) -> bool:
         """Whether this is a lane for packed prompts and packing is off for the time being."""
         return self.packing_health is not None and self.packing_health.off_until(now) > now
-
-    def started(self, size: int) -> None:
-        """Note that a call of ``size`` requests begins."""
-        self.in_flight += size
 
     def finished(self, size: int, seconds: float, now: float) -> None:
         """Note that a call of ``size`` requests has ended, after ``seconds``."""

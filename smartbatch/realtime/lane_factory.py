@@ -74,14 +74,8 @@ class LaneFactory:
         """Return the lane for generating with ``model``, or for vectors of one kind.
 
         Prices and token counts are read before the factory's lock is taken. A caller that holds a lock of its
-        own calls :meth:`read` before it takes that lock.
-
-        Args:
-            provider: an adapter; it need not be open.
-            model: the model's name without prefix.
-            embedding: the kind of vector; ``None`` for texts.
-            flex: the lane of the provider's slower tier; the standard one where there is no such tier, or
-                no price of ``model`` in it.
+        own calls :meth:`read` before it takes that lock. ``flex`` asks for the lane of the provider's slower
+        tier; it is the standard one where there is no such tier, or no price of ``model`` in it.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.

@@ -126,12 +126,7 @@ class LaneQueue:
         return math.inf
 
     def ready(self, now: float, *, flushed: bool) -> float:
-        """Ask the accumulator when what waits here may go.
-
-        Args:
-            now: monotonic seconds.
-            flushed: whether windows do not count, because the client stops.
-        """
+        """Ask the accumulator when what waits here may go; once ``flushed``, windows do not count."""
         lane = self.lane
         if not self._shares or lane.packing_paused(now):
             return now if self.waiting else math.inf

@@ -250,9 +250,7 @@ class Realtime:
     def stop(self, timeout: float | None, reason: str) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        Args:
-            timeout: seconds; ``None`` waits for everything.
-            reason: goes into the errors of the rest.
+        ``None`` waits for everything; ``reason`` goes into the errors of the rest.
         """
         with self._starting:
             engine, self.engine = self.engine, None

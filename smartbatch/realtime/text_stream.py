@@ -86,18 +86,14 @@ class ChunkBox:
         return self.begun or self.over
 
     def attach(self, close: Callable[[], None]) -> None:
-        """Have ``close`` called when the request is cancelled or its time is over.
-
-        Raises:
-            RequestCancelled: it was before.
-        """
+        """Have ``close`` called when the request is cancelled or its time is over; raise if it was before."""
         with self._filled:
             if self.over:
                 raise _cancelled()
             self._close = close
 
     def detach(self) -> None:
-        """The call is over: there is nothing to close any more."""
+        """Have nothing closed any more: the call is over."""
         with self._filled:
             self._close = None
 

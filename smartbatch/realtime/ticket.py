@@ -79,12 +79,9 @@ class ResultFuture(Future[Result]):
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
 
-        Args:
-            timeout: seconds; ``None`` waits as long as it takes.
-
         Raises:
             SmartbatchError: what the request failed with.
-            TimeoutError: it is not over yet.
+            TimeoutError: it is not over after ``timeout`` seconds.
             CancelledError: it was cancelled.
         """
         try:
