@@ -9,7 +9,7 @@ from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
-from smartbatch.jobs.records import NewItem, NewJob
+from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Kind, Request
@@ -41,7 +41,7 @@ class Items:
     def __init__(
         self,
         requests: Iterable[Request],
-        job: NewJob,
+        job: JobRow,
         shared: Shared,
         *,
         api: BatchApi | None,

@@ -18,7 +18,7 @@ from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NewJob
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
@@ -249,7 +249,7 @@ class JobSubmission:
         if draft.policy.budget is not None:
             self.check_priced(by_batch=api is not None)
         shared = Shared(self._preparer.defaults_of(draft.params), draft.params.get("embedding"))
-        job = NewJob(
+        job = JobRow(
             id=self._service.new_id(),
             key=checked_key(draft.options.key),
             scope=self._model.provider.scope,

@@ -33,7 +33,6 @@ __all__ = [
     "JobState",
     "LeaseLost",
     "NewItem",
-    "NewJob",
     "NewResult",
     "NewShard",
     "OpenItem",
@@ -244,34 +243,6 @@ class RemoteProgress:
 
 
 @frozen
-class NewJob:
-    """A job to be accepted.
-
-    Attributes:
-        id: ``job-`` and 16 random characters.
-        key: the user's own name for it; a key is accepted once.
-        scope: the scope of the provider's account, never the key itself.
-        model: ``provider:model``.
-        kind: ``generate`` or ``embed``.
-        params: what all items share, as JSON bytes (see :mod:`smartbatch.jobs.payload`).
-        metadata: the user's labels.
-        created_at: Unix seconds.
-        digest: over all items in order; a key that comes again with other items is refused.
-    """
-
-    id: str
-    key: str | None
-    scope: str
-    model: str
-    kind: str
-    params: bytes
-    metadata: Mapping[str, Any]
-    policy: JobPolicy
-    created_at: float
-    digest: bytes = b""
-
-
-@frozen
 class NewItem:
     """An item to be accepted, in its job's order.
 
@@ -292,9 +263,19 @@ class NewItem:
 
 @frozen
 class JobRow:
-    """A job as the store has it.
+    """A job as the store has it; one that is to be accepted has only the fields without a default.
 
     Attributes:
+        id: ``job-`` and 16 random characters.
+        key: the user's own name for it; a key is accepted once.
+        scope: the scope of the provider's account, never the key itself.
+        model: ``provider:model``.
+        kind: ``generate`` or ``embed``.
+        params: what all items share, as JSON bytes (see :mod:`smartbatch.jobs.payload`).
+        metadata: the user's labels.
+        created_at: Unix seconds.
+        digest: over all items in order; a key that comes again with other items is refused.
+        finished_at: Unix seconds of the last result.
         total, succeeded, failed, cancelled: items; the last three have results.
         cost: USD so far of the items whose price is known.
         realtime_cost: USD the same items would have cost in real time.
@@ -303,7 +284,6 @@ class JobRow:
         note: what it waits for, for people.
         epoch: of the present or last owner.
         owner: of the present owner; ``None`` when it was given back.
-        finished_at: Unix seconds of the last result.
         reserved: USD that may be spent besides ``cost``: the most that shards, and items in flight in real
             time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
             budget.
@@ -317,23 +297,23 @@ class JobRow:
     params: bytes
     metadata: Mapping[str, Any]
     policy: JobPolicy
-    state: JobState
     created_at: float
-    finished_at: float | None
-    total: int
-    succeeded: int
-    failed: int
-    cancelled: int
-    cost: float
-    realtime_cost: float
-    unpriced: int
-    input_tokens: int
-    output_tokens: int
-    cancel_requested: bool
-    note: str | None
-    epoch: int
-    owner: str | None
-    digest: bytes
+    digest: bytes = b""
+    state: JobState = JobState.ACTIVE
+    finished_at: float | None = None
+    total: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    cost: float = 0.0
+    realtime_cost: float = 0.0
+    unpriced: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cancel_requested: bool = False
+    note: str | None = None
+    epoch: int = 0
+    owner: str | None = None
     reserved: float = 0.0
 
     @property

@@ -38,7 +38,7 @@ from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_
 from smartbatch.jobs.job_budget import CostCeiling, JobBudget
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
 from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewJob, ResultRow
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store import SqlStore, open_store
@@ -165,7 +165,7 @@ class JobService:
         """Return an id no other job has."""
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
-    def accept(self, job: NewJob, items: Items) -> JobRow:
+    def accept(self, job: JobRow, items: Items) -> JobRow:
         """Store a job, or find the one that has its key; from then on it is carried on.
 
         Raises:

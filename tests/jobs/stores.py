@@ -26,7 +26,6 @@ from smartbatch.jobs.records import (
     JobPolicy,
     JobRow,
     NewItem,
-    NewJob,
     NewResult,
     NewShard,
     ShardRow,
@@ -101,7 +100,7 @@ class Bench:
 
     # -- what tests put in -----------------------------------------------------------------------------------
 
-    def job(self, **changes: Any) -> NewJob:
+    def job(self, **changes: Any) -> JobRow:
         return new_job(f"job-{next(self._numbers):016d}", **changes)
 
     def shard(self, *items: int, **changes: Any) -> NewShard:
@@ -119,8 +118,8 @@ class Bench:
         )
 
 
-def new_job(job_id: str, **changes: Any) -> NewJob:
-    return NewJob(
+def new_job(job_id: str, **changes: Any) -> JobRow:
+    return JobRow(
         **{
             "id": job_id,
             "key": None,

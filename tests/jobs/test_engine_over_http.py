@@ -14,7 +14,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
-from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, NewJob, ShardState
+from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, ShardState
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.opening import open_store
@@ -51,7 +51,7 @@ class Bench:
         self.api: BatchApi = api
         self.store = store
         self.events: list[Event] = []
-        job = NewJob(
+        job = JobRow(
             id="job-1",
             key=None,
             scope=api.scope,

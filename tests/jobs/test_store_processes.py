@@ -27,7 +27,7 @@ from smartbatch.jobs.store import open_store
 place, *rest = sys.argv[1:]
 def say(*words): print(*words, flush=True)
 def hear(): return sys.stdin.readline().strip()
-def new(name, **more): return NewJob(name, None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0, **more)
+def new(name, **more): return JobRow(name, None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0, **more)
 def items(n): return [NewItem(None, b"x", 1, 1) for _ in range(n)]
 """
 

@@ -272,11 +272,11 @@ def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
 LIMITED = """
 import resource, sys
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobPolicy, NewItem, NewJob
+from smartbatch.jobs.records import JobPolicy, NewItem, JobRow
 from smartbatch.jobs.store import open_store
 
 store = open_store(sys.argv[1])
-new = lambda n: NewJob(f"job-{n}", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0)
+new = lambda n: JobRow(f"job-{n}", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0)
 items = lambda n: [NewItem(None, bytes(3000), 1, 1) for _ in range(n)]
 store.accept(new(0), items(3))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -329,14 +329,14 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
 READ_ONLY = """
 import os, sys
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobPolicy, NewJob
+from smartbatch.jobs.records import JobPolicy, JobRow
 from smartbatch.jobs.store import open_store, sqlite
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 try:
     store = open_store(sys.argv[1])
     print("opened", len(store.jobs()))
-    store.accept(NewJob("job-1", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0), [])
+    store.accept(JobRow("job-1", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0), [])
     print("written")
 except StoreError as error:
     print("refused:", error)

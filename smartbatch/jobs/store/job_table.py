@@ -15,7 +15,6 @@ from smartbatch.jobs.records import (
     JobRow,
     JobState,
     NewItem,
-    NewJob,
     NewResult,
     OpenItem,
     OverJobBudget,
@@ -76,7 +75,7 @@ def job_number(db: Database, job_id: str) -> int:
     return int(found[0])
 
 
-def known(reader: Reader, job: NewJob) -> JobRow | None:
+def known(reader: Reader, job: JobRow) -> JobRow | None:
     """Return the job that has the key of ``job``, else the one that has its id."""
     found = reader.row(sql.JOB_BY_KEY, encoded(job.key)) if job.key is not None else None
     found = found or reader.row(sql.JOB_BY_ID, job.id)
@@ -102,7 +101,7 @@ def store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) 
     tx.insert("payload", _PAYLOAD, ((no, encoded(item.user_id), item.payload) for no, item in numbered))
 
 
-def store_job(tx: Transaction, no: int, job: NewJob, digest: Digest, total: int) -> JobRow:
+def store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int) -> JobRow:
     """Make a job of the ``total`` items that are stored under its number."""
     tx.change(sql.DROP_INCOMPLETE, no)
     tx.change(
@@ -128,7 +127,7 @@ def store_job(tx: Transaction, no: int, job: NewJob, digest: Digest, total: int)
 
 def store_pages(
     db: Database,
-    job: NewJob,
+    job: JobRow,
     page: list[NewItem],
     pages: Iterator[tuple[list[NewItem], bool]],
     digest: Digest,

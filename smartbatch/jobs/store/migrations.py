@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.database import Transaction
+from smartbatch.jobs.store.database import Database, Transaction
 
 __all__ = ["MIGRATIONS", "SHIFT", "Step", "migrate", "refuse_newer"]
 
@@ -204,13 +202,7 @@ MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS)
 """Step *n* leads from version *n* to *n* + 1."""
 
 
-class _Migrated(Protocol):
-    place: str
-
-    def writing(self) -> AbstractContextManager[Transaction]: ...
-
-
-def migrate(database: _Migrated, types: Mapping[str, str], steps: Sequence[Step] = MIGRATIONS) -> None:
+def migrate(database: Database, types: Mapping[str, str], steps: Sequence[Step] = MIGRATIONS) -> None:
     """Bring a database to the present version in one transaction.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from smartbatch.jobs.store.owners import FileLocks
 from smartbatch.jobs.store.sql_store import SqlStore
 
-__all__ = ["default_place", "open_store", "state_folder"]
+__all__ = ["default_place", "open_store"]
 
 
 def open_store(
@@ -42,7 +42,7 @@ def open_store(
         from smartbatch.jobs.store.postgres import Address, PostgresDatabase, SessionLocks
 
         server = PostgresDatabase(Address.of(place), **database)
-        spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
+        spool = os.path.join(_state_folder(), f"spool-{server.address.digest}")
         return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
@@ -53,7 +53,7 @@ def open_store(
     return SqlStore(file, FileLocks(os.path.join(spool, "owners")), spool, wall=wall, rng=rng)
 
 
-def state_folder() -> str:
+def _state_folder() -> str:
     """Return this user's folder for what programs keep (XDG base directories, ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: a relative path is to be ignored
@@ -63,4 +63,4 @@ def state_folder() -> str:
 
 def default_place() -> str:
     """Return the path of the store of a user who names none."""
-    return os.path.join(state_folder(), "jobs.db")
+    return os.path.join(_state_folder(), "jobs.db")

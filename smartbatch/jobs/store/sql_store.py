@@ -35,7 +35,6 @@ from smartbatch.jobs.records import (
     JobState,
     LeaseLost,
     NewItem,
-    NewJob,
     NewResult,
     NewShard,
     OpenItem,
@@ -152,7 +151,7 @@ class SqlStore:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def accept(
-        self, job: NewJob, items: Iterable[NewItem], *, digest: Callable[[], bytes] | None = None
+        self, job: JobRow, items: Iterable[NewItem], *, digest: Callable[[], bytes] | None = None
     ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 

@@ -23,10 +23,10 @@ _WAITING = f"state < {_SHARDED}"
 
 # -- jobs ----------------------------------------------------------------------------------------------------
 
-_JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata, j.policy, j.state,
-    j.created_at, j.finished_at, j.total, j.succeeded, j.failed, j.cancelled, j.cost, j.realtime_cost,
-    j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner,
-    j.digest, j.reserved, j.lease_until
+_JOB = """SELECT j.id, j.user_key, j.scope, j.model, j.kind, p.body, j.metadata, j.policy, j.created_at,
+    j.digest, j.state, j.finished_at, j.total, j.succeeded, j.failed, j.cancelled, j.cost, j.realtime_cost,
+    j.unpriced, j.input_tokens, j.output_tokens, j.cancel_requested, j.note, j.epoch, j.owner, j.reserved,
+    j.lease_until
     FROM job j JOIN job_params p ON p.no = j.no """
 JOB_BY_ID = _JOB + "WHERE j.id = ?"
 JOB_BY_KEY = _JOB + "WHERE j.user_key = ?"

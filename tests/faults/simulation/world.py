@@ -16,7 +16,7 @@ from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
-from smartbatch.jobs.records import JobRow, JobState, NewItem, NewJob
+from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.types import Generation, Request
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
@@ -143,7 +143,7 @@ class World:
         ]
         while self.job is None:
             name = f"{self._rng.getrandbits(64):016x}"
-            new = NewJob(
+            new = JobRow(
                 f"job-{name}", "key", f"sim {KEY}", f"{PROVIDER}:m", "generate", shared, {}, self.what.policy,
                 self.clock.wall(),
             )  # fmt: skip
