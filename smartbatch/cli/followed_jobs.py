@@ -35,9 +35,7 @@ class FollowedJobs:
     """Follows jobs together, with one progress display for all of them.
 
     Args:
-        jobs: those that are shown.
-        show: called with the status of all of them together.
-        clock: time.
+        show: called with the status of all jobs together.
         stopped: called now and then; once true, nothing more is waited for.
         ending: called once results are no longer waited for, before what is stored by then is read.
         on_status: called with each new status of a job, before ``show``.

@@ -61,12 +61,7 @@ class Row:
 
 @frozen
 class BadRow:
-    """A row that cannot be used.
-
-    Attributes:
-        line: one-based line of the file.
-        message: what is wrong, without the row's content.
-    """
+    """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
 
     line: int
     message: str

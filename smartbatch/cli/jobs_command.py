@@ -256,10 +256,8 @@ def _print(text: str) -> None:
 def _write_results(job: Job, output: str | None) -> None:
     """Write what is stored of a job's results, in order; any number of them in flat memory.
 
-    Args:
-        job: whose results they are.
-        output: a file that does not exist yet, and gets its name when it is whole; ``None`` or ``-`` is
-            standard output.
+    ``output`` is a file that does not exist yet, and gets its name when it is whole; ``None`` or ``-`` is
+    standard output.
 
     Raises:
         InputError: the file exists already, or cannot be written.
@@ -292,11 +290,7 @@ def _write_lines(job: Job, file: IO[Any]) -> None:
 
 
 def _table(statuses: Iterable[JobStatus], *, wall: float) -> str:
-    """Return a line for each job.
-
-    Args:
-        wall: Unix seconds.
-    """
+    """Return a line for each job; ``wall`` is the time, in Unix seconds."""
     head = ("JOB", "STATE", "DONE", "FAILED", "COST", "AGE", "MODEL", "KEY")
     lines = [head, *(_cells(status, wall) for status in statuses)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -325,11 +319,7 @@ def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
 
 
 def _as_text(status: JobStatus, wall: float) -> str:
-    """Return everything about a job, its incidents one a line.
-
-    Args:
-        wall: Unix seconds.
-    """
+    """Return everything about a job, its incidents one a line."""
     lines = [escape(line) for line in str(status).split("\n")]
     ended = [shard for shard in status.shards if shard.state in ("settled", "dead")]
     lines += [_ended_batch(shard) for shard in ended]

@@ -108,10 +108,6 @@ class RunIdentity:
         Unanswered rows of a run in real time that cannot or shall not go on as they are get withdrawn: it was
         interrupted before another input, the Batch API, or another account was chosen for the output.
 
-        Args:
-            report: called with what is done to jobs.
-            batches_only: rows that are left in real time shall go by batch.
-
         Raises:
             InputError: another input's job goes on that would write to the same output: rows of both could
                 be paid twice.
@@ -130,11 +126,8 @@ class RunIdentity:
         return [one for one in found if self._is_mine(one)]
 
     def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
-        """Return a byte for each row: 1 when it must be sent, as nothing has its answer or will have it.
-
-        Args:
-            jobs: of this run.
-            answered: whether the output has the answer of the row at an index.
+        """Return a byte for each row: 1 when it must be sent, as neither the output nor a job of this run has
+        its answer or will have it.
 
         Raises:
             InputError: a job has answers of something else.

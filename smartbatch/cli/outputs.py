@@ -66,13 +66,7 @@ class OutputLost(InputError):
 
 @define
 class Recovered:
-    """What was found in an output file.
-
-    Attributes:
-        answered: rows that have their answer.
-        failed: rows that failed and will be tried again.
-        cut: bytes of a torn last line that were removed.
-    """
+    """What was found in an output file: rows by outcome, and bytes of a torn last line that were cut off."""
 
     answered: int = 0
     failed: int = 0
@@ -136,9 +130,6 @@ class OutputFile:
 
     def recover(self, keys: array[int]) -> Recovered:
         """Read what an earlier run left, cut off a torn last line, and remember which rows are answered.
-
-        Args:
-            keys: the key of every row of the input, in order.
 
         Raises:
             InputError: the file belongs to another input or model, or is not an output of a run.
@@ -350,12 +341,7 @@ def _is_output_line(content: dict[str, Any]) -> bool:
 
 @contextmanager
 def replaced(path: str, purpose: str) -> Iterator[IO[bytes]]:
-    """Yield a temporary file next to ``path`` that takes its name once it is whole and on the disk.
-
-    Args:
-        path: may exist already.
-        purpose: the ending of the temporary file's name.
-    """
+    """Yield a temporary file next to ``path`` that ends in ``purpose``; once whole, it takes its name."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{purpose}")
     try:

@@ -198,13 +198,6 @@ class KeyedRow:
 class InputRequests:
     """The requests of an input: checked first, then read one by one.
 
-    Args:
-        source: where the rows come from.
-        maker: makes a row's prompt and id.
-        model: ``provider:model``.
-        params: generation parameters of every row.
-        limit: rows that are read; ``None`` for all.
-
     Attributes:
         keys: the key of each row, in order, once :meth:`check` has returned.
     """
@@ -250,10 +243,6 @@ class InputRequests:
     def read(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Request]:
         """Read the input again and yield its requests, each with a :class:`KeyedRow` as context.
 
-        Args:
-            skip: whether the row at an index is left out.
-            stopped: called before each row.
-
         Raises:
             InputError: the input is no longer what was checked.
             RunInterrupted: ``stopped`` returned true.
@@ -280,9 +269,7 @@ class InputRequests:
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
         """Return a function that returns the row at an index, once each; the input is read up to that row.
 
-        Args:
-            skip: whether the row at an index will not be looked up.
-            ordered: rows are looked up in their order; else those that were passed over are kept in memory.
+        Unless rows are looked up in their order, those that were passed over are kept in memory.
         """
         rows = self.read(skip, stopped=lambda: False)
         passed: dict[int, KeyedRow] = {}

@@ -23,12 +23,6 @@ _PASSED: Final = 1e-9
 class RouteChooser:
     """Chooses for one run. A deadline counts from when this is made, before the input is read.
 
-    Args:
-        client: its settings, prices and history count.
-        input: the rows.
-        args: strategy and constraints.
-        clock: time.
-
     Raises:
         ConfigError: the constraints cannot be used, or the strategy needs a Batch API and there is none.
     """
@@ -57,11 +51,7 @@ class RouteChooser:
         return self._client.config.batching_strategy in _BATCH_STRATEGIES and self._client.has_batches()
 
     def choose(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
-        """Return the plan for the rows with a 1; they are read once, one after the other.
-
-        Args:
-            needed: a byte for each row.
-            stopped: called before each row.
+        """Return the plan for the rows with a 1 in ``needed``; they are read once, one after the other.
 
         Raises:
             ConfigError: no route meets the constraints.

@@ -47,7 +47,6 @@ class RowResult:
 
     Attributes:
         index: the row's position in the input.
-        result: the answer, or the error.
         earlier: it comes from a job that had ended before this run began, and was paid then.
     """
 
@@ -85,12 +84,7 @@ Write = Callable[[Iterator[tuple[KeyedRow, RowResult]], Progress], None]
 class JobRun:
     """Submits the rows of a run as a job, and reads the results of all jobs of the run.
 
-    Args:
-        client: submits, and carries jobs on.
-        input: the rows, checked.
-        options: what a run needs besides its rows.
-        answered: whether the output has the answer of the row at an index.
-        clock: time.
+    ``answered`` says whether the output has the answer of the row at an index.
     """
 
     _client: BatchingClient
@@ -145,9 +139,7 @@ class JobRun:
     def forget(self, *, all_answered: bool) -> None:
         """Delete the jobs in real time from the store once the output has all of their results.
 
-        Args:
-            all_answered: no row failed. Failed rows of a run to standard output can be tried again only while
-                the store has the others.
+        Failed rows of a run to standard output can be tried again only while the store has the others.
         """
         if self._options.output is None and not all_answered:
             return

@@ -75,13 +75,9 @@ class RunSummary:
     def render(
         self, *, wall: float, before: Recovered, jobs: Sequence[JobStatus] = (), failures: bool = True
     ) -> str:
-        """Return the summary.
+        """Return the summary of a run of ``wall`` seconds; ``failures`` adds the first failed rows.
 
-        Args:
-            wall: seconds the run took.
-            before: the output of earlier runs.
-            jobs: those the run waited for; each is listed with its cost since it was submitted.
-            failures: list the first failed rows.
+        Each of ``jobs`` is listed with its cost since it was submitted.
         """
         counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
         if self.extra_calls > self.retried:
@@ -129,13 +125,7 @@ def decision_summary(
 ) -> Iterator[tuple[str, str]]:
     """Yield rows that compare a decision with what it took, each a name and a text.
 
-    What is unknown is left out.
-
-    Args:
-        decision: as it was made.
-        seconds: from the choice to the last answer.
-        cost: USD; ``None`` where the price is unknown.
-        rescued: batches that were cancelled for the deadline, whose rest went in real time.
+    ``seconds`` count from the choice to the last answer; ``cost`` is ``None`` where the price is unknown.
     """
     chosen, deadline = decision.chosen, decision.constraints.deadline
     first = f", {chosen.first:,} at once" if chosen.first else ""
