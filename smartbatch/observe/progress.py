@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol, Self, TextIO
 
+from attrs import Factory, define, field
+
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event
@@ -93,7 +95,7 @@ class Progress:
         if mode not in _MODES:
             raise ConfigError(f"unknown progress mode {mode!r}; use one of {', '.join(_MODES)}")
         stream = stream or sys.stderr
-        self._counts = _Counts(total, now(), initial)
+        self._counts = _Counts(total, initial, now())
         self._now = now
         # re-entrant: an interrupt between taking and releasing must not block close() on the same thread
         self._lock = threading.RLock()
@@ -116,7 +118,14 @@ class Progress:
     def advance(self, result: Result) -> None:
         """Count one result, failed or not."""
         with self._lock:
-            self._counts.add(result)
+            counts = self._counts
+            counts.done += 1
+            counts.failed += not result.ok
+            if result.cost is not None:
+                counts.priced = True
+                counts.cost += result.cost
+            elif result.ok:
+                counts.unpriced += 1
         self.update()
 
     def advance_to(self, status: JobFigures) -> None:
@@ -126,7 +135,13 @@ class Progress:
             status: of all those jobs together. Results that are in none of them count as done.
         """
         with self._lock:
-            self._counts.advance_to(status)
+            counts = self._counts
+            elsewhere = 0 if counts.total is None else counts.total - status.total
+            counts.done = elsewhere + status.finished
+            counts.failed = status.failed + status.cancelled
+            counts.cost = status.cost
+            counts.priced = status.finished > status.unpriced
+            counts.unpriced = status.unpriced
         self.update()
 
     def show(self, status: JobFigures) -> None:
@@ -136,7 +151,11 @@ class Progress:
         named next to it.
         """
         with self._lock:
-            self._counts.show(status)
+            counts = self._counts
+            counts.job, counts.total, counts.done = status, status.total, status.finished
+            counts.notes.clear()
+            if status.note:
+                counts.notes["job"] = (escape(status.note)[:100], None)
         self.update()
 
     def note(self, text: str, until: float | None = None) -> None:
@@ -203,47 +222,24 @@ class Progress:
             return self._counts.done, *self._counts.describe(now)
 
 
+@define(eq=False)
 class _Counts:
     """The figures, and the text that shows them; not thread-safe."""
 
-    def __init__(self, total: int | None, now: float, initial: int) -> None:
-        self.total = total
-        self.done = initial
-        self.failed = 0
-        self.cost = 0.0
-        self.priced = False
-        self.unpriced = 0
-        self.job: JobFigures | None = None
-        self.notes: dict[str, tuple[str, float | None]] = {}
-        self._began = now
-        self._initial = initial
-        self._samples: deque[tuple[float, int]] = deque([(now, initial)])
-
-    def add(self, result: Result) -> None:
-        self.done += 1
-        if not result.ok:
-            self.failed += 1
-        if result.cost is not None:
-            self.priced = True
-            self.cost += result.cost
-        elif result.ok:
-            self.unpriced += 1
-
-    def advance_to(self, status: JobFigures) -> None:
-        elsewhere = 0 if self.total is None else self.total - status.total
-        self.done = elsewhere + status.finished
-        self.failed = status.failed + status.cancelled
-        self.cost = status.cost
-        self.priced = status.finished > status.unpriced
-        self.unpriced = status.unpriced
-
-    def show(self, status: JobFigures) -> None:
-        self.job = status
-        self.total = status.total
-        self.done = status.finished
-        self.notes.clear()
-        if status.note:
-            self.notes["job"] = (escape(status.note)[:100], None)
+    total: int | None
+    initial: int
+    began: float
+    done: int = field(default=Factory(lambda self: self.initial, takes_self=True))
+    failed: int = 0
+    cost: float = 0.0
+    priced: bool = False
+    unpriced: int = 0
+    job: JobFigures | None = None
+    notes: dict[str, tuple[str, float | None]] = field(factory=dict)
+    samples: deque[tuple[float, int]] = field(
+        default=Factory(lambda self: deque([(self.began, self.initial)]), takes_self=True)
+    )
+    """Moments of the last seconds, and what was done by then."""
 
     def describe(self, now: float) -> tuple[str, str]:
         """Return the share done (`` 42%``, empty when unknown) and the text next to it."""
@@ -264,7 +260,7 @@ class _Counts:
             if rate > 0:
                 parts.append(f"{duration((self.total - self.done) / rate)} left")
         else:
-            parts.append(duration(now - self._began))
+            parts.append(duration(now - self.began))
         return parts
 
     def _share(self) -> str:
@@ -275,14 +271,14 @@ class _Counts:
 
     def _rate(self, now: float) -> float:
         """Results a second over the last :data:`RATE_WINDOW` seconds, over all time once all are done."""
-        samples = self._samples
+        samples = self.samples
         if now - samples[-1][0] >= 1.0:
             samples.append((now, self.done))
         while len(samples) > 1 and samples[1][0] <= now - RATE_WINDOW:
             samples.popleft()
         start, before = samples[0]
         if self.total is not None and self.done >= self.total:
-            start, before = self._began, self._initial
+            start, before = self.began, self.initial
         return (self.done - before) / (now - start) if now > start else 0.0
 
     def _note(self, now: float) -> str:
