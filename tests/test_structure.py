@@ -518,7 +518,7 @@ def repeats(folder: Path, size: int = 6) -> list[str]:
     for file in sorted(folder.rglob("*.py")):
         lines = code_lines(file)
         for at in range(len(lines) - size + 1):
-            place = f"{file.name}:{lines[at][0]}"
+            place = f"{file.relative_to(folder)}:{lines[at][0]}"
             first = seen.setdefault(tuple(line for _, line in lines[at : at + size]), place)
             if first != place:
                 found.append(f"{first} stands again at {place}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from asking import KEY, ask, begin
 from claude import (
@@ -64,37 +62,6 @@ def test_pieces_come_one_by_one_and_the_answer_at_the_end(serve):
     assert [name for name, _ in answer.dropped] == ["temperature"]
 
 
-def test_the_first_piece_does_not_wait_for_the_second(serve):
-    """Each event is handed on when it is there."""
-    go_on = threading.Event()
-
-    def script(exchange) -> None:
-        exchange.send(HEAD + b"\r\n" + START + delta("Li"))
-        go_on.wait(10)
-        exchange.send(delta("ma") + END + STOP)
-        exchange.close()
-
-    with opened(serve(script)) as provider:
-        pieces = iter(begin(provider))
-        assert next(pieces) == "Li"
-        go_on.set()
-        assert list(pieces) == ["ma"]
-
-
-def test_the_connection_is_used_again_after_a_whole_stream(serve):
-    """A stream read to its end gives its connection back; one given up closes it."""
-    server = serve(streams(*WHOLE), streams(*WHOLE), streams(*WHOLE, end="stall"), says(message()))
-    with opened(server) as provider:
-        for _ in range(2):
-            list(begin(provider))
-        assert server.connections == 1
-        given_up = iter(begin(provider))
-        next(given_up)
-        given_up.close()
-        assert ask(provider).text == "Lima"
-    assert server.connections == 2
-
-
 @pytest.mark.parametrize("cut", range(len(WHOLE)))
 def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
     """The SDK just stops iterating: an answer cut after any event would pass for a whole one."""
@@ -136,12 +103,6 @@ def test_an_error_among_the_events_is_judged_by_its_type(serve, type_, code, kin
     assert found.usage == Usage(31, 1)
     assert KEY not in str(found)
     assert "diary" not in str(found)
-
-
-@pytest.mark.parametrize(("data", "code"), [(b"{oops", "garbled"), (b"[1]", "shape"), (b"\xff", "garbled")])
-def test_an_event_that_is_no_json_object_is_an_error(serve, data, code):
-    """Nothing is guessed from half an event."""
-    assert broken(serve, streams(START, b"event: content_block_delta\ndata: " + data + b"\n\n")).code == code
 
 
 def test_refusals_and_lengths_are_told(serve):

@@ -62,6 +62,29 @@ def test_pieces_come_as_they_are_sent_and_the_answer_at_the_end(serve, reach, se
     assert server.connections == 1
 
 
+def test_a_piece_does_not_wait_for_the_next(serve, reach, service):
+    """It can be read while the server still holds back what follows."""
+    go_on = threading.Event()
+    events = service.events("Li", "ma")
+    at = next(at for at, event in enumerate(events) if b'"ma"' in event)
+
+    def waits(exchange: Exchange) -> None:
+        assert go_on.wait(20)
+        exchange.send(b"".join(map(chunked, events[at:])) + b"0\r\n\r\n")
+
+    pieces = iter(begin(reach(serve(streams(*events[:at], then=waits)))))
+    assert next(pieces) == "Li"
+    go_on.set()
+    assert list(pieces) == ["ma"]
+
+
+def test_a_stream_left_half_way_gives_its_connection_back(serve, reach, service):
+    """Whoever stops iterating holds no connection: four are enough for ten streams."""
+    provider = reach(serve(streams(*service.events("Li", "ma"))))
+    for _ in range(10):
+        assert next(iter(begin(provider))) == "Li"
+
+
 @pytest.mark.parametrize("size", [1, 7, 60])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 def test_events_do_not_depend_on_how_their_bytes_arrive(serve, reach, service, size, end):

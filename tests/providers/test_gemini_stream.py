@@ -7,13 +7,10 @@ import json
 import pytest
 from asking import begin
 from gemini_asking import GEMINI_KEY, gemini_error, retry_in, says_gemini, sse
-from hypothesis import given
-from hypothesis import strategies as st
 from raw_server import hangs, http, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.http.event_stream import events
 from smartbatch.types import Usage
 
 
@@ -136,24 +133,3 @@ def test_a_server_that_hangs_before_the_head_is_a_time_out(serve, connect_gemini
     with pytest.raises(ProviderError) as caught:
         begin(connect_gemini(serve(hangs)), timeout=0.3)
     assert caught.value.kind is ErrorKind.TIMEOUT
-
-
-def test_a_stream_left_half_way_gives_its_connection_back(serve, connect_gemini):
-    """Whoever stops iterating holds no connection: four are enough for ten streams."""
-    server = serve(sends(sse(chunk("Li"), chunk("ma", "STOP"))))
-    provider = connect_gemini(server)
-    for _ in range(10):
-        for piece in begin(provider):
-            assert piece == "Li"
-            break
-
-
-@given(st.lists(st.integers(1, 40), max_size=40))
-def test_events_do_not_depend_on_how_their_bytes_arrive(sizes):
-    """Cut anywhere, even inside a character or between CR and LF, the events are the same."""
-    body = sse(chunk("Zürich \u2028 …"), chunk("ma", "STOP")).partition(b"\r\n\r\n")[2]
-    parts, at = [], 0
-    for size in sizes:
-        parts.append(body[at : at + size])
-        at += size
-    assert [e.data for e in events([*parts, body[at:]])] == [e.data for e in events([body])]

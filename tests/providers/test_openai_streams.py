@@ -115,51 +115,6 @@ def test_a_stream_and_its_usage_are_asked_for(serve: Serve, connect: Connect) ->
     assert "stream_options" not in spared
 
 
-def test_a_connection_is_used_again_after_a_clean_end(serve: Serve, connect: Connect) -> None:
-    """Five streams, one connection."""
-    server = serve(streams(*LIMA))
-    provider = connect(server)
-    for _ in range(5):
-        assert "".join(stream(provider)) == "Lima"
-    assert server.connections == 1
-
-
-def test_a_connection_is_not_used_again_after_a_broken_stream(serve: Serve, connect: Connect) -> None:
-    """What would come next on it is unknown."""
-    server = serve(begins(said("Li"), data("no object")), streams(*LIMA))
-    provider = connect(server)
-    assert error_of(stream(provider)).kind is ErrorKind.INVALID_RESPONSE
-    assert "".join(stream(provider)) == "Lima"
-    assert server.connections == 2
-
-
-@pytest.mark.parametrize("end", [True, False])
-@pytest.mark.parametrize("events_before", range(len(LIMA)))
-def test_a_stream_that_ends_without_its_mark_is_an_error(
-    serve: Serve, connect: Connect, events_before: int, end: bool
-) -> None:
-    """Cut or orderly closed: only ``[DONE]`` says that the answer is whole."""
-    error = error_of(stream(connect(serve(streams(*LIMA[:events_before], end=end)))))
-    assert (error.kind, error.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
-    assert error.provider_request_id == "req_7"
-    assert error.usage == (Usage(31, 2) if events_before == 5 else None)
-
-
-def test_pieces_arrive_before_the_answer_is_whole(serve: Serve, connect: Connect) -> None:
-    """The first piece can be read while the server still holds back the second."""
-    go_on = threading.Event()
-
-    def waits(exchange: Exchange) -> None:
-        exchange.send(HEAD + chunked(said("Li")))
-        assert go_on.wait(20)
-        exchange.send(b"".join(map(chunked, (said("ma"), DONE))) + b"0\r\n\r\n")
-
-    pieces = iter(stream(connect(serve(waits))))
-    assert next(pieces) == "Li"
-    go_on.set()
-    assert list(pieces) == ["ma"]
-
-
 def test_a_pair_of_surrogates_in_two_pieces_is_one_character(serve: Serve, connect: Connect) -> None:
     """And a half that stays alone is replaced: no file or database could hold it."""
     script = streams(said("a\ud83d"), said("\ude00b"), said("\ud83d"), DONE)
