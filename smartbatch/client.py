@@ -31,7 +31,7 @@ from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
-from smartbatch.providers.model import ModelChoice, OpenedModel, open_model
+from smartbatch.providers.registry import ModelChoice, OpenedModel, open_model
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks

@@ -25,7 +25,7 @@ from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.prices import PriceBook
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup, UserHooks

@@ -27,7 +27,7 @@ from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.providers.base import Provider
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup

@@ -24,7 +24,7 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList
 from smartbatch.types import Kind, Prompt, Request, Result, Route
 

@@ -11,7 +11,7 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.types import Answer, Request, Result, Route
 

@@ -20,7 +20,7 @@ from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, RequestSubmitted
 from smartbatch.providers.base import Provider
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.callbacks import CallbackThread

@@ -13,7 +13,7 @@ from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.types import Kind, Result, evolve
 

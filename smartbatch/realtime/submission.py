@@ -7,7 +7,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result

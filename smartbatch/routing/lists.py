@@ -21,7 +21,7 @@ from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.plan import Plan
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.results import ResultList

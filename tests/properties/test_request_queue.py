@@ -15,7 +15,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
-from smartbatch.providers.model import OpenedModel
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup

@@ -8,16 +8,13 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import httpx2
-from urllib3.exceptions import EmptyPoolError
 from urllib3.util import Url
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.connections import Step
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import Reply, visible
@@ -79,37 +76,20 @@ def live_of(response: httpx2.Response) -> LiveReply:
 
 
 def meaning_of(error: Exception) -> ProviderError | None:
-    """Return the meaning of an exception of ``httpx2``, by the table of :mod:`network_errors`.
+    """Return the meaning of an exception of ``httpx2``; ``None`` for any other.
 
-    ``None`` for any other, unless an error of ours is inside.
+    Our own error may be inside. Others are not expected, the network being ours; they do not say how far the
+    call was.
     """
     if isinstance(found := _found_in(error), ProviderError):
         return found
-    for kind, stands_for, step in _STAND_FOR:
-        if isinstance(error, kind):
-            return failure(
-                stands_for,
-                step,
-                "the service",
-                late=step == "receive" and isinstance(error, httpx2.TimeoutException),
-            )
+    if isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol):
+        late = isinstance(error, httpx2.TimeoutException)
+        return failure(ConnectionResetError(), "receive", "the service", late=late)
     if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)):
         name = type(error).__name__
         return ProviderError(f"the call could not be made ({name})", kind=ErrorKind.CLIENT_ERROR, code="sdk")
     return None
-
-
-_STAND_FOR: tuple[tuple[type[Exception], Exception, Step], ...] = (
-    (httpx2.ConnectTimeout, TimeoutError(), "connect"),
-    (httpx2.PoolTimeout, EmptyPoolError(None, ""), "connect"),  # type: ignore[arg-type]
-    (httpx2.TimeoutException, TimeoutError(), "receive"),
-    (httpx2.ConnectError, ConnectionRefusedError(), "connect"),
-    (httpx2.ProxyError, ConnectionRefusedError(), "connect"),
-    (httpx2.DecodingError, http.client.IncompleteRead(b""), "receive"),
-    (httpx2.NetworkError, ConnectionResetError(), "receive"),
-    (httpx2.ProtocolError, ConnectionResetError(), "receive"),
-)
-"""Exceptions of ``httpx2``, the system's that mean the same, and how far the call was."""
 
 
 def _found_in(error: BaseException) -> ProviderError | _Refused | None:

@@ -107,9 +107,8 @@ class SimProvider(Provider):
         Raises:
             ProviderError: for a fault, a limit, or a latency above ``timeout``.
         """
-        answer, seconds, fault = self._accept(request, model, attempt)
-        assert answer.usage is not None
-        self._spend(seconds + self._per_token * answer.usage.output_tokens, timeout)
+        answer, usage, seconds, fault = self._accept(request, model, attempt)
+        self._spend(seconds + self._per_token * usage.output_tokens, timeout)
         _strike(fault)
         return answer
 
@@ -143,10 +142,9 @@ class SimProvider(Provider):
     def _speak(
         self, request: Request, model: str, attempt: int, timeout: float
     ) -> Generator[str, None, Answer]:
-        answer, latency, fault = self._accept(request, model, attempt)
-        assert answer.usage is not None
+        answer, usage, latency, fault = self._accept(request, model, attempt)
         words = words_of(answer.text or "")
-        throughput = self._per_token * answer.usage.output_tokens / max(1, len(words))
+        throughput = self._per_token * usage.output_tokens / max(1, len(words))
         strikes_at = len(words) // 2 if fault in ("network", "timeout") else 0
         began = self._now()
         self._spend(latency, timeout)
@@ -157,15 +155,15 @@ class SimProvider(Provider):
             yield word
         return answer
 
-    def _accept(self, request: Request, model: str, attempt: int) -> tuple[Answer, float, str | None]:
-        """Return the answer to come, the seconds until it begins, and its fault."""
+    def _accept(self, request: Request, model: str, attempt: int) -> tuple[Answer, Usage, float, str | None]:
+        """Return the answer to come, its usage, the seconds until it begins, and its fault."""
         answer = self._compose(request, model)
-        assert answer.usage is not None
+        usage = answer.usage or Usage()
         seconds, fault = self._latency_and_fault(prompt_text(request), attempt)
-        wait = self._admit(answer.usage.total_tokens)
+        wait = self._admit(usage.total_tokens)
         if wait > 0 or fault == "429":
             raise _refused(wait or 1.0)
-        return answer, seconds, fault
+        return answer, usage, seconds, fault
 
     def _spend(self, seconds: float, left: float) -> None:
         self._sleep(min(seconds, max(0.0, left)))
