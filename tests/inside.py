@@ -6,11 +6,15 @@ import gc
 import math
 import threading
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
+
+import pytest
 
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
 from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.providers import registry
 from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import Ticket
@@ -21,9 +25,11 @@ __all__ = [
     "callback_threads",
     "engine_of",
     "futures_of",
+    "held",
     "inside",
     "is_read",
     "lock_of",
+    "own_registry",
     "sleeps",
     "store_of",
     "tickets_in_memory",
@@ -75,6 +81,16 @@ def store_of(job: Job) -> StoredJobs:
     stored: Any = job._service_of
     assert isinstance(stored.__self__, StoredJobs)
     return stored.__self__
+
+
+def held(stream: TextStream) -> AbstractContextManager[object]:
+    """Hold the lock of a stream, as a worker may at any moment."""
+    return stream._box._filled
+
+
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is registered from now on be forgotten at the end of the test."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
 
 def lock_of(metrics: BatchMetrics) -> threading.Lock:

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inside import own_registry
 from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 
 import smartbatch
 from smartbatch import BatchingConfig, events, providers, shortcuts, testing
 from smartbatch.cli.main import build_parser
 from smartbatch.jobs.records import IncidentRow, ShardState
-from smartbatch.providers import registry
 from smartbatch.testing import Emulator, emulator
 
 PAGES = pages()
@@ -195,7 +195,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, arguments in {"smartbatch": f" -P -c '{main}'", "python": ""}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
         (commands / name).chmod(0o755)
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))  # a page registers its own
+    own_registry(monkeypatch)  # a page registers its own
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path

@@ -230,6 +230,7 @@ def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: 
     ended = run_script(
         f"""
         from smartbatch import BatchingClient, WrongProcess
+        from tests.inside import held
         client = BatchingClient({model!r}, provider_options={address!r})
         stream = client.stream("long")
         text = ""
@@ -237,7 +238,7 @@ def test_a_forked_child_leaves_the_parents_stream_alone(emu: Emulator, service: 
         for chunk in stream:
             text += chunk
             if child is None:
-                with stream._box._filled:  # as a worker may hold it at that moment
+                with held(stream):  # as a worker may hold its lock at that moment
                     child = os.fork()
                     if child == 0:
                         stream.close()

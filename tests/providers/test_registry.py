@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from inside import own_registry
 
 from smartbatch import providers
 from smartbatch._clock import VirtualClock
@@ -19,7 +20,6 @@ from smartbatch.providers import (
     SimProvider,
     create,
     parse_model,
-    registry,
 )
 
 
@@ -77,7 +77,7 @@ def test_an_unknown_option_is_refused():
 
 def test_own_providers_can_be_registered(monkeypatch):
     """A third party's prefix works like ours."""
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    own_registry(monkeypatch)
     mock = MockProvider()
     providers.register("Mine", lambda name, clock, options: (mock, name.upper()))
     assert create("mine:a", clock=VirtualClock()) == (mock, "A")

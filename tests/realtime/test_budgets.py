@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inside import inside
+from inside import inside, own_registry
 from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -145,7 +145,7 @@ def test_a_fallback_that_costs_more_reserves_more(
     """What was reserved at the price of the first model would let the second overspend."""
     down = Scripted(clock, lambda *_: unavailable(), priced=True, latency=0.1)
     dear = Scripted(clock, lambda *_: Answer("fine", usage=Usage(0, 10)), priced=True, name="dear")
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))  # for this test only
+    own_registry(monkeypatch)  # for this test only
     registry.register("dear", lambda name, _clock, _options: (dear, name))
     client = client_of(
         down,
