@@ -7,7 +7,8 @@ shard where they have none. The step of the dead shard handles what was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
@@ -42,7 +43,7 @@ def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
             return found
 
 
-def find_orphans(step: StepContext, batches: Iterable[RemoteBatch]) -> None:
+def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
     """Search ``batches`` for those of the job's dead shards, and note what is found on each shard.
 
     A shard that has a candidate already, or is no longer watched, is left out.
@@ -54,15 +55,13 @@ def find_orphans(step: StepContext, batches: Iterable[RemoteBatch]) -> None:
     ]
     if not dead:
         return
-    batches = list(batches)
-    claimed: set[str] | None = None
+    if step.api.abilities.labels:
+        is_orphan = has_label
+    else:
+        claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
+        is_orphan = partial(_could_be_orphan, claimed=claimed)
     for shard in dead:
-        if step.api.abilities.labels:
-            found = next((batch for batch in batches if has_label(batch, shard)), None)
-        else:
-            if claimed is None:
-                claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
-            found = next((batch for batch in batches if _could_be_orphan(batch, shard, claimed)), None)
+        found = next((batch for batch in batches if is_orphan(batch, shard)), None)
         if found is not None:
             step.reschedule(shard, 0.0, candidate=found.id)
 
@@ -81,9 +80,8 @@ def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
     return shard.file_id is not None and batch.file_id == shard.file_id
 
 
-def unclaimed(step: StepContext, shard: ShardRow, batches: Iterable[RemoteBatch]) -> list[RemoteBatch]:
+def unclaimed(step: StepContext, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
     """Return the batches without a label that could be the shard's: of its size, and no other shard's."""
-    batches = list(batches)
     claimed = step.store.claimed_batches(shard.scope, [batch.id for batch in batches])
     return [batch for batch in batches if _could_be(batch, shard, claimed)]
 

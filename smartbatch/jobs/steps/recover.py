@@ -29,7 +29,6 @@ __all__ = [
     "mark_uncertain",
     "resume_if_known",
     "search",
-    "search_after_fence",
     "tell_unreadable",
     "verify",
 ]
@@ -79,13 +78,14 @@ def mark_uncertain(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def search(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``UNCERTAIN``: search the provider's list for the batch. The cases, in order:
+    """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch. The cases, in order:
 
     1. The list cannot be read: nothing is concluded.
     2. Batches have no labels: search by size, see :func:`_search_unlabelled`.
     3. One or more batches have the shard's label: adopt the oldest.
     4. It was not absent for long enough: search again.
-    5. It has an input file whose deletion makes a late create fail: the fence.
+    5. It has an input file whose deletion makes a late create fail: the fence. A batch that was created
+       before it will be in the list.
     6. It was absent for the settle time: the items go into a new shard.
     """
     try:
@@ -97,34 +97,10 @@ def search(step: StepContext, shard: ShardRow) -> ShardRow:
     mine = [batch for batch in newer if has_label(batch, shard)]
     if mine:
         return _take_oldest(step, shard, mine)
-    if _waited(step, shard) < _until(step, shard):
-        return _search_again(step, shard)
-    return _fence(step, shard) if _can_fence(step, shard) else _send_again(step, shard)
-
-
-def search_after_fence(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``FENCED``: the input file is deleted; a batch that was created before that will be in the list.
-
-    The cases, in order:
-
-    1. The list cannot be read: nothing is concluded.
-    2. The batch is there: adopt it.
-    3. It may not be visible yet: search again.
-    4. It does not exist: the items go into a new shard.
-    """
-    since = shard.fenced_at or step.wall
-    settled = (shard.uncertain_since or since) + step.settle_time
-    rest = max(since + step.limits.visibility, settled) - step.wall
-    try:
-        mine = [batch for batch in newer_than_intent(step, shard) if has_label(batch, shard)]
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
-    if mine:
-        return _take_oldest(step, shard, mine)
-    if rest > 0:
-        return step.reschedule(
-            shard, min(rest, _search_pause(step, shard)), tries=shard.tries + 1, note=SEARCHED
-        )
+    if (rest := _rest(step, shard)) > 0:
+        return _search_again(step, shard, rest)
+    if shard.state is ShardState.UNCERTAIN and _can_fence(step, shard):
+        return _fence(step, shard)
     return _send_again(step, shard)
 
 
@@ -200,9 +176,8 @@ def _search_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBat
         return step.advance(
             shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id
         )
-    if _waited(step, shard) >= _until(step, shard):
-        return _send_again(step, shard)
-    return _search_again(step, shard)
+    rest = _rest(step, shard)
+    return _search_again(step, shard, rest) if rest > 0 else _send_again(step, shard)
 
 
 def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
@@ -242,12 +217,21 @@ def _waited(step: StepContext, shard: ShardRow) -> float:
     return step.wall - (shard.uncertain_since or step.wall)
 
 
+def _rest(step: StepContext, shard: ShardRow) -> float:
+    """Return the seconds that a batch must still be absent before anything follows from it."""
+    if shard.state is not ShardState.FENCED:
+        return _until(step, shard) - _waited(step, shard)
+    since = shard.fenced_at or step.wall
+    settled = (shard.uncertain_since or since) + step.settle_time
+    return max(since + step.limits.visibility, settled) - step.wall
+
+
 def _can_fence(step: StepContext, shard: ShardRow) -> bool:
     return step.api.abilities.fence and shard.file_id is not None
 
 
 def _until(step: StepContext, shard: ShardRow) -> float:
-    """Return the seconds that a batch must be absent before anything follows from it. The cases, in order:
+    """Return the seconds that a batch must be absent in all while there is no fence. The cases, in order:
 
     1. The job is held because of it: until every batch that could exist has ended.
     2. There is a fence: until a batch that exists is visible, or the settle time where that is shorter.
@@ -261,13 +245,12 @@ def _until(step: StepContext, shard: ShardRow) -> float:
 
 def _holds(step: StepContext, shard: ShardRow) -> bool:
     """Whether the job's policy is to wait for a person, and nobody has resumed it since."""
-    if step.policy.on_unknown != "hold":
+    if step.policy.on_unknown != "hold" or shard.state is ShardState.FENCED:
         return False
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
 
 
-def _search_again(step: StepContext, shard: ShardRow) -> ShardRow:
-    rest = max(0.0, _until(step, shard) - _waited(step, shard))
+def _search_again(step: StepContext, shard: ShardRow, rest: float) -> ShardRow:
     changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SEARCHED}
     if _holds(step, shard) and not shard.remote.held_job and _waited(step, shard) > step.limits.visibility:
         step.store.note(step.lease, HELD, hold=True)

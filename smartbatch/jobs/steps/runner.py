@@ -46,7 +46,7 @@ _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.SUBMITTING: recover.mark_uncertain,
     _S.UNCERTAIN: recover.search,
     _S.PROVISIONAL: recover.verify,
-    _S.FENCED: recover.search_after_fence,
+    _S.FENCED: recover.search,
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
     _S.DEAD: orphans.watch_dead_shard,
