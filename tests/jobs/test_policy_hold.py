@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,11 @@ def start(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     events: list[Event],
-) -> Callable[[float | None], tuple[Job, Lost]]:
-    """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
+) -> Iterator[Callable[[float | None], tuple[Job, Lost]]]:
+    """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room.
+
+    Time stands while the test works, and moves only while it waits.
+    """
 
     monkeypatch.setattr(service, "StepLimits", partial(StepLimits, orphan_watch=WATCH))
 
@@ -97,7 +100,10 @@ def start(
             ["a", "b", "c"]
         ), lost
 
-    return begin
+    clock.spawned()
+    clock.began()
+    yield begin
+    clock.ended()
 
 
 def test_a_job_that_waits_says_what_for_and_sends_nothing(
