@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -24,12 +25,22 @@ HANGS_AFTER = 120.0
 
 SEED = 20_240_607
 
+for _profile, _examples in {"default": 40, "full": 200}.items():
+    settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        derandomize=True,  # red by a change alone, never by chance
+        deadline=None,  # other processes may use the cores
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
 _stderr = -1
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the terminal's standard error for the stacks of a test that hangs, and let Ctrl-C interrupt."""
     global _stderr
+    settings.load_profile("default" if "not full" in config.option.markexpr else "full")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's ``&`` ignores it for its children
         signal.signal(signal.SIGINT, signal.default_int_handler)
     capture = config.pluginmanager.getplugin("capturemanager")
@@ -38,6 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     with capture.global_and_fixture_disabled():
         _stderr = os.dup(2)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run tests of laws with the full tests once more: then they have more examples."""
+    if "not full" not in config.option.markexpr:
+        for item in items:
+            if hasattr(getattr(item, "obj", None), "hypothesis"):
+                item.add_marker("full")
 
 
 def pytest_sessionstart() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
@@ -78,7 +78,6 @@ def test_a_row_is_on_disk_before_the_next_one_is_looked_at(tmp_path: Path) -> No
 
 
 @given(cut=st.integers(0), order=st.permutations(range(6)))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(
     tmp_path: Path, cut: int, order: list[int]
 ) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from batch_backend_world import ME, World, entries
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.emulator import Settings
@@ -118,7 +118,6 @@ def test_turnaround_varies_around_its_median():
     st.sampled_from(["", "expire_part", "expire_all", "stuck", "no_money_lines", "cancel_completes"]),
     st.none() | st.floats(0, 300),
 )
-@settings(max_examples=150, deadline=None)
 def test_counts_only_grow_and_add_up_at_any_time(
     count, validating, queueing, turnaround, times, fault, cancel
 ):
@@ -149,7 +148,6 @@ def test_counts_only_grow_and_add_up_at_any_time(
 
 
 @given(st.integers(1, 200), st.floats(0, 1e6), st.floats(1e-3, 1e5), st.integers(0, 199))
-@settings(max_examples=300, deadline=None)
 def test_a_line_has_run_at_its_own_time(total, created, turnaround, position):
     """However the division rounds."""
     plan = timeline(Settings(), created, turnaround, total, frozenset(), failing=False)

@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
@@ -29,7 +29,7 @@ def test_pipelined_requests_are_answered_in_order(emu, raw):
     assert [text_of(raw.answer()[2]) for _ in range(20)] == [answer_for(str(n), "m") for n in range(20)]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 400), max_size=5))
 def test_a_request_may_arrive_in_any_pieces(raw, cuts):
     """Wherever the bytes are cut, the answer is the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.change_detection import LevelCorrection
@@ -32,7 +32,6 @@ priors = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(priors, sights, st.integers(1, 50_000))
 def test_forecasts_are_a_distribution_whatever_was_seen(
     prior: Prior, seen: list[Observation], size: int
@@ -54,7 +53,6 @@ def test_forecasts_are_a_distribution_whatever_was_seen(
     assert forecaster.observations == min(40, len(seen))
 
 
-@settings(max_examples=40)
 @given(priors, sights)
 def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observation]) -> None:
     """So it needs no other state in the store."""

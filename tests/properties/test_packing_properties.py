@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from core.batching.hostile_prompts import HOSTILE
 from core.batching.pack_models import DAMAGE, honest, written
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split, split_usage
@@ -109,7 +109,6 @@ def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> Non
 
 
 @given(values, texts)
-@settings(max_examples=300)
 def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
     """No answer and no schema makes the check raise."""
     schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}

@@ -708,7 +708,7 @@ def run(machine: type[StoreMachine], examples: int, steps: int) -> None:
             stateful_step_count=steps,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            derandomize=machine.kind == "postgres",
+            derandomize=examples < 1_000,
             database=None,
             phases=[Phase.generate],  # to shorten a failure takes minutes; its seed repeats it
             print_blob=True,

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 from gemini_asking import embed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import says
 
@@ -106,7 +106,6 @@ def test_the_provider_says_how_much_a_call_carries(connect_gemini, serve):
     assert capabilities.max_text_tokens > 0
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), min_size=1, max_size=20))
 def test_each_vector_is_its_texts(emulated, texts):
     """Whatever the texts, alone or together, a text has the same vector."""

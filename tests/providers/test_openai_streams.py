@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from asking import KEY
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
@@ -383,7 +383,6 @@ def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
     assert text.whole == joined
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_any_cut_or_changed_stream_is_whole_or_an_error(data: st.DataObject) -> None:
     """Bytes flipped, lost or doubled, in pieces of any size: an answer, or a ProviderError."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from inside import inside, own_registry
 from scenes import PATIENCE, Scripted, failure, submit_all, unavailable
@@ -33,7 +33,6 @@ def make(clock: VirtualClock, script: Any, observer: Any, **settings: Any) -> Ba
 
 
 @pytest.mark.full
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), budget=st.floats(0.0, 300.0), faults=st.sampled_from([0.0, 0.2]))
 def test_no_budget_is_ever_exceeded(seed: int, budget: float, faults: float) -> None:
     """64 workers, calls that cost anything up to what they may: at no step is more spent or reserved."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from attrs import evolve
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
@@ -297,7 +297,6 @@ def tried(n: int, constraints: Constraints, turnaround: float, spread: float) ->
         return None
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     n=SIZES,
     minutes=MINUTES,
@@ -321,7 +320,6 @@ def test_a_longer_deadline_costs_no_more(
     assert long.cost.expected + long.late_cost <= (short.cost.expected + short.late_cost) * 1.06
 
 
-@settings(max_examples=30, deadline=None)
 @given(n=SIZES, value=st.floats(0.0, 50.0), more=st.floats(0.0, 50.0), turnaround=st.floats(60, 20_000))
 def test_who_values_time_more_never_waits_longer(
     n: int, value: float, more: float, turnaround: float
@@ -333,7 +331,6 @@ def test_who_values_time_more_never_waits_longer(
     assert urgent.expected <= may_wait.expected * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(n=SIZES, minutes=MINUTES, turnaround=st.floats(60, 20_000), spread=st.floats(1.2, 8))
 def test_a_choice_is_sound_and_can_be_explained(
     n: int, minutes: float, turnaround: float, spread: float
