@@ -27,6 +27,7 @@ _HEAD = (
     "late cost",
     "",
 )
+_PLAIN = ("weight", "calls", "batches", "first", "quota", "odds", "late_cost", "feasible", "problem")
 _OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("late cost") + 1)
 
 
@@ -108,9 +109,8 @@ class Plan:
                 "client.plan(), or store the prompts as a job by it with client.submit_run(prompts, plan)"
             )
         decision = self.decision
-        limit: Any = (
-            budget if budget is not None else decision.constraints.budget
-        )  # checked as that of a list
+        # checked as that of a list
+        limit: Any = decision.constraints.budget if budget is None else budget
         if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
             limit = self.cost_high
         return self._run(evolve(decision, constraints=evolve(decision.constraints, budget=limit)))
@@ -120,21 +120,11 @@ def _plain(option: Option) -> dict[str, Any]:
     cost = option.cost
     return {
         "route": option.route.value,
-        "p50": option.p50,
-        "p95": option.p95,
-        "expected": option.expected,
+        **{name: getattr(option, name) for name in ("p50", "p95", "expected")},
         "cost": None if cost is None else cost.expected,
         "cost_low": None if cost is None else cost.low,
         "cost_high": None if cost is None else cost.high,
-        "weight": option.weight,
-        "calls": option.calls,
-        "batches": option.batches,
-        "first": option.first,
-        "quota": option.quota,
-        "odds": option.odds,
-        "late_cost": option.late_cost,
-        "feasible": option.feasible,
-        "problem": option.problem,
+        **{name: getattr(option, name) for name in _PLAIN},
     }
 
 

@@ -76,7 +76,7 @@ def test_shares_add_up_and_are_sound(
 ) -> None:
     """To the token; no share has more cached tokens than input, and none is off by 2 or more."""
     usage = Usage(fresh + cached, spoken + thought, cached, thought)
-    parts = split_usage(usage, weights)
+    parts = split_usage(usage, weights, weights)
     assert sum(parts, Usage()) == usage
     whole = sum(weights) or len(weights)
     for part, weight in zip(parts, weights if any(weights) else [1] * len(weights), strict=True):

@@ -27,8 +27,6 @@ __all__ = [
     "HEAD_TOKENS",
     "ITEM_OUTPUT",
     "ITEM_TOKENS",
-    "OUTPUT_ROOM",
-    "PROMPT_ROOM",
     "BatchCompiler",
     "PackRoom",
     "Packed",
@@ -37,7 +35,6 @@ __all__ = [
     "random_word",
     "split",
     "split_usage",
-    "suspicious",
     "usage_weights",
 ]
 
@@ -172,6 +169,7 @@ def _answer_room(output: int) -> int:
     return output + output // 8 + ITEM_OUTPUT
 
 
+@frozen(eq=False)
 class BatchCompiler:
     """Packs several requests into one.
 
@@ -180,9 +178,8 @@ class BatchCompiler:
         native_schema: whether the provider takes a JSON schema for the answer.
     """
 
-    def __init__(self, ids: Callable[[], str], *, native_schema: bool) -> None:
-        self._ids = ids
-        self._native_schema = native_schema
+    _ids: Callable[[], str]
+    _native_schema: bool
 
     def compile(self, requests: Sequence[Request]) -> Packed:
         """Return ``requests`` as one.
@@ -228,9 +225,8 @@ class BatchCompiler:
             if len(words) == count:
                 return words
             drawn = self._ids()
-            if drawn[:CHECK_LETTERS] not in text and not any(
-                drawn[:CHECK_LETTERS] in other for other in words
-            ):
+            check = drawn[:CHECK_LETTERS]
+            if check not in text and not any(check in other for other in words):
                 words.append(drawn)
         raise ValueError("the random source for the ids of a pack keeps returning the same")
 
@@ -293,17 +289,13 @@ def _items(text: str) -> Iterator[dict[str, Any]]:
             position = gap.end() if gap else position
 
 
-def split_usage(
-    usage: Usage, weights: Sequence[int], output_weights: Sequence[int] | None = None
-) -> list[Usage]:
+def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[int]) -> list[Usage]:
     """Split ``usage`` by ``weights``, whole tokens, so that the shares add up to it exactly.
 
     Args:
-        usage: of the call.
-        weights: one for each request, 0 or more; all 0 splits evenly.
-        output_weights: other weights for the output tokens.
+        weights: for the input tokens, one for each request, 0 or more; all 0 splits evenly.
+        output_weights: likewise for the output tokens.
     """
-    for_output = weights if output_weights is None else output_weights
     # Cached tokens are part of the input tokens in each share as well, so the parts are split, not the sums.
     of_input = min(usage.cached_tokens, usage.input_tokens)
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
@@ -313,8 +305,8 @@ def split_usage(
     cached = _largest_remainder(of_input, weights)
     brief = _largest_remainder(of_written - for_an_hour, weights)
     longer = _largest_remainder(for_an_hour, weights)
-    spoken = _largest_remainder(usage.output_tokens - of_output, for_output)
-    thought = _largest_remainder(of_output, for_output)
+    spoken = _largest_remainder(usage.output_tokens - of_output, output_weights)
+    thought = _largest_remainder(of_output, output_weights)
     return [
         Usage(
             fresh[i] + cached[i] + brief[i] + longer[i],
@@ -334,9 +326,8 @@ def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     if not any(weights):
         weights = [1] * len(weights)
     whole = sum(weights)
-    parts = [divmod(total * weight, whole) for weight in weights]
-    shares = [share_ for share_, _ in parts]
-    order = sorted(range(len(parts)), key=lambda i: -parts[i][1])
+    shares = [total * weight // whole for weight in weights]
+    order = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
     for i in order[: total - sum(shares)]:
         shares[i] += 1
     return shares

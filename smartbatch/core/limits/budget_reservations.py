@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from attrs import define
+from attrs import define, field, frozen
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
@@ -33,6 +33,7 @@ class NewReservation:
     job_id: str | None = None
 
 
+@frozen(eq=False)
 class JobReservations:
     """The reservations of jobs in a budget.
 
@@ -44,13 +45,10 @@ class JobReservations:
             money back for them.
     """
 
-    def __init__(
-        self, budget: Budget, guard: Callable[[], AbstractContextManager[object]], account: str
-    ) -> None:
-        self.budget = budget
-        self.account = account
-        self._guard = guard
-        self._jobs: dict[str, _JobReservation] = {}
+    budget: Budget
+    _guard: Callable[[], AbstractContextManager[object]]
+    account: str
+    _jobs: dict[str, _JobReservation] = field(factory=dict, init=False)
 
     @property
     def jobs(self) -> list[str]:

@@ -35,6 +35,10 @@ _LISTS = (list, Sequence)
 _MAPPINGS = (dict, Mapping)
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class BuiltSchema(dict[str, Any]):
     """A JSON schema with the function that builds objects of answers.
 
@@ -85,10 +89,6 @@ def _of_class(kind: type[Any]) -> tuple[dict[str, Any], Build]:
     return _Writer(kind).whole(), _structurer(kind)
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _structurer(kind: type[Any]) -> Build:
     converter: Any = None
 
@@ -121,13 +121,12 @@ class _Writer:
         properties = {
             name: self._type(annotation, f"{path}.{name}") for name, annotation in _fields(kind, path)
         }
-        schema: dict[str, Any] = {
+        return {
             "type": "object",
             "properties": properties,
             "required": list(properties),
             "additionalProperties": False,
         }
-        return schema
 
     def _type(self, kind: Any, path: str) -> dict[str, Any]:
         origin = get_origin(kind)
@@ -140,9 +139,7 @@ class _Writer:
             return _choice(arguments, path)
         if origin in (Union, types.UnionType):
             return self._union(arguments, path)
-        if origin in _LISTS and arguments:
-            return {"type": "array", "items": self._type(arguments[0], f"{path}[]")}
-        if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        if (origin in _LISTS and arguments) or (origin is tuple and arguments[1:] == (Ellipsis,)):
             return {"type": "array", "items": self._type(arguments[0], f"{path}[]")}
         if origin in _MAPPINGS and arguments and arguments[0] is str:
             return {"type": "object", "additionalProperties": self._type(arguments[1], f"{path}[]")}
@@ -172,9 +169,7 @@ class _Writer:
             while name in self._definitions:
                 name += "_"
             self._names[kind] = name
-            self._definitions[
-                name
-            ] = {}  # before its fields are written: one of them may be of the same class
+            self._definitions[name] = {}  # first: one of its fields may be of the same class
             self._definitions[name] = self._object(kind, path)
         return f"#/$defs/{name}"
 
@@ -184,10 +179,8 @@ def _fields(kind: type[Any], path: str) -> list[tuple[str, Any]]:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise _refusal(f"cannot be made of {path}: {error}; annotate with names the module knows") from None
-    if attrs.has(kind):
-        names = [field.name for field in attrs.fields(kind) if field.init]
-    else:
-        names = [field.name for field in dataclasses.fields(kind) if field.init]
+    own: tuple[Any, ...] = attrs.fields(kind) if attrs.has(kind) else dataclasses.fields(kind)
+    names = [field.name for field in own if field.init]
     for name in names:
         if name not in hints:
             raise _refusal(f"cannot have {path}.{name}: it has no annotation")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 
+from smartbatch.core.preparation.json_snapshot import MAX_DEPTH
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.types import Generation, Message, Request
 
@@ -32,9 +33,8 @@ __all__ = [
 ]
 
 TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of the repairs in order: first the likeliest answer, then some variety."""
-MAX_DEPTH = 200
-"""Levels of an answer; the schema of no API comes near, and Python's own JSON reader fails near 1,000."""
+"""Temperatures of the repairs in order: first the likeliest answer, then some variety; then the last one
+stays."""
 MAX_QUOTED = 20_000
 """Characters of a bad answer up to which it is sent back to the model."""
 MAX_FLAWS = 3
@@ -307,7 +307,6 @@ def repair_request(
     problem: Problem,
     attempt: int,
     *,
-    temperatures: Sequence[float] = TEMPERATURES,
     takes_temperature: bool = False,
 ) -> Request:
     """Return the request that asks again, with the bad answer and what is wrong with it.
@@ -324,6 +323,6 @@ def repair_request(
         "Answer again with the whole corrected JSON value that follows the schema, and nothing else."
     )
     params = request.params
-    if takes_temperature and temperatures:
-        params = evolve(params, temperature=temperatures[min(attempt, len(temperatures) - 1)])
+    if takes_temperature:
+        params = evolve(params, temperature=TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)])
     return evolve(request, prompt=(*asked, Message("user", told)), params=params)

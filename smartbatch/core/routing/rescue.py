@@ -170,26 +170,20 @@ class _Outlook:
         speed: Speed,
         late_penalty: float,
     ) -> None:
-        self._left, self._late_penalty = left, late_penalty
-        self._throughput, self._cancelling, self._turnaround = (
-            speed.throughput,
-            speed.cancelling,
-            speed.turnaround,
-        )
+        self._left, self._late_penalty, self._speed = left, late_penalty, speed
         self._all = backlog + sum(shard.left for shard in shards)
         self._sent = [shard for shard in shards if shard.sent]
-        self._working = self._throughput.finish(backlog, 0.5)
+        self._working = self._speed.throughput.finish(backlog, 0.5)
         self._ages = {(shard.age, max(1, shard.size)) for shard in movable}
         pieces = max(1, len(movable))
-        self._before = (
-            self._throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
-        )  # the last is taken back
+        # until the last is taken back
+        self._before = speed.throughput.finish(self._all, 0.5) * (pieces - 1) / pieces
 
     def needs(self, sure: float) -> float:
         """Return the seconds within which all open requests are answered in real time, cancels included."""
         under_way = max((each.cancelled for each in self._sent if each.cancelled is not None), default=0.0)
-        cancel = self._cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
-        return self._throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
+        cancel = self._speed.cancelling.quantile(sure, 1) - under_way if self._sent else 0.0
+        return self._speed.throughput.finish(self._all, sure) + max(0.0, cancel - self._working)
 
     def later(self) -> RescueStart | None:
         """Return the best moment for a rescue to begin."""
@@ -221,7 +215,7 @@ class _Outlook:
         """Return the probability, as of the batches' creation, that one has not ended in ``seconds`` from
         now.
         """
-        return 1 - min(self._turnaround.chance(age + seconds, size) for age, size in self._ages)
+        return 1 - min(self._speed.turnaround.chance(age + seconds, size) for age, size in self._ages)
 
     def _saved(self, at: float, _: float) -> float:
         return SAVED * (self._late(0.0) - (self._late(at) + self._late(at + self._before)) / 2)

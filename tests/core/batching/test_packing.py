@@ -272,20 +272,20 @@ class TestRoom:
 class TestSharing:
     def test_shares_are_exact(self) -> None:
         """Ten tokens among three are 4, 3, 3."""
-        parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1])
+        parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1], [1, 1, 1])
         assert [part.input_tokens for part in parts] == [4, 4, 2]
         assert sum(parts[1:], parts[0]) == Usage(10, 7, 5, 2)
 
     def test_tokens_written_to_a_cache_are_shared_as_well(self) -> None:
         whole = Usage(40, 0, 10, cache_write_tokens=25, cache_write_1h_tokens=11)
-        first, second = split_usage(whole, [3, 1])
+        first, second = split_usage(whole, [3, 1], [3, 1])
         assert first + second == whole
         assert (first.cache_write_tokens, first.cache_write_1h_tokens) == (19, 8)
         assert first.cached_tokens + first.cache_write_tokens <= first.input_tokens
 
     def test_without_weights_it_is_split_evenly(self) -> None:
         """All zero is no reason to divide by zero."""
-        assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0])] == [2, 2]
+        assert [part.input_tokens for part in split_usage(Usage(4, 0), [0, 0], [0, 0])] == [2, 2]
 
     def test_missing_answers_weigh_as_the_mean(self) -> None:
         """What was billed for an unreadable answer is still charged to a request."""
