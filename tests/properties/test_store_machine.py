@@ -374,17 +374,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def die_in_the_middle_of_a_write(self, who: int, pick: int) -> None:
         """Half of a transaction was sent when the process died: nothing of it is there."""
-        store = self.stores[who]
-        with contextlib.suppress(Exception), store._db.writing() as tx:
-            for statement in (
-                "UPDATE item SET state = 4",
-                "UPDATE shard SET state = 'dead'",
-                "DELETE FROM result",
-                "UPDATE job SET epoch = 99, owner = 'me', state = 'done'",
-            )[: 1 + pick % 4]:
-                tx.change(statement)
-            store._db.abandon()
-            tx.change("DELETE FROM job")
+        statements = (
+            "UPDATE item SET state = 4",
+            "UPDATE shard SET state = 'dead'",
+            "DELETE FROM result",
+            "UPDATE job SET epoch = 99, owner = 'me', state = 'done'",
+        )
+        with contextlib.suppress(ConnectionError), self.bench.writing(statements[pick % 4]):
+            raise ConnectionError("the process died before the commit")
         self.die(who)
 
     @precondition(lambda self: any(is_lost(job) for job in self.jobs.values()))

@@ -405,8 +405,8 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
     place = str(tmp_path / "jobs.db")
     first = client_of(answer, store=place)
     inside(first).history.refresh()
-    first.generate([f"prompt {n}" for n in range(12)])
-    label = next(iter(inside(first).history._tokens))[0]
+    label = first.generate([f"prompt {n}" for n in range(12)])[0].model
+    assert label is not None
     first.stop()
     second = client_of(answer, store=place)
     inside(second).history.refresh()

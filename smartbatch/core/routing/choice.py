@@ -21,7 +21,7 @@ The rules, in order:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attrs import evolve, field, frozen
 
@@ -105,39 +105,28 @@ def choose(
     2. None is, and there is a deadline: the likeliest to meet it, if it is likely enough.
     3. Otherwise the list is refused, with the nearest constraints that could be met.
 
-    Args:
-        load: what the list takes.
-        offers: routes in real time; the first is the one that requests take by default, which a rescue uses.
-        batch: the Batch API; ``None`` where there is none for this.
-        constraints: what it has to meet.
+    Of ``offers``, the routes in real time, the first is the one that requests take by default, which a rescue
+    uses; ``batch`` is ``None`` where there is no Batch API for this.
 
     Raises:
         Infeasible: nothing does.
     """
-    options = tuple(_judged(option, constraints) for option in open_routes(load, offers, batch, constraints))
+
+    def judged(asked: Constraints) -> tuple[Option, ...]:
+        return tuple(_judged(option, asked) for option in open_routes(load, offers, batch, asked))
+
+    options = judged(constraints)
     feasible = [option for option in options if option.feasible]
     found = _best(feasible, load, constraints) if feasible else _likeliest(options, constraints)
     if found is None:
-        raise _infeasible(load, offers, batch, constraints)
-    return Decision(load, constraints, options, *found, *_plain(load, offers, batch, constraints, options))
-
-
-def _plain(
-    load: Load,
-    offers: Sequence[Offer],
-    batch: BatchOffer | None,
-    constraints: Constraints,
-    options: Sequence[Option],
-) -> tuple[Option, Option | None]:
-    """Return what always-individual and always-batch would be, to compare with."""
-    found = {option.route: option for option in options}
-    alone = found.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), constraints)
-    if batch is None or not load.requests:
-        return alone, None
-    endless = evolve(constraints, deadline=None)
-    return alone, found.get(Route.BATCH) or _judged(
-        by_batch(load.requests, 0, offers[0], batch, endless), endless
-    )
+        raise _infeasible(load.requests, constraints, judged)
+    routes = {option.route: option for option in options}
+    alone = routes.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), constraints)
+    always = routes.get(Route.BATCH)
+    if always is None and batch is not None and load.requests:
+        endless = evolve(constraints, deadline=None)
+        always = _judged(by_batch(load.requests, 0, offers[0], batch, endless), endless)
+    return Decision(load, constraints, options, *found, alone, always)
 
 
 def break_even(
@@ -308,40 +297,36 @@ def _counted(options: Sequence[Option]) -> str:
 
 
 def _infeasible(
-    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
+    requests: int, constraints: Constraints, judged: Callable[[Constraints], Sequence[Option]]
 ) -> Infeasible:
-    """Return the error with the nearest constraints that are met: another deadline, or another budget."""
+    """Return the error with the nearest constraints that are met: another deadline, or another budget.
+
+    There is a later option only where there is a deadline, and a dearer one only where there is a budget.
+    """
 
     def met(eased: Constraints) -> list[Option]:
-        judged = (_judged(option, eased) for option in open_routes(load, offers, batch, eased))
-        return [option for option in judged if option.feasible]
+        return [option for option in judged(eased) if option.feasible]
 
-    later = min(met(evolve(constraints, deadline=None)), key=lambda option: option.p95, default=None)
+    def soonest(eased: Constraints) -> Option | None:
+        return min(met(eased), key=lambda option: option.p95, default=None)
+
+    deadline, budget = constraints.deadline, constraints.budget
+    later = soonest(evolve(constraints, deadline=None))
     dearer = min(met(evolve(constraints, budget=None)), key=price, default=None)
     if later is None and dearer is None:
-        later = min(
-            met(evolve(constraints, deadline=None, budget=None)), key=lambda option: option.p95, default=None
-        )
+        later = soonest(evolve(constraints, deadline=None, budget=None))
     near = []
-    if later is not None and constraints.deadline is not None:
+    if later is not None:
         money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
         near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
-    if (
-        dearer is None
-        and later is not None
-        and constraints.deadline is not None
-        and constraints.budget is not None
-    ):
-        if later.cost is not None and later.cost.low > constraints.budget:
+        if dearer is None and budget is not None and later.cost is not None and later.cost.low > budget:
             near[0] += ", which is above the budget as well"
-    elif dearer is not None and dearer.cost is not None and constraints.budget is not None:
+    if dearer is not None and dearer.cost is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
-    elif later is not None and later.cost is not None and constraints.deadline is None:
-        near.append(f"a budget of {later.cost.expected:.6f} USD ({later.route.value})")
-    wanted = [f"a deadline of {constraints.deadline:.0f} s"] if constraints.deadline is not None else []
-    wanted += [f"a budget of {constraints.budget:g} USD"] if constraints.budget is not None else []
+    wanted = [f"a deadline of {deadline:.0f} s"] if deadline is not None else []
+    wanted += [f"a budget of {budget:g} USD"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
-    text = f"no route meets {asked} for {load.requests} requests; nothing was sent"
+    text = f"no route meets {asked} for {requests} requests; nothing was sent"
     if near:
         text += ". What would be met: " + ", or ".join(near)
     return Infeasible(text, [option for option in (later, dearer) if option is not None])
