@@ -72,7 +72,7 @@ class Run:
         bounds: of each list and of the job, by name.
         bill: what the provider billed, by name.
         answered: requests that were answered.
-        stopped: requests that were not sent for want of money.
+        stopped: requests that were not sent because of a budget.
     """
 
     budget: float | None
@@ -161,7 +161,7 @@ def main() -> None:
     share = sum(nearest) / len(nearest) if nearest else 0.0
     print(
         f"{runs:,} runs, {THREADS} threads, {time.perf_counter() - began:.0f} s: {answered:,} requests "
-        f"answered, {stopped:,} not sent for want of money; budgets exceeded: {exceeded}; of a budget "
+        f"answered, {stopped:,} not sent because of a budget; budgets exceeded: {exceeded}; of a budget "
         f"that bound, {share:.1%} were spent on average"
     )
     sys.exit(bool(exceeded))

@@ -1,4 +1,4 @@
-"""Who is compared: the library's own decision code, an oracle, and three rules that never learn."""
+"""What is compared: the library's own decision code, an oracle, and three rules that never learn."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Library:
             self._at(when, lambda _: self._resume(place, steps))
 
     def _steps(self, fate: Fate, deadline: bool) -> Steps:
-        """Take one job from its decision to its end; yields when it wants to be looked at again."""
+        """Take one job from its decision to its end; yields when its next event is due."""
         job = fate.job
         constraints = Constraints(deadline=job.deadline if deadline else None, time_value=TIME_VALUE)
         try:

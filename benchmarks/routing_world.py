@@ -247,7 +247,7 @@ def _bulk(rng: Random, count: int = 100) -> Iterator[Job]:
 
 
 def _bursts(rng: Random, count: int = 500) -> Iterator[Job]:
-    """Lists of 1 to 40 requests for which somebody waits, half a minute to an hour."""
+    """Lists of 1 to 40 requests that a user waits for, half a minute to an hour."""
     for at in sorted(rng.uniform(0, DAY) for _ in range(count)):
         made = rows(rng, round(log_uniform(rng, 1, 40)))
         yield _job(at, made, rng, log_uniform(rng, 30.0, 3600.0))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulation --seeds 10000
 
-Each run is one job with a provider of one kind, the random faults of its seed, and processes that die. The
+Each run is one job with a provider of one kind, the random faults of its seed, and processes that crash. The
 invariants are checked with the ledger of the emulated provider. A run that fails prints the line to find it
 again. ``--mutants`` makes 16 mistakes in the code instead, and says which check sees each.
 """

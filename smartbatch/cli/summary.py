@@ -113,7 +113,7 @@ class RunSummary:
 
 
 def in_words(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Return seconds in words, such as ``3 min 05 s``."""
     if seconds < 100:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
