@@ -266,7 +266,7 @@ def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, te
     assert lease is not None
     store.note(lease, text)
     store.remember(text, {"value": text})
-    assert store.add_incident(IncidentRow("kind", job.id, None, text, None, 1.0))
+    assert store.add_incident(lease, IncidentRow("kind", job.id, None, text, None, 1.0))
     (asked,) = store.claim_realtime(lease, 5)
     store.answer(lease, [result(0, text=item.payload or b"e")], at=2.0)
     (got,) = store.results(job.id)
@@ -312,7 +312,7 @@ def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlSto
     kept, _ = store.accept(bench.job(), new_items(2))
     shard = ingesting(store, bench, lease, 0, 1)
     store.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
-    store.add_incident(IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
+    store.add_incident(lease, IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
     with pytest.raises(StoreError, match="not finished"):
         store.forget(job.id)
     store.settle(lease, shard, opened=[1], at=2.0)
@@ -1196,16 +1196,20 @@ def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
 
 def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
+    job, lease = started(store, bench)
     first = IncidentRow("doubled_line", "job-1", "shard-1", "row 5", 0.25, 10.0)
-    assert store.add_incident(first)
-    assert not other.add_incident(evolve(first, at=20.0, money=None))
+    assert store.add_incident(lease, first)
+    store.release(lease)
+    anew = other.claim(job.id, 60.0)
+    assert anew is not None
+    assert not other.add_incident(anew, evolve(first, at=20.0, money=None))
     different = [
         evolve(first, kind="foreign_line"),
         evolve(first, job_id="job-2"),
         evolve(first, shard_id=None),
         evolve(first, detail="row 6"),
     ]
-    assert all(other.add_incident(incident) for incident in different)
+    assert all(other.add_incident(anew, incident) for incident in different)
     assert store.incidents() == [first, *different]
     assert store.incidents("job-2") == [different[1]]
 
@@ -1215,11 +1219,11 @@ def test_what_a_former_owner_believes_is_no_incident(store: SqlStore, bench: Ben
     told = IncidentRow("batch_vanished", job.id, None, "", None, 10.0)
     store.release(lease)
     with pytest.raises(LeaseLost):
-        store.add_incident(told, lease=lease)
+        store.add_incident(lease, told)
     assert store.incidents() == []
     anew = store.claim(job.id, 30.0)
     assert anew is not None
-    assert store.add_incident(told, lease=anew)
+    assert store.add_incident(anew, told)
     assert store.incidents() == [told]
 
 

@@ -122,7 +122,7 @@ def sample(store_path: str) -> None:
     store.ingest(lease, shard, [result(0), result(1, "again", b"busy")], at=1.0)
     store.settle(lease, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
     led(store, lease, store.plan(lease, made.shard(3, 4)), ShardState.UNCERTAIN)
-    store.add_incident(IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
+    store.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
     store.remember("limit", 5)
     store.observe_turnaround("openai:m", 3, 60.0, 1.0)
     store.close()

@@ -82,7 +82,7 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
     cut()
     assert [item.ix for item in store.claim_realtime(lease, 5)] == [2]
     cut()
-    assert store.add_incident(IncidentRow("kind", job.id, None, "x", None, 1.0))
+    assert store.add_incident(lease, IncidentRow("kind", job.id, None, "x", None, 1.0))
     cut()
     assert store.drop_unsent(lease, b"", at=3.0) == 3
     cut()

@@ -619,12 +619,11 @@ class StoreMachine(RuleBasedStateMachine):
                 job.end(ix, NewResult(ix, "cancelled", b"dropped", cost=0.0), at)
 
     def tell_an_incident(self, pick: int) -> None:
-        if self.jobs:
-            who = pick % 2
-            job = list(self.jobs.values())[pick % len(self.jobs)]
+        if found := self.owned(pick):
+            job, store, lease = found
             detail = f"line {pick % 3}"
             incident = IncidentRow("doubled_line", job.id, None, detail, None, self.tick())
-            assert self.stores[who].add_incident(incident) == (detail not in job.told)
+            assert store.add_incident(lease, incident) == (detail not in job.told)
             job.told.add(detail)
 
     # -- what must hold ------------------------------------------------------------------------------------

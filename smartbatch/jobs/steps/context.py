@@ -218,7 +218,7 @@ class StepContext:
         """
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
-        if self.store.add_incident(row, lease=self.lease):
+        if self.store.add_incident(self.lease, row):
             at, job_id = self.clock.now(), self.job.id
             self.tell(
                 JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)

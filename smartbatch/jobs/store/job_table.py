@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.records import (
+    ClaimedItem,
     ItemState,
     JobPolicy,
     JobRow,
@@ -23,17 +24,21 @@ from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.rows import (
     bare,
+    decoded,
     encoded,
     first_of,
     job_row,
     number,
     open_item,
+    position,
     record_of,
     record_text,
 )
 
 __all__ = [
+    "bodies",
     "charge",
+    "claim_realtime",
     "count",
     "delete_items",
     "first_in",
@@ -185,6 +190,20 @@ def items_in(db: Database, job: int, state: ItemState, limit: int) -> list[OpenI
     return [
         open_item(row) for row in db.rows(statement, state.value, first_of(job), first_of(job + 1), limit)
     ]
+
+
+def bodies(db: Database, job: int, positions: Iterable[int]) -> dict[int, bytes]:
+    """Return requests by their positions in the job."""
+    rows = db.rows(sql.PAYLOADS, [number(job, ix) for ix in positions])
+    return {position(no): body for no, body in rows}
+
+
+def claim_realtime(tx: Transaction, job: int, limit: int) -> list[ClaimedItem]:
+    """Turn items to be sent in real time to items in flight, and return them in order."""
+    taken = sorted(tx.rows(sql.CLAIM_REALTIME, first_of(job), first_of(job + 1), limit))
+    rows = tx.rows(sql.NAMED_PAYLOADS, [no for no, _ in taken]) if taken else []
+    named = {no: (decoded(user_id), body) for no, user_id, body in rows}
+    return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
 
 
 # -- counts --------------------------------------------------------------------------------------------------

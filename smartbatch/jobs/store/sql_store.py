@@ -11,8 +11,6 @@ Rules of all operations:
   and at gaps; only behind the last one there is none.
 - A job becomes ``DONE`` in the transaction that stores its last result.
 - Every method may raise StoreError: the database cannot be used, and nothing was written.
-
-The store opens the transactions and checks leases; the modules of the tables know the rows.
 """
 
 from __future__ import annotations
@@ -53,12 +51,10 @@ from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.owners import OwnerLocks, OwnerTable
 from smartbatch.jobs.store.rows import (
     bare,
-    decoded,
     encoded,
     first_of,
     incident_row,
     job_row,
-    number,
     position,
     shard_row,
 )
@@ -243,7 +239,7 @@ class SqlStore:
         with self._leased(lease) as (tx, job):
             tx.change(sql.HOLD if hold else sql.NOTE, encoded(note), job)
 
-    # -- ownership -------------------------------------------------------------------------------------------
+    # -- ownership and budget --------------------------------------------------------------------------------
 
     def claimable(self, *, limit: int = 100) -> list[JobRow]:
         """Return jobs with something left to do that nobody alive owns: unfinished ones, and finished ones
@@ -294,8 +290,6 @@ class SqlStore:
         with self._db.writing() as tx:
             tx.change(sql.RELEASE, lease.job_id, lease.epoch, self._owner.own)
 
-    # -- budget ----------------------------------------------------------------------------------------------
-
     def reserve(self, lease: JobLease, usd: float) -> None:
         """Reserve ``usd`` of the job's budget before they may be spent; negative ones are released.
 
@@ -319,21 +313,15 @@ class SqlStore:
 
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
         """Return requests of a job by their positions in it; ask for a few hundred at a time."""
-        job = job_table.job_number(self._db, job_id)
-        numbers = [number(job, ix) for ix in positions]
-        return {position(no): body for no, body in self._db.rows(sql.PAYLOADS, numbers)}
+        return job_table.bodies(self._db, job_table.job_number(self._db, job_id), positions)
 
     def shard(self, shard_id: str) -> ShardRow | None:
         """Return a shard."""
-        return self._shard(sql.SHARD_BY_ID, shard_id)
+        return next(map(shard_row, self._db.rows(sql.SHARD_BY_ID, shard_id)), None)
 
     def shard_with_nonce(self, nonce: str) -> ShardRow | None:
         """Return the shard with that nonce."""
-        return self._shard(sql.SHARD_BY_NONCE, nonce)
-
-    def _shard(self, statement: str, value: str) -> ShardRow | None:
-        found = self._db.row(statement, value)
-        return None if found is None else shard_row(found)
+        return next(map(shard_row, self._db.rows(sql.SHARD_BY_NONCE, nonce)), None)
 
     def shards(self, job_id: str, *, states: Collection[ShardState] = tuple(ShardState)) -> list[ShardRow]:
         """Return a job's shards by number."""
@@ -533,10 +521,7 @@ class SqlStore:
     def claim_realtime(self, lease: JobLease, limit: int) -> list[ClaimedItem]:
         """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them: only after that are they sent."""
         with self._leased(lease) as (tx, job):
-            taken = sorted(tx.rows(sql.CLAIM_REALTIME, first_of(job), first_of(job + 1), limit))
-            rows = tx.rows(sql.NAMED_PAYLOADS, [no for no, _ in taken]) if taken else []
-            named = {no: (decoded(user_id), body) for no, user_id, body in rows}
-            return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
+            return job_table.claim_realtime(tx, job, limit)
 
     def answer(
         self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
@@ -585,8 +570,6 @@ class SqlStore:
             dropped += count
         return dropped
 
-    # -- reading results -------------------------------------------------------------------------------------
-
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by the item's position, from the one after ``after``."""
         return result_table.by_position(self._db, job_table.job_number(self._db, job_id), after, limit)
@@ -597,16 +580,9 @@ class SqlStore:
 
     # -- incidents, facts and turnarounds --------------------------------------------------------------------
 
-    def add_incident(self, incident: IncidentRow, *, lease: JobLease | None = None) -> bool:
-        """Keep an incident; False when the same kind, shard and detail is known.
-
-        Args:
-            lease: where it is given, what a former owner still believes is not kept.
-        """
-        if lease is not None:
-            with self._leased(lease) as (tx, _):
-                return result_table.add_incident(tx, incident)
-        with self._db.writing() as tx:
+    def add_incident(self, lease: JobLease, incident: IncidentRow) -> bool:
+        """Keep an incident; False when the same kind, shard and detail is known."""
+        with self._leased(lease) as (tx, _):
             return result_table.add_incident(tx, incident)
 
     def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
