@@ -1249,8 +1249,8 @@ def test_batches_that_are_ours_or_are_being_proven_are_claimed_and_mere_guesses_
 
 def test_turnarounds_come_back_newest_first_and_do_not_grow_for_ever(store: SqlStore, bench: Bench) -> None:
     for n in range(560):
-        store.observe_turnaround("m", n, n / 2, float(n))
-    store.observe_turnaround("other", 1, 1.0, 1.0)
+        store.observe_turnarounds("m", [(n, n / 2, float(n))])
+    store.observe_turnarounds("other", [(1, 1.0, 1.0)])
     assert store.turnarounds("m", limit=2) == [(559, 279.5, 559.0), (558, 279.0, 558.0)]
     assert len(store.turnarounds("m")) == 100
     assert store.turnarounds("none") == []

@@ -124,7 +124,7 @@ def sample(store_path: str) -> None:
     led(store, lease, store.plan(lease, made.shard(3, 4)), ShardState.UNCERTAIN)
     store.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
     store.remember("limit", 5)
-    store.observe_turnaround("openai:m", 3, 60.0, 1.0)
+    store.observe_turnarounds("openai:m", [(3, 60.0, 1.0)])
     store.close()
     with sqlite3.connect(store_path) as connection:
         lines = [line for line in connection.iterdump() if "sqlite_sequence" not in line]

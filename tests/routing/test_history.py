@@ -260,14 +260,14 @@ class TestTheStore:
     ) -> None:
         history = process()
         for n in range(20):
-            store.observe_turnaround(MODEL, 100, 600.0, clock.wall() - n)
-            store.observe_turnaround(turnaround_log.cancelling("openai"), 100, 20.0, clock.wall() - n)
+            store.observe_turnarounds(MODEL, [(100, 600.0, clock.wall() - n)])
+            store.observe_turnarounds(turnaround_log.cancelling("openai"), [(100, 20.0, clock.wall() - n)])
         history.refresh()
         assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
         assert history.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
         on_time = history.turnaround(MODEL).chance(3000.0, 100)
         for n in range(20):
-            store.observe_turnaround(turnaround_log.late(MODEL), 100, 3000.0, clock.wall() + n)
+            store.observe_turnarounds(turnaround_log.late(MODEL), [(100, 3000.0, clock.wall() + n)])
         clock.sleep(EVERY)
         history.refresh()
         assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2

@@ -600,12 +600,8 @@ class SqlStore:
         rows = self._db.rows(sql.BATCHES_OWN, scope, asked, asked) if asked else []
         return {batch_id for row in rows for batch_id in row}.intersection(asked)
 
-    def observe_turnaround(self, model: str, size: int, seconds: float, at: float) -> None:
-        """Remember how long a batch took, for forecasts."""
-        self.observe_turnarounds(model, [(size, seconds, at)])
-
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
-        """As :meth:`observe_turnaround`, of several, each with its size, seconds and time."""
+        """Remember size, seconds and time of batches, for forecasts."""
         with self._db.writing() as tx:
             rows = [tx.rows(sql.NEW_TURNAROUND, model, *each) for each in seen]
             if any(no % TRIM_EVERY == 0 for [(no,)] in rows):
