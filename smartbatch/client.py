@@ -129,7 +129,7 @@ class BatchingClient:
             request_timeout=config.request_timeout,
             check=opened.check,
         )
-        hooks = UserHooks(post_process, tuple(middleware), Classifiers(classifiers))
+        hooks = UserHooks(post_process, tuple(middleware), Classifiers(classifiers, logs.user_error))
         self.config = config
         self.model = opened.name
         self._settings = ClientSettings(

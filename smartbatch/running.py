@@ -36,7 +36,7 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["ClientSettings", "RunningState", "ask_item"]
+__all__ = ["ClientSettings", "RunningState", "ask_item", "callback_raised"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -93,7 +93,7 @@ class RunningState:
             clock,
             settings.rng or random.Random(),
             tell=bus.tell,
-            report=_callback_raised,
+            report=callback_raised,
             hooks=settings.hooks,
             calibration=history.calibration,
             fallback=settings.fallback,
@@ -103,7 +103,7 @@ class RunningState:
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
         )
         advisor = _advisor(settings, realtime, history, bus)
-        self._callbacks = CallbackThread(clock, _callback_raised)
+        self._callbacks = CallbackThread(clock, callback_raised)
         self.service = JobService(
             config,
             clock,
@@ -251,5 +251,7 @@ def _dependencies(
     )
 
 
-def _callback_raised(error: BaseException) -> None:
+def callback_raised(error: BaseException) -> None:
+    """Log what the callback of a future raised."""
     logs.warn("callback_raised", error=type(error).__name__)
+    logs.user_error("a callback", error)

@@ -34,7 +34,7 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.running import ask_item
+from smartbatch.running import ask_item, callback_raised
 from smartbatch.types import Embedding, Generation, Kind, Prompt, Result, Route
 
 __all__ = ["StoredJobs", "close_stores", "embed", "generate", "job"]
@@ -219,7 +219,7 @@ class _StoreState:
         self._realtime: Realtime | None = None
         self._closed = False
         self._bus = EventBus([logs.LogObserver()])
-        self._callbacks = CallbackThread(clock, lambda error: logs.job_error(None, error))
+        self._callbacks = CallbackThread(clock, callback_raised)
         store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
         self._history = ForecastHistory(clock, self._bus.tell, store=store.get)
         self.service = JobService(
@@ -307,7 +307,7 @@ class _StoreState:
                     self._config,
                     self._clock,
                     tell=self._bus.tell,
-                    report=lambda error: logs.job_error(None, error),
+                    report=callback_raised,
                     calibration=self._history.calibration,
                 )
                 self._realtime = Realtime(setup, model, preparer)

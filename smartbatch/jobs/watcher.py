@@ -17,6 +17,7 @@ from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.observe import logs
 from smartbatch.types import Result
 
 __all__ = ["ChangeNotifier", "WatchedService", "Watcher"]
@@ -215,6 +216,7 @@ class Watcher:
                 callback.call(status)
             except BaseException as error:  # a user's error must not end this thread
                 self._service.report(self._job_id, error)
+                logs.user_error("on_progress", error)
 
     def _has_ended(self, ending: SmartbatchError | None) -> bool:
         """Fail what is left where the watch ends, and say whether the thread is to end.

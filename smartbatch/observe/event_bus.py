@@ -43,3 +43,4 @@ class EventBus:
                 if not isinstance(error, Exception) and on_main_thread():
                     raise
                 logs.warn("observer_raised", observed=event.name, error=type(error).__name__)
+                logs.user_error("an observer", error)

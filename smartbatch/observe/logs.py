@@ -1,6 +1,7 @@
-"""Events as log lines, through structlog; off by default.
+"""Events as log lines, through structlog; off by default. What the user's own code raised, through the
+standard ``logging``; on by default.
 
-Nothing is logged unless the user passes a logger, or calls :func:`enable`. Lines carry the fields of
+No event is logged unless the user passes a logger, or calls :func:`enable`. Lines carry the fields of
 :mod:`smartbatch.events` and nothing else: ids, counts, seconds, tokens, USD. Texts pass
 :func:`~smartbatch.errors.scrub`, so one event is one line, and what looks like a key does not appear.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
+from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.events import (
     BreakerChanged,
@@ -35,7 +38,7 @@ from smartbatch.events import (
     ThresholdMoved,
 )
 
-__all__ = ["EventLogger", "LogObserver", "disable", "enable", "get_logger", "warn"]
+__all__ = ["EventLogger", "LogObserver", "disable", "enable", "get_logger", "user_error", "warn"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -129,6 +132,43 @@ def warn(name: str, /, **fields: str) -> None:
     log = get_logger()
     if log is not None:
         log.warning(name, **fields)
+
+
+_USER_LOGGER = logging.getLogger("smartbatch")
+_QUIET = 1.0
+"""Seconds in which the same mistake of the user's code is logged once: a hook may run for every request."""
+_last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
+"""When a mistake was last logged, and how often it was raised since, by hook, file and line."""
+_counting = threading.Lock()
+
+
+def user_error(where: str, error: BaseException) -> None:
+    """Log what a user's callback, observer or hook raised, with its traceback; nobody else hears of it.
+
+    It goes to the standard logger ``smartbatch`` as an error, as ``concurrent.futures`` logs callbacks that
+    raise: on standard error unless the application configures its logging. Of the same mistake at most one a
+    second is logged, with the number of those in between. The text of the exception is the user's own;
+    arguments are not logged. Safe from any thread.
+
+    Args:
+        where: what raised it, such as ``an observer``.
+        error: with its traceback.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = (where, "", 0) if trace is None else (where, trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    now = RealClock.now()
+    with _counting:
+        last, count = _last_logged.get(place, (-math.inf, 0))
+        if now - last < _QUIET:
+            _last_logged[place] = (last, count + 1)
+            return
+        if len(_last_logged) >= 1000:  # a program that makes its code anew again and again
+            _last_logged.clear()
+        _last_logged[place] = (now, 0)
+    more = f", and {count:,} times more since it was last logged" if count else ""
+    _USER_LOGGER.error("exception in %s%s", where, more, exc_info=error)
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:

@@ -13,6 +13,7 @@ from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event
+from smartbatch.observe import logs
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.types import Kind, Result, evolve
@@ -46,6 +47,7 @@ class UserHooks:
             returned: object = self.post_process(result)
         except BaseException as error:
             problem, cause = f"raised {type(error).__name__}", error
+            logs.user_error("post_process", error)
         else:
             if returned is None:
                 return result

@@ -32,9 +32,14 @@ class Classifiers:
 
     One that raises, or returns anything else, is skipped: it must not turn one failed call into a failed
     client. A note on the verdict names it, so that the mistake shows in the traceback.
+
+    Args:
+        chain: in the order they are asked.
+        report: told what a classifier raised.
     """
 
     chain: tuple[Classifier, ...] = field(default=(), converter=_as_tuple, validator=_callables)
+    report: Callable[[str, BaseException], None] = lambda _where, _error: None
 
     def verdict(self, error: Exception, provider_error: ProviderError) -> ProviderError:
         """Return the verdict on what the call raised. May be called from any thread, without a lock."""
@@ -42,6 +47,7 @@ class Classifiers:
             try:
                 said: object = classifier(error, provider_error)
             except Exception as mistake:
+                self.report("a classifier", mistake)
                 _note(provider_error, classifier, f"raised {type(mistake).__name__}")
                 continue
             if isinstance(said, ProviderError):

@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 from smartbatch.core.batching.packing import BatchCompiler, split, split_usage, usage_weights
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, scrub
+from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.providers.callable import normalise
 from smartbatch.providers.flex import FlexTier
@@ -205,12 +206,17 @@ def _with_middleware(layer: Middleware, inner: Call) -> Call:
 
 
 def _guarded(call: Call, provider: Provider) -> Call:
-    """Turn what a middleware raises, or fails to return, into the outcome of every request."""
+    """Turn what a middleware raises, or fails to return, into the outcome of every request.
+
+    A ``ProviderError`` is a verdict of its own; anything else is a mistake, and logged.
+    """
 
     def guarded(spec: CallSpec) -> Sequence[Outcome]:
         try:
             outcomes = call(spec)
         except BaseException as error:
+            if not isinstance(error, ProviderError):
+                logs.user_error("a middleware", error)
             verdict = classify(error, provider)
             verdict.__cause__ = error if verdict is not error else None
             outcomes = (verdict,) * len(spec.requests)
