@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from attrs import define, field
 
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
@@ -12,7 +13,7 @@ from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.types import Kind, Request
+from smartbatch.types import Request
 
 __all__ = ["Items", "checked_key", "checked_metadata"]
 
@@ -26,6 +27,7 @@ LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
 
 
+@define(eq=False, slots=False)
 class Items:
     """Makes the rows of a job while a store reads them; one pass, in flat memory.
 
@@ -38,24 +40,15 @@ class Items:
         realtime_for: requests of these purposes run in real time as well.
     """
 
-    def __init__(
-        self,
-        requests: Iterable[Request],
-        job: JobRow,
-        shared: Shared,
-        *,
-        api: BatchApi | None,
-        realtime: int | None = 0,
-        realtime_for: Collection[str] = (),
-    ) -> None:
-        self._requests = requests
-        self._shared = shared
-        self._api = api
-        self._realtime = math.inf if api is None or realtime is None else realtime
-        self._realtime_for = realtime_for
-        self._model = job.model.partition(":")[2]
-        self._kind = Kind(job.kind)
-        self._digest = RunningDigest(b"%b\n%b" % (job.model.encode(), job.params))
+    _requests: Iterable[Request]
+    _job: JobRow
+    _shared: Shared
+    _api: BatchApi | None = field(kw_only=True)
+    _realtime: int | None = field(default=0, kw_only=True)
+    _realtime_for: Collection[str] = field(default=(), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
         for row, request in enumerate(self._requests):
@@ -68,7 +61,7 @@ class Items:
         return self._digest.value()
 
     def _item(self, row: int, request: Request) -> NewItem:
-        if kind_of(request) is not self._kind:
+        if kind_of(request).value != self._job.kind:
             raise InvalidRequest(
                 f"row {row} (counted from 0): embedding: a job asks for texts or for vectors, not for both; "
                 "submit two jobs",
@@ -77,10 +70,11 @@ class Items:
             )
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
-        in_real_time = row < self._realtime or request.purpose in self._realtime_for
+        first = self._realtime is None or row < self._realtime
+        in_real_time = self._api is None or first or request.purpose in self._realtime_for
         if self._api is not None and not in_real_time:
-            encode = self._api.encode
-            size = len(row_named(row, lambda: encode(request, model=self._model, wire_id=_SOME_WIRE_ID)))
+            encode, model = self._api.encode, self._job.model.partition(":")[2]
+            size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch.errors import JobNotFound, JobTimeout, StoreError
+from smartbatch.errors import JobTimeout, StoreError
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.watcher import PAGE
+from smartbatch.jobs.watcher import PAGE, stored_job
 from smartbatch.types import Result
 
 if TYPE_CHECKING:
@@ -234,10 +234,7 @@ class Job:
         return self._service_of()
 
     def _row(self) -> JobRow:
-        row = self._service.store.job(self.id)
-        if row is None:
-            raise JobNotFound(f"job {self.id} is no longer in the store {self._service.store.place}")
-        return row
+        return stored_job(self._service.store, self.id)
 
     def _until(self, timeout: float | None) -> float:
         return math.inf if timeout is None else self._service.clock.now() + timeout

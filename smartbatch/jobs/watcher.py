@@ -20,10 +20,22 @@ from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
-__all__ = ["ChangeNotifier", "WatchedService", "Watcher"]
+__all__ = ["ChangeNotifier", "WatchedService", "Watcher", "stored_job"]
 
 PAGE = 1000
 """Results read at a time."""
+
+
+def stored_job(store: SqlStore, job_id: str) -> JobRow:
+    """Return a job as it stands.
+
+    Raises:
+        JobNotFound: it was deleted from the store.
+    """
+    row = store.job(job_id)
+    if row is None:
+        raise JobNotFound(f"job {job_id} is no longer in the store {store.place}")
+    return row
 
 
 class ChangeNotifier:
@@ -182,9 +194,7 @@ class Watcher:
             groups, callbacks = list(self._groups), list(self._callbacks)
         for group in groups:
             self._settle(group)
-        row = self._service.store.job(self._job_id)
-        if row is None:
-            raise JobNotFound(f"job {self._job_id} is no longer in the store {self._service.store.place}")
+        row = stored_job(self._service.store, self._job_id)
         if groups:
             self._service.tell_held(row)
         if callbacks:

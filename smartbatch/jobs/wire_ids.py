@@ -13,14 +13,12 @@ from random import Random
 __all__ = ["file_name", "new_nonce", "parse_wire_id", "wire_id"]
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
-_LENGTH = 22
 _WIRE_ID = re.compile(r"([0-9A-Za-z]{22})-([0-9A-Za-z]{1,6})")
 
 
 def new_nonce(rng: Random) -> str:
     """Return 128 random bits as 22 characters of base62."""
-    return _base62(rng.getrandbits(128)).rjust(_LENGTH, "0")
+    return _base62(rng.getrandbits(128)).rjust(22, "0")
 
 
 def wire_id(nonce: str, position: int) -> str:
@@ -35,7 +33,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
         return None
     position = 0
     for digit in found.group(2):
-        position = position * 62 + _VALUES[digit]
+        position = position * 62 + _DIGITS.index(digit)
     # a number has one spelling only, so that an id cannot come twice under two names
     return (found.group(1), position) if wire_id(found.group(1), position) == text else None
 
