@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from smartbatch._clock import Clock
 from smartbatch.errors import ConfigError, InvalidRequest, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
@@ -16,7 +17,6 @@ __all__ = [
     "Factory",
     "ModelChoice",
     "OpenedModel",
-    "Ticker",
     "create",
     "open_model",
     "parse_model",
@@ -25,27 +25,11 @@ __all__ = [
 ]
 
 
-class Ticker(Protocol):
-    """The part of a clock the embedded provider needs."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        ...
-
-    def wall(self) -> float:
-        """Unix seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-Factory: TypeAlias = Callable[[str, Ticker, Mapping[str, Any]], tuple[Provider, str]]
+Factory: TypeAlias = Callable[[str, Clock, Mapping[str, Any]], tuple[Provider, str]]
 """``factory(name, clock, options)`` returns the provider and the model's name without its options."""
 
 
-def create(model: str, *, clock: Ticker, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
+def create(model: str, *, clock: Clock, options: Mapping[str, Any] | None = None) -> tuple[Provider, str]:
     """Return the provider for ``provider:model`` and the model's name as the provider knows it.
 
     Args:
@@ -111,14 +95,14 @@ def register(prefix: str, factory: Factory) -> None:
 def _adapter(module: str, name: str) -> Factory:
     """The factory of a class that needs no clock; it is imported when it is first used."""
 
-    def make(model: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+    def make(model: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
         kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
         return kind(**options), model
 
     return make
 
 
-def _sim(name: str, clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+def _sim(name: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
     from smartbatch.providers.sim.provider import SimProvider, parse_options
 
     name, _, query = name.partition("?")
@@ -127,7 +111,7 @@ def _sim(name: str, clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider
     return SimProvider(**settings), name or "demo"
 
 
-def _call(name: str, _clock: Ticker, options: Mapping[str, Any]) -> tuple[Provider, str]:
+def _call(name: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
     from smartbatch.providers.callable import CallableProvider, load_callable
 
     return CallableProvider(load_callable(name), **options), name
@@ -174,7 +158,7 @@ class OpenedModel:
 
 
 def open_model(
-    model: ModelChoice, provider: Provider | None, options: Mapping[str, Any] | None, clock: Ticker
+    model: ModelChoice, provider: Provider | None, options: Mapping[str, Any] | None, clock: Clock
 ) -> OpenedModel:
     """Return the provider that ``model`` stands for, and the model's name as the provider knows it.
 

@@ -21,8 +21,8 @@ from smartbatch.providers.batch_api import (
     RemoteState,
     enqueued_limit,
 )
-from smartbatch.providers.gemini import files
-from smartbatch.providers.gemini.files import file_id_of
+from smartbatch.providers.gemini import batches as gemini_batches
+from smartbatch.providers.gemini.batches import file_id_of
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Embedding, Kind, Request, Usage
 
@@ -243,7 +243,7 @@ def test_a_files_id_follows_from_its_name_and_keeps_every_bit_of_it():
 
 def test_an_upload_meets_itself(tmp_path, monkeypatch):
     """In pieces; a second upload under its name returns the first, and another name gets another file."""
-    monkeypatch.setattr(files, "PIECE", 1000)
+    monkeypatch.setattr(gemini_batches, "PIECE", 1000)
     path = tmp_path / "in"
     path.write_bytes(b"x" * 2500)
     with world(GEMINI) as (_, api):
@@ -260,7 +260,7 @@ def test_an_upload_meets_itself(tmp_path, monkeypatch):
 )
 def test_an_upload_goes_in_pieces_to_where_the_service_says(api, tmp_path, monkeypatch, size, pieces):
     """Announced with its length; the last piece says that it is last; the key goes with the start only."""
-    monkeypatch.setattr(files, "PIECE", 1000)
+    monkeypatch.setattr(gemini_batches, "PIECE", 1000)
     path = tmp_path / "in"
     path.write_bytes(bytes(range(250)) * (size // 250) if size != 999 else b"x" * 999)
     done = {"file": {"name": file_id_of("sb-x"), "sizeBytes": str(size), "state": "PROCESSING"}}
@@ -325,7 +325,7 @@ def test_an_upload_that_is_not_told_where_to_go_fails(api, tmp_path, place):
 @pytest.mark.parametrize("status", [None, "cancelled", "final", "active"])
 def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, monkeypatch, status):
     """A piece whose answer is another than it should be ends it."""
-    monkeypatch.setattr(files, "PIECE", 10)
+    monkeypatch.setattr(gemini_batches, "PIECE", 10)
     path = tmp_path / "in"
     path.write_bytes(b"x" * (15 if status == "final" else 10))
     extra = {} if status is None else {"x_goog_upload_status": status}

@@ -1,15 +1,21 @@
-"""The Gemini API's batches, through the ``google-genai`` SDK, for the job engine.
+"""The Gemini API's batches and files, through the ``google-genai`` SDK, for the job engine.
 
-The input is always a file. Inline requests would have no fence, their answers come in another order, and
-their keys are not always echoed. Batches are read raw: the SDK's typed models drop the counts, the reason of
-a failure and results that stand under ``response``, and cannot read error details at all.
+The input is always a file, sent in pieces under a name of ours: a second upload meets the first. The SDK's
+own method repeats pieces after a pause, and reads no answer but the last. Inline requests would have no
+fence, their answers come in another order, and their keys are not always echoed. Batches are read raw: the
+SDK's typed models drop the counts, the reason of a failure and results that stand under ``response``, and
+cannot read error details at all.
 
-Source: Google's guide and reference of the Batch API (November 2026), the wire of ``google-genai`` 3.4.
+Source: Google's guides and references of the Batch API and the Files API (November 2026), the wire of
+``google-genai`` 3.4.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +38,6 @@ from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_se
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
 from smartbatch.providers.gemini.errors import mark_over_quota, status_error
-from smartbatch.providers.gemini.files import GeminiFiles, check_file, is_no_file
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Kind, Request
@@ -40,7 +45,7 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-__all__ = ["GeminiBatches"]
+__all__ = ["PIECE", "GeminiBatches", "file_id_of"]
 
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
@@ -57,6 +62,14 @@ _STATES = {
 word are a batch that runs."""
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
+PIECE = 8 * 1024 * 1024
+"""Bytes of a piece of an upload, as the SDK sends them; the service takes multiples of 256 kB."""
+
+_TYPE = "application/jsonl"
+_FILE = re.compile(r"files/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_ADDRESS = re.compile(r"https?://[\x21-\x7e]{1,4096}")
+_MISSING = re.compile(r"may not exist", re.I)
+_DISPLAY = 512  # most characters of a display name
 
 
 class GeminiBatches(BatchApi):
@@ -80,7 +93,6 @@ class GeminiBatches(BatchApi):
         self._errors = errors
         self._sdk = sdk
         self._calls = BatchCalls(errors, _is_own, self._read, _refine)
-        self._files = GeminiFiles(sdk, self._calls)
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """Return ``request`` as a line with its key; the request itself is as in real time."""
@@ -92,16 +104,50 @@ class GeminiBatches(BatchApi):
         return encode_json({"key": wire_id, "request": body})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
-        """Upload ``source``; a name that is taken returns the file that has it."""
-        return self._files.upload(name, source, timeout)
+        """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
+
+        Two calls and one for every 8 MiB, all within ``timeout``; none is repeated. In order:
+
+        1. the upload is announced; where the name is taken, the file that has it is returned;
+        2. the pieces are sent; each answer must say that the service has all bytes so far;
+        3. the last answer is about the file.
+
+        An error in between leaves a file that the service never shows: a second upload begins anew.
+        """
+        deadline = time.monotonic() + timeout
+        size = source.stat().st_size
+        file_id = file_id_of(name)
+        try:
+            address = self._start(file_id, name, size, timeout)
+        except ProviderError as error:
+            taken = error.status == 409 or error.code == "ALREADY_EXISTS"
+            if taken and (found := self._look(file_id, name, _left(deadline))) is not None:
+                return found
+            raise
+        with open(source, "rb") as file:
+            offset = 0
+            while True:
+                piece = file.read(PIECE)
+                last = offset + len(piece) >= size
+                if not piece and not last:
+                    raise ProviderError("the spooled input became shorter while it was sent")
+                reply = self._send(address, piece, offset, last=last, timeout=_left(deadline))
+                offset += len(piece)
+                if last:
+                    return _read_file(self._calls.decoded(reply).get("file"), name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         """Return the file of that name; the id follows from the name, so this is one look."""
-        return self._files.find(name, timeout)
+        return self._look(file_id_of(name), name, timeout)
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         """Delete a file; one that is gone already is a success."""
-        self._files.delete(file_id, timeout)
+        reply = self._sdk().ask("delete", _check_file(file_id), timeout)
+        try:
+            self._calls.checked(reply)
+        except ProviderError as error:
+            if not _is_no_file(error):
+                raise
 
     def create(self, creation: Creation, timeout: float) -> RemoteBatch:
         """Create a batch of an uploaded file, with the mark as its display name."""
@@ -109,7 +155,7 @@ class GeminiBatches(BatchApi):
         body = {
             "batch": {
                 "displayName": f"sb-{creation.mark}",
-                "inputConfig": {"fileName": check_file(creation.file_id)},
+                "inputConfig": {"fileName": _check_file(creation.file_id)},
             }
         }
         headers = {"Idempotency-Key": creation.mark}
@@ -147,13 +193,56 @@ class GeminiBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results as it comes."""
-        path = f"{check_file(output)}:download?alt=media"
+        path = f"{_check_file(output)}:download?alt=media"
         live = self._sdk().begin("get", path, timeout, "application/binary")
         yield from self._calls.results(live)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """Understand one line of results."""
         return read_result(line, kind, self._errors)
+
+    def _look(self, file_id: str, name: str, timeout: float) -> RemoteFile | None:
+        reply = self._sdk().ask("get", file_id, timeout)
+        try:
+            return _read_file(self._calls.decoded(reply), name)
+        except ProviderError as error:
+            if _is_no_file(error):
+                return None
+            raise
+
+    def _start(self, file_id: str, name: str, size: int, timeout: float) -> str:
+        """Announce an upload and return the address its pieces go to."""
+        headers = {
+            "X-Goog-Upload-Protocol": "resumable",
+            "X-Goog-Upload-Command": "start",
+            "X-Goog-Upload-Header-Content-Length": str(size),
+            "X-Goog-Upload-Header-Content-Type": _TYPE,
+        }
+        body = {
+            "file": {
+                "name": file_id,
+                "display_name": name[:_DISPLAY],
+                "mime_type": _TYPE,
+                "size_bytes": size,
+            }
+        }
+        reply = self._sdk().ask("post", "upload/{api_version}/files", timeout, body=body, headers=headers)
+        self._calls.checked(reply)
+        address = reply.headers.get("x-goog-upload-url")
+        if address is None or not _ADDRESS.fullmatch(address):
+            raise unusable("the service did not say where to upload to", status=200)
+        return address
+
+    def _send(self, address: str, piece: bytes, offset: int, *, last: bool, timeout: float) -> Reply:
+        headers = {
+            "X-Goog-Upload-Command": "upload, finalize" if last else "upload",
+            "X-Goog-Upload-Offset": str(offset),
+        }
+        reply = self._calls.checked(self._sdk().put(address, piece, headers, timeout))
+        if reply.headers.get("x-goog-upload-status") != ("final" if last else "active"):
+            text = "the upload broke off: the service does not say that it has all bytes so far"
+            raise unusable(text, status=200)
+        return reply
 
     def _read(self, data: Any) -> RemoteBatch:
         return _read_batch(data, self._errors)
@@ -172,7 +261,7 @@ def _is_own(reply: Reply) -> bool:
 def _refine(error: ProviderError) -> None:
     """A full quota of enqueued tokens, and a file that is not there, have codes of their own."""
     mark_over_quota(error)
-    if error.status == 403 and is_no_file(error):
+    if error.status == 403 and _is_no_file(error):
         error.kind, error.code = ErrorKind.CLIENT_ERROR, "no_such_file"  # nothing is wrong with the key
 
 
@@ -203,7 +292,7 @@ def _read_batch(data: Any, errors: ErrorReader) -> RemoteBatch:
         word=word,
         created_at=unix_seconds(metadata.get("createTime")),
         mark=mark and mark.removeprefix("sb-"),
-        file_id=None if input_file is None else check_file(input_file),
+        file_id=None if input_file is None else _check_file(input_file),
         total=whole(counts.get("requestCount")) or None,
         completed=whole(counts.get("successfulRequestCount")) or 0,
         failed=whole(counts.get("failedRequestCount")) or 0,
@@ -225,4 +314,55 @@ def _state(word: str, *, done: bool, failed: bool, told: bool) -> RemoteState:
 
 def _outputs(found: Any) -> tuple[str, ...]:
     name = fields(found).get("responsesFile")
-    return (check_file(name),) if name else ()
+    return (_check_file(name),) if name else ()
+
+
+def file_id_of(name: str) -> str:
+    """Return the id of the file that is uploaded under ``name``.
+
+    Ids have at most 40 lower-case letters, digits and dashes, so a name goes in as 176 bits of its hash:
+    lower-casing a nonce would make different ones alike.
+    """
+    digest = hashlib.sha256(name.encode()).digest()[:22]
+    return f"files/sb-{base64.b32encode(digest).decode().rstrip('=').lower()}"
+
+
+def _check_file(value: Any) -> str:
+    """Return a file's id, ``files/…``, that may be used in URLs; anything else is an ``INVALID_RESPONSE``."""
+    return check_id(value, _FILE, "a file's id")
+
+
+def _is_no_file(error: ProviderError) -> bool:
+    """True for the service's own word that there is no such file.
+
+    It answers 403, *You do not have permission to access the File … or it may not exist.*, as for the file of
+    another project.
+    """
+    if error.maybe_billed:  # no error of the service's own
+        return False
+    return error.status == 404 or (error.status == 403 and bool(_MISSING.search(error.message)))
+
+
+def _read_file(data: Any, name: str) -> RemoteFile:
+    if not isinstance(data, dict):
+        raise unusable("the service's answer about a file is none", status=200)
+    if data.get("state") == "FAILED":
+        raise ProviderError(
+            "the service could not process the uploaded file", kind=ErrorKind.CLIENT_ERROR, code="file_failed"
+        )
+    size = str(data.get("sizeBytes"))
+    return RemoteFile(
+        id=_check_file(data.get("name")),
+        name=name,
+        size=int(size) if re.fullmatch(r"[0-9]{1,15}", size) else None,
+        ready=data.get("state") in (None, "ACTIVE", "STATE_UNSPECIFIED"),
+    )
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise ProviderError(
+            "the upload took longer than its timeout", kind=ErrorKind.TIMEOUT, code="deadline"
+        )
+    return left

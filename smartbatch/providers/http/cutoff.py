@@ -6,17 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+
+from smartbatch.providers.http.connections import Connection
 
 __all__ = ["Cutoff", "current", "cutting"]
-
-
-class Cuttable(Protocol):
-    """A connection that can be ended from another thread."""
-
-    is_cut: bool
-
-    def cut(self) -> None: ...
 
 
 class Cutoff:
@@ -29,7 +22,7 @@ class Cutoff:
     def __init__(self) -> None:
         self.used = False
         self._lock = threading.Lock()
-        self._connection: Cuttable | None = None
+        self._connection: Connection | None = None
 
     def cut(self) -> None:
         """End the call. One that has not begun will not begin; one that has its head is not concerned."""
@@ -38,7 +31,7 @@ class Cutoff:
             if self._connection is not None:
                 self._connection.cut()
 
-    def watch(self, connection: Cuttable) -> None:
+    def watch(self, connection: Connection) -> None:
         """The call uses ``connection`` from now on."""
         with self._lock:
             self._connection = connection

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.http.network_errors import failure_of_call
+from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
 from smartbatch.providers.per_process import PerProcess
@@ -63,9 +64,10 @@ class HttpNetwork:
 
     def meaning_of(self, error: Exception) -> ProviderError | None:
         """Return the meaning of an exception of the network; ``None`` for any other."""
-        found = failure_of_call(error, self.realtime.place)
-        if found is None and "httpx2" in sys.modules:  # else nothing of an SDK can have been raised
-            from smartbatch.providers.http.sdk_bridge import meaning_of
+        if isinstance(error, (HTTPError, OSError)):  # how far the call was is not known
+            return failure(error, "receive", self.realtime.place, late=isinstance(error, TimeoutError))
+        if "httpx2" not in sys.modules:  # nothing of an SDK can have been raised
+            return None
+        from smartbatch.providers.http.sdk_bridge import meaning_of
 
-            found = meaning_of(error)
-        return found
+        return meaning_of(error)

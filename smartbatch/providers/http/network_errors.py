@@ -11,7 +11,7 @@ from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError, SSLEr
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.connections import Step
 
-__all__ = ["failure", "failure_of_call"]
+__all__ = ["failure"]
 
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
@@ -29,16 +29,6 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
     elif late and kind is ErrorKind.NETWORK_ERROR:
         kind, code, text = ErrorKind.TIMEOUT, "deadline", f"the call to {place} took longer than its timeout"
     return ProviderError(text, kind=kind, code=code, maybe_billed=step == "receive")
-
-
-def failure_of_call(error: Exception, place: str) -> ProviderError | None:
-    """Return the meaning of an exception of the network that ended a call; ``None`` for any other.
-
-    How far the call was is not known, so it may have been carried out, and billed.
-    """
-    if isinstance(error, (HTTPError, OSError)) and not isinstance(error, ProviderError):
-        return failure(error, "receive", place, late=isinstance(error, TimeoutError))
-    return None
 
 
 def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:

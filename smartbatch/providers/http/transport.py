@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, TypeGuard, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeGuard, cast
 
 from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url
@@ -24,6 +24,7 @@ from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import ConnectionPool, Lease
 from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.per_process import PerProcess
 
 __all__ = ["DEFAULT_WORKERS", "Body", "Transport"]
@@ -32,17 +33,7 @@ DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
 
 
-class SizedBody(Protocol):
-    """A body that is read from disk while it is sent."""
-
-    def __len__(self) -> int:
-        """Its bytes."""
-        ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
-Body = bytes | SizedBody
+Body = bytes | SpooledBody
 
 _OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding")
 
