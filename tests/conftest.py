@@ -94,7 +94,7 @@ _states = itertools.count()
 
 @pytest.fixture(scope="session")
 def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the tests' own state folders, which are made by whoever needs one."""
+    """The folder of the tests' own state folders, each made when it is needed."""
     return tmp_path_factory.mktemp("states")
 
 

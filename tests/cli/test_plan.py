@@ -46,7 +46,7 @@ def files() -> set[Path]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whoever has no account yet may look; no store is made for it."""
+    """A plan needs no account; no store is made for it."""
     prompts(50)
     before = files()
     assert plan(model=model) == 0

@@ -105,7 +105,7 @@ def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
 
 
 def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
-    """Whoever deletes the store after a kill pays for nothing that is written."""
+    """After a kill and without the store, nothing that is written is paid again."""
     expected = prompts(10)
     killed(expected)
     for path in Path(default_place()).parent.glob("jobs.db*"):
@@ -269,7 +269,7 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.full
 def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
-    """Two samples of the same questions are two samples, whoever is first."""
+    """Two samples of the same questions are two samples, whichever is first."""
     expected = prompts(4)
     with Child("--concurrency", "2") as first:
         first.begun(2)
@@ -289,7 +289,7 @@ def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: 
 def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
     monkeypatch: pytest.MonkeyPatch, calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What will hardly do is refused, with what would. What may, goes: the rows beyond it wait for nobody,
+    """What will hardly do is refused, with what would. What may, goes: the rows beyond it do not wait,
     say so in their lines, and the next run goes on."""
     with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
         use_emulator(emu, monkeypatch)

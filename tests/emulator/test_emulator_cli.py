@@ -51,7 +51,7 @@ def test_it_serves_until_a_signal(number):
 
 
 def test_the_ledger_file_survives_a_kill(tmp_path):
-    """Whoever got an answer finds its line, even when the emulator is killed with -9."""
+    """Each answer that was sent has its line, even when the emulator is killed with -9."""
     path, answers = tmp_path / "ledger.jsonl", tmp_path / "answers.jsonl"
     answers.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\n\n")
     options = ["--ledger", str(path), "--answers", str(answers), "--prompt-field", "question"]

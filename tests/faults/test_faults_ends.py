@@ -286,7 +286,7 @@ def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: 
 
 @each_provider
 def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp_path: Path) -> None:
-    """Long before anybody asks for them: the user comes when the provider has deleted them."""
+    """Long before they are asked for: the user comes when the provider has deleted them."""
     with world(provider, tmp_path, rare=240, batch_turnaround=HOUR, batch_retention=DAY) as w:
         prompts = texts(5)
         job = w.process().submit_batch(prompts)

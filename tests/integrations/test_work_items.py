@@ -121,7 +121,7 @@ def client(
 def test_context_hooks_and_counts_are_the_same_for_every_kind(
     item: tuple[Scripted, Make], client: BatchingClient, seen: dict[str, list[Any]]
 ) -> None:
-    """Eight items fail once and are answered then; whoever watches sees the same, whatever makes the call."""
+    """Eight items fail once and are answered then; observers see the same, whatever makes the call."""
     _, make = item
     contexts = [{"row": row} for row in range(8)]
     futures = [client.submit(make(f"question {row}", context=contexts[row])) for row in range(8)]

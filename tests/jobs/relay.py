@@ -38,7 +38,7 @@ class Relay:
         """Cut the next link on which the client says ``word``.
 
         Args:
-            pass_on: let the server hear it and carry it out; only the answer is lost.
+            pass_on: let the server get it and carry it out; only the answer is lost.
         """
         self._word, self._pass_on = word, pass_on
 

@@ -209,7 +209,7 @@ def test_labels_are_texts(metadata: Any, client_of: ClientOf, remote: Remote, st
 
 
 def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
-    """Unless real time is allowed: then each item is asked alone, and the job is as durable."""
+    """Unless real time is allowed: then each item goes in real time, and the job is as durable."""
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=store)
     with pytest.raises(ConfigError, match=r"remote has no Batch API.*fallback='individual'"):

@@ -1,4 +1,4 @@
-"""A process that lives for months: what carries jobs on keeps nothing of a job that has ended."""
+"""A process that runs for months: what carries jobs on keeps nothing of a job that has ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Items asked alone: marked on disk before they are asked, stored before anybody hears of them, given back
-when the process ends, and never failed for what was not their fault."""
+"""Items in real time: marked on disk before they are sent, stored before they are delivered, given back
+when the process ends, and never failed for errors of the process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
 def test_nobody_hears_of_an_answer_before_it_is_stored(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    """Whoever is told looks into the store from outside, and finds it there."""
+    """A callback reads the store from outside, and finds it there."""
     looking = another_store(place, clock)
     client = client_of(Remote(clock, batches=False), store=place)
     job = submitted(client, 20)

@@ -148,7 +148,7 @@ hear()
 
 
 def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
-    """The lock is free although the child lives on (M5)."""
+    """The lock is free although the child goes on (M5)."""
     store = bench.open()
     job, _ = store.accept(bench.job(), new_items(1))
     parent = start(FORKER, job.id)

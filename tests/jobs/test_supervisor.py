@@ -138,7 +138,7 @@ def test_a_job_is_run_when_it_is_due_and_not_in_between(scene: Scene) -> None:
 
 
 def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
-    """Only what this process can serve is claimed; the other stays free for whoever can."""
+    """Only what this process can serve is claimed; the other stays free for another process."""
     mine, other = scene.accept("a"), scene.accept("b", scope="scope-2")
     scene.serves = lambda row: row.scope == "scope-1"
     scene.script = lambda _, count: StepResult(scene.clock.wall() + CLAIM_EVERY)

@@ -1,4 +1,4 @@
-"""Spoils JSON, streams and headers where it hurts: by their structure first, then byte by byte."""
+"""Malformed JSON, streams and headers: damaged by their structure first, then byte by byte."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class StoreMachine(RuleBasedStateMachine):
                 job.alive = False
 
     def die_in_the_middle_of_a_write(self, who: int, pick: int) -> None:
-        """Half of a transaction was sent when the process died: nothing of it is there."""
+        """Half of a transaction was sent when the process ended: nothing of it is there."""
         statements = (
             "UPDATE item SET state = 4",
             "UPDATE shard SET state = 'dead'",

@@ -24,7 +24,7 @@ def broken(stream) -> ProviderError:
 
 
 def test_closing_ends_calls_and_streams_under_way(serve):
-    """close() cuts whoever waits for an answer; after open() the provider works again."""
+    """close() ends calls that wait for an answer; after open() the provider works again."""
     server = serve(hangs, hangs, streams(end="stall"), says(message()))
     with opened(server) as provider, ThreadPoolExecutor(3) as pool:
         calls = []

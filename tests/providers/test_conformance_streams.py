@@ -79,7 +79,7 @@ def test_a_piece_does_not_wait_for_the_next(serve, reach, service):
 
 
 def test_a_stream_left_half_way_gives_its_connection_back(serve, reach, service):
-    """Whoever stops iterating holds no connection: four are enough for ten streams."""
+    """A reader that stops iterating holds no connection: four are enough for ten streams."""
     provider = reach(serve(streams(*service.events("Li", "ma"))))
     for _ in range(10):
         assert next(iter(begin(provider))) == "Li"

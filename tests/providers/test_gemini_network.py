@@ -64,7 +64,7 @@ def test_an_error_of_ours_inside_the_sdks_is_found(connect_gemini, serve):
 
 
 def test_the_sdk_loads_no_certificates_of_its_own(serve, connect_gemini, monkeypatch):
-    """Its asynchronous half, which nobody uses, would load them all for every client."""
+    """Its asynchronous half, which is not used, would load them all for every client."""
     loaded = []
     monkeypatch.setattr(ssl, "create_default_context", lambda **_: loaded.append(1))
     ask(connect_gemini(serve(says(says_gemini("x")))))

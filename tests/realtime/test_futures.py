@@ -137,7 +137,7 @@ def test_wait_and_as_completed_see_cancelled_requests(scene: Scene) -> None:
 
 
 def test_as_completed_hears_of_a_cancel_that_comes_while_it_waits(scene: Scene) -> None:
-    """Whoever iterates is woken by a cancellation as by an answer."""
+    """A cancellation wakes an iterating thread as an answer does."""
     waiting = scene.client.submit("waiting")
     waiter = Aside(lambda: [future.cancelled() for future in concurrent.futures.as_completed([waiting])])
     waiting.cancel()

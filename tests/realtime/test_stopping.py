@@ -270,7 +270,7 @@ def test_cancelling_all_leaves_the_client_usable(clock: VirtualClock, client_of:
 
 
 def test_stopping_leaves_no_threads(clock: VirtualClock, client_of: ClientOf) -> None:
-    """Collector, workers and the callback thread of ten lives are gone."""
+    """Collector, workers and the callback thread of ten starts are gone."""
     client = client_of(Scripted(clock))
     before = set(threading.enumerate())
     for _ in range(10):

@@ -53,7 +53,7 @@ def test_a_connection_that_cannot_be_closed_ends_its_stream_all_the_same(
 def test_an_error_of_the_library_itself_fails_the_request_and_is_logged(
     clock: VirtualClock, client_of: ClientOf, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker lives on, so without the entry only the one who asked would know."""
+    """The worker goes on, so without the entry only the caller would know."""
     prepare = ResponseRouter.prepare
 
     def broken(*_: object) -> None:

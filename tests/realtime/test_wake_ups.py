@@ -70,7 +70,7 @@ def test_a_late_call_of_a_stopped_client_makes_room_for_the_other(
     other = client_of(theirs, parallelism=8, max_tpm=10**9)
     client = client_of(mine, max_tpm=10**9)
     with clock.held():
-        submit_all(other, "abcd")  # as many as go until a limit that was told has proven itself
+        submit_all(other, "abcd")  # as many as go until a limit that was told is proven
         theirs.wait_for(4)
         future = client.submit("mine")
 
@@ -102,7 +102,7 @@ def test_a_call_that_never_went_makes_room_for_the_other(
         return start(ticket, now)
 
     with clock.held():
-        submit_all(other, "abc")  # of four that may go until a limit that was told has proven itself
+        submit_all(other, "abc")  # of four that may go until a limit that was told is proven
         theirs.wait_for(3)
         monkeypatch.setattr(queue, "start_locked", slowly)
         other.submit("cancelled")

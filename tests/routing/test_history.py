@@ -49,7 +49,7 @@ Process = Callable[[], ForecastHistory]
 
 @pytest.fixture
 def process(clock: VirtualClock, store: SqlStore, told: Told) -> Process:
-    """Make the experience of another process on the same store."""
+    """Make the history of another process on the same store."""
     return lambda: ForecastHistory(clock, told, store=lambda: store)
 
 
@@ -396,7 +396,7 @@ class TestTokens:
 def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
     client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """Calls of a client reach its experience, and its lanes go on from the store's calibrations."""
+    """Calls of a client reach its history, and its lanes go on from the store's calibrations."""
 
     def answer(request: Request, attempt: int) -> Answer:
         clock.sleep(7.0)

@@ -256,7 +256,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
 
 
 def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> Any:
-    """Return the code of a function with changes; whoever holds the function has it."""
+    """Return the code of a function with changes; every reference to the function runs it."""
     source = inspect.getsource(function)
     for old, new in changes:
         if old not in source:

@@ -122,7 +122,7 @@ def test_a_foreign_error_keeps_no_frames_alive() -> None:
 
 
 def test_the_users_own_exception_stays_as_the_cause() -> None:
-    """Whoever wrote the callable needs its traceback."""
+    """The author of the callable needs its traceback."""
     mistake = ValueError("my own")
     (found,) = outcomes(Fake(), spec(call=raising(mistake)))
     assert isinstance(found, ProviderError)
