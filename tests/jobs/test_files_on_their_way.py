@@ -1,4 +1,4 @@
-"""Files of a shard on their way: whatever other process works on them, no half and no foreign content is ever read."""
+"""Files of a shard on their way: processes share them, and read no half and no foreign content."""
 
 from __future__ import annotations
 

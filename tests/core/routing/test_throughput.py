@@ -92,7 +92,7 @@ def test_calls_that_carry_several_requests_are_fewer_and_longer() -> None:
 
 
 def test_before_anything_is_known_a_long_list_may_be_as_slow_as_one_call() -> None:
-    """Half of the lists of a model without a call so far stay within a round of medians, and 95 of 100 within a
+    """Half of the lists of an unknown model stay within a round of medians, and 95 of 100 within a
     round of what 95 of 100 calls stay within: what a model takes on average is as unknown as one call."""
     throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), 4)
     assert throughput.finish(50_000, 0.5) == pytest.approx(25_000, rel=0.05)
