@@ -202,7 +202,10 @@ class ListRouter:
         for request in self._preparer.admitted(prompts, plain):
             kind = kind_of(request)
             batchable = batchable and _may_wait(request)
-            self._count(workload, request)
+            if self._is_cached(request):
+                workload.cached += 1
+            else:
+                workload.add(request)
         decision = self._advisor.consider(
             workload, constraints, kind, batchable=batchable, room=self._realtime.budget.left
         )
@@ -332,11 +335,7 @@ class ListRouter:
         )
 
     def _workload(self, asked: _List) -> Workload:
-        admission, requests = self._realtime.admission, asked.requests
-        if admission.cache is not None:
-            requests = [
-                each for each in requests if not admission.recalled(each, admission.fingerprint(each))
-            ]
+        requests = [request for request in asked.requests if not self._is_cached(request)]
         workload = self._advisor.workload(
             asked.kind,
             len(requests),
@@ -349,12 +348,11 @@ class ListRouter:
             workload.add(request)
         return workload
 
-    def _count(self, workload: Workload, request: Request) -> None:
+    def _is_cached(self, request: Request) -> bool:
         admission = self._realtime.admission
-        if admission.cache is not None and admission.recalled(request, admission.fingerprint(request)):
-            workload.cached += 1
-        else:
-            workload.add(request)
+        return admission.cache is not None and bool(
+            admission.recalled(request, admission.fingerprint(request))
+        )
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""

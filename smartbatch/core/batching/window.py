@@ -75,19 +75,18 @@ class Batch(Generic[T]):
     def move(self, after: BatchState) -> None:
         """Change the state to ``after``."""
         if after not in TRANSITIONS[self.state]:
-            raise IllegalTransition(
-                f"batch {self.id} cannot go from {self.state.value} to {after.value}", batch_id=self.id
-            )
+            raise self._illegal(f"cannot go from {self.state.value} to {after.value}")
         self.state = after
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
         """Add ``items``, while the batch is accumulating."""
         if self.state is not BatchState.ACCUMULATING:
-            raise IllegalTransition(
-                f"batch {self.id} is {self.state.value}: it takes no more requests", batch_id=self.id
-            )
+            raise self._illegal(f"is {self.state.value}: it takes no more requests")
         self.items.extend(items)
         self.tokens += tokens
+
+    def _illegal(self, problem: str) -> IllegalTransition:
+        return IllegalTransition(f"batch {self.id} {problem}", batch_id=self.id)
 
 
 @frozen

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NoReturn
@@ -102,17 +103,13 @@ def recover_json(text: str) -> Any:
         JsonNotFound: there is none, there are several, or it does not end.
     """
     text = text.strip().removeprefix("\ufeff").strip()
-    try:
+    with suppress(JsonNotFound):
         return _loads(text)
-    except JsonNotFound:
-        pass
     fenced = _FENCE.findall(text)
     if len(fenced) == 1:
         text = fenced[0].strip()
-        try:
+        with suppress(JsonNotFound):
             return _loads(text)
-        except JsonNotFound:
-            pass
     found = list(_documents(text))
     if len(found) > 1:
         raise JsonNotFound("it holds several JSON values; which one is meant is not clear")
