@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from statistics import NormalDist
 
 from attrs import frozen
+
+from smartbatch.core.routing.throughput import normal_quantile
 
 __all__ = [
     "LATE_PENALTY",
@@ -117,9 +118,4 @@ def chance_within(seconds: float, p50: float, p95: float) -> float:
         return 0.0
     if p95 <= p50 or p50 <= 0:
         return 1.0 if seconds >= p50 else 0.0
-    return _NORMAL.cdf(_z95() * math.log(seconds / p50) / math.log(p95 / p50))
-
-
-@lru_cache(maxsize=1)
-def _z95() -> float:
-    return _NORMAL.inv_cdf(0.95)
+    return _NORMAL.cdf(normal_quantile(0.95) * math.log(seconds / p50) / math.log(p95 / p50))
