@@ -21,7 +21,7 @@ from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, NewItem, ShardState
-from smartbatch.jobs.store import SqlStore, checks, open_store
+from smartbatch.jobs.store import SqlStore, checks, job_table, open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 
 
@@ -37,12 +37,16 @@ class Watched(sqlite3.Connection):
 
     Attributes:
         failing: statements that fail as a broken disk makes them fail.
+        done: they are done all the same.
     """
 
     failing: frozenset[str] | set[str] = frozenset()
+    done = False
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         if statement in self.failing:
+            if self.done:
+                super().execute(statement, *values)
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
@@ -324,6 +328,27 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
     assert len(store.open_items(job.id)) == 3
     assert store.plan(lease, bench.shard(0, 1)).no == 1
     assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
+
+
+def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
+    bench: Bench, connections: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of several pages: what was stored early is deleted only while no job has it."""
+    monkeypatch.setattr(job_table, "PAGE_ITEMS", 2)
+    store = bench.open()
+
+    def break_disk() -> bytes:
+        """Called in the middle of the last write."""
+        broken = writer(connections)
+        broken.failing, broken.done = {"COMMIT"}, True
+        return b""
+
+    with pytest.raises(StoreError, match="nothing of this write counts"):
+        store.accept(bench.job(key="k"), new_items(5), digest=break_disk)
+    writer(connections).failing = set()
+    job = bench.open().job("k")
+    assert job is not None
+    assert len(store.open_items(job.id)) == len(store.bodies(job.id, range(5))) == job.total == 5
 
 
 READ_ONLY = """

@@ -45,13 +45,9 @@ __all__ = [
     "items_in",
     "job_number",
     "known",
-    "new_number",
-    "pages_of",
     "reserve",
     "reserve_anyway",
-    "store_items",
-    "store_job",
-    "store_pages",
+    "store",
 ]
 
 PAGE_ITEMS = 5_000
@@ -90,13 +86,13 @@ def known(reader: Reader, job: JobRow) -> JobRow | None:
 # -- items ---------------------------------------------------------------------------------------------------
 
 
-def new_number(tx: Transaction, owner: str) -> int:
-    """Return the number of a job to be; until :func:`store_job` its items are incomplete."""
+def _new_number(tx: Transaction, owner: str) -> int:
+    """Return the number of a job to be; until :func:`_store_job` its items are incomplete."""
     [(no,)] = tx.rows(sql.NEW_INCOMPLETE, owner)
     return int(no)
 
 
-def store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) -> None:
+def _store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) -> None:
     """Store items at the positions from ``start`` on."""
     states = {True: ItemState.REALTIME.value, False: ItemState.OPEN.value}
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
@@ -106,7 +102,7 @@ def store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) 
     tx.insert("payload", _PAYLOAD, ((no, encoded(item.user_id), item.payload) for no, item in numbered))
 
 
-def store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int) -> JobRow:
+def _store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int) -> JobRow:
     """Make a job of the ``total`` items that are stored under its number."""
     tx.change(sql.DROP_INCOMPLETE, no)
     tx.change(
@@ -130,41 +126,46 @@ def store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int)
     return job_row(row)
 
 
-def store_pages(
-    db: Database,
-    job: JobRow,
-    page: list[NewItem],
-    pages: Iterator[tuple[list[NewItem], bool]],
-    digest: Digest,
-    owner: str,
+def store(
+    db: Database, job: JobRow, items: Iterable[NewItem], digest: Digest, enter: Callable[[], str]
 ) -> tuple[JobRow, bool]:
-    """Store a job of several pages, in a transaction each; see :meth:`.SqlStore.accept`."""
-    with db.writing() as tx:
-        no = new_number(tx, owner)
-    made = False
+    """Store a job and its items by pages, the last one with the job; see :meth:`.SqlStore.accept`.
+
+    Args:
+        enter: returns the own id as an owner; called where there are several pages.
+    """
+    pages = _pages_of(items)
+    page, last = next(pages)
+    early, total, kept = 0, 0, False
+    if not last:
+        owner = enter()
+        with db.writing() as tx:
+            early = _new_number(tx, owner)
     try:
-        total, last = 0, False
         while not last:
             with db.writing() as tx:
-                store_items(tx, no, total, page)
+                _store_items(tx, early, total, page)
             total += len(page)
             page, last = next(pages)
         with db.writing() as tx:
             tx.lock("accept")
             if (found := known(tx, job)) is not None:
                 return found, False
-            store_items(tx, no, total, page)
-            stored = store_job(tx, no, job, digest, total + len(page))
-        made = True
+            no = early or _new_number(tx, "")
+            _store_items(tx, no, total, page)
+            stored = _store_job(tx, no, job, digest, total + len(page))
+        kept = True
         return stored, True
     finally:
-        if not made:
+        if early and not kept:
             with contextlib.suppress(StoreError):  # the next owner deletes them
-                delete_items(db, no)
+                delete_items(db, early)
 
 
 def delete_items(db: Database, job: int) -> None:
     """Delete the items of a number that no job has, in transactions that let others in between."""
+    if db.row(sql.INCOMPLETE, job) is None:  # a commit that was told as failed made a job of them
+        return
     end = first_of(job + 1)
     for table in sql.ITEM_TABLES:
         drop = sql.DROP_RANGE.replace("{table}", table)
@@ -272,7 +273,7 @@ def _costs(priced: Sequence[NewResult]) -> tuple[float, float]:
     return cost, float(realtime)
 
 
-def pages_of(items: Iterable[NewItem]) -> Iterator[tuple[list[NewItem], bool]]:
+def _pages_of(items: Iterable[NewItem]) -> Iterator[tuple[list[NewItem], bool]]:
     """Yield pages, and whether each is the last; there is at least one."""
     page: list[NewItem] = []
     size = 0

@@ -171,17 +171,7 @@ class SqlStore:
             raise InvalidRequest(f"a job's key has at most {LONGEST_KEY:,} bytes", field="key")
         if (found := job_table.known(self._db, job)) is not None:
             return found, False
-        pages = job_table.pages_of(items)
-        page, last = next(pages)
-        if not last:
-            return job_table.store_pages(self._db, job, page, pages, digest, self._owner.enter())
-        with self._db.writing() as tx:
-            tx.lock("accept")
-            if (found := job_table.known(tx, job)) is not None:
-                return found, False
-            no = job_table.new_number(tx, "")
-            job_table.store_items(tx, no, 0, page)
-            return job_table.store_job(tx, no, job, digest, len(page)), True
+        return job_table.store(self._db, job, items, digest, self._owner.enter)
 
     def job(self, id_or_key: str) -> JobRow | None:
         """Return a job by its id, else by its key."""

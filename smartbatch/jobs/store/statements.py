@@ -38,6 +38,7 @@ JOB_LOCKED = "SELECT no, state FROM job WHERE id = ?{for_update}"
 NEW_INCOMPLETE = "INSERT INTO incomplete_job (owner) VALUES (?) RETURNING no"
 DROP_INCOMPLETE = "DELETE FROM incomplete_job WHERE no = ?"
 MARK_INCOMPLETE = "INSERT INTO incomplete_job (no, owner) VALUES (?, ?)"
+INCOMPLETE = "SELECT no FROM incomplete_job WHERE no = ?"
 ALL_INCOMPLETE = "SELECT no, owner FROM incomplete_job"
 
 NEW_JOB = """INSERT INTO job (no, id, user_key, scope, model, kind, metadata, policy, digest, created_at,
