@@ -223,7 +223,7 @@ class ResponseRouter:
                 if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
                     ticket.group = group
                     ticket.alone = len(half) == 1
-                    self._again_after(ticket, error, effects)
+                    self._again(ticket, error, error.kind.value, effects)
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
@@ -233,9 +233,7 @@ class ResponseRouter:
         ticket.repairs += 1
         _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
-        ticket.last_error = repair.error
-        ticket.charged = False  # the provider did nothing wrong
-        self._again(ticket, effects, "validation")
+        self._again(ticket, repair.error, "validation", effects)  # uncounted: the provider did nothing wrong
 
     def give_up_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
@@ -290,11 +288,11 @@ class ResponseRouter:
             ticket.lane = lane.standard
             ticket.batch_key = lane.standard.batch_key(ticket.request)
             if refusal is not FlexRefusal.LATE and not ticket.final:
-                self._again_after(ticket, error, effects, kind="flex")
+                self._again(ticket, error, "flex", effects)
                 return
         if isinstance(error, MissingAnswer) and not ticket.alone and not ticket.final:
             ticket.alone = True
-            self._again_after(ticket, error, effects, counted=lane.packing_health is None)
+            self._again(ticket, error, error.kind.value, effects, counted=lane.packing_health is None)
             return
         outage = self._is_outage(lane, error)
         retry = decide(
@@ -317,32 +315,21 @@ class ResponseRouter:
             # Behind the others, so that the next probe is another request: one that always fails
             # must not keep the breaker open for all.
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
-        self._again_after(ticket, error, effects, retry.delay, counted=retry.counted)
-
-    def _again_after(
-        self,
-        ticket: Ticket,
-        error: ProviderError,
-        effects: DeferredEffects,
-        delay: float = 0.0,
-        *,
-        counted: bool = False,
-        kind: str | None = None,
-    ) -> None:
-        """Let ``ticket`` wait for a further try, after ``error``."""
-        ticket.last_error = error
-        ticket.charged = counted
-        self._again(ticket, effects, kind or error.kind.value, delay, maybe_billed=error.maybe_billed)
+        self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 
     def _again(
         self,
         ticket: Ticket,
-        effects: DeferredEffects,
+        error: SmartbatchError,
         kind: str,
+        effects: DeferredEffects,
         delay: float = 0.0,
         *,
-        maybe_billed: bool = False,
+        counted: bool = False,
     ) -> None:
+        """Let ``ticket`` wait for a further try, after ``error``."""
+        ticket.last_error = error
+        ticket.charged = counted
         self._queue.again_locked(ticket, effects.now + delay, effects.now)
         effects.events.append(
             RetryScheduled(
@@ -352,8 +339,8 @@ class ResponseRouter:
                 kind=kind,
                 attempt=ticket.attempts,
                 delay=delay,
-                counted=ticket.charged,
-                maybe_billed=maybe_billed,
+                counted=counted,
+                maybe_billed=isinstance(error, ProviderError) and error.maybe_billed,
             )
         )
 
