@@ -59,7 +59,7 @@ class SmartbatchError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        if kind is not None:
+        if kind is not None and kind is not self.kind:  # what an error is by its class is not repeated
             self.kind = kind
         self.request_id = request_id
         self.batch_id = batch_id
