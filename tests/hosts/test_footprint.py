@@ -45,17 +45,16 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
     assert ended.lines == ["[] [] 1 ['smartbatch', 'smartbatch._version']"]
 
 
-@pytest.mark.parametrize("sdk", ["anthropic", "google.genai", "openai"])
-def test_a_client_of_the_embedded_provider_imports_no_sdk(sdk: str) -> None:
+def test_a_client_of_the_embedded_provider_imports_no_sdk() -> None:
     """An SDK is imported by the provider that needs it, when it is first used."""
     ended = run_script(
-        f"""
+        """
         import smartbatch
         assert smartbatch.generate(["one"], model="sim:demo")[0].ok
-        print({sdk!r} in sys.modules, "urllib3" in sys.modules)
+        print([name for name in ("anthropic", "google.genai", "openai", "urllib3") if name in sys.modules])
         """
     )
-    assert ended.lines == ["False False"], ended.err
+    assert ended.lines == ["[]"], ended.err
 
 
 def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:

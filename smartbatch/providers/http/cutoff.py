@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from smartbatch.providers.http.connections import Connection
+if TYPE_CHECKING:  # a client whose provider needs no network imports none
+    from smartbatch.providers.http.connections import Connection
 
 __all__ = ["Cutoff", "current", "cutting"]
 
