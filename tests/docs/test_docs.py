@@ -28,12 +28,7 @@ from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.testing import Emulator, emulator
 
 PAGES = pages()
-READ_FIRST = (
-    "README.md",
-    "docs/explanation/overview.md",
-    "docs/tutorial/first-run.md",
-    "docs/how-to/batch-jobs.md",
-)
+READ_FIRST = ("README.md", "docs/tutorial/first-run.md")
 """Pages whose examples the default runs."""
 EXAMPLES = [
     page if page.name in READ_FIRST else pytest.param(page, marks=pytest.mark.full)

@@ -187,6 +187,7 @@ if child == 0:
     store.close()
     os.write(writing, " ".join(told).encode())
     os._exit(0)
+os.close(writing)  # else nobody would hear of a child that fails
 os.waitpid(child, 0)
 say(os.read(reading, 1000).decode())
 store.note(lease, "parent")

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from asking import ask, fails
 from raw_server import RawServer, hangs, http, resets, says, trickles, vanishes
+from services import SERVICES
 
 from smartbatch.errors import ErrorKind
+from tests.levels import sampled
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 
@@ -204,6 +206,7 @@ def test_closing_ends_calls_under_way(serve, reach, service):
 # -- what is made, and when --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("service", sampled(SERVICES), ids=lambda service: service.name)
 def test_making_a_provider_makes_nothing_else(service):
     """No lock, thread, socket or SDK before it is opened; opening imports the SDK and makes no connection."""
     code = f"""
