@@ -185,7 +185,7 @@ class StepContext:
         tried: bool = False,
         maybe_billed: bool = False,
     ) -> ShardRow:
-        """End a shard without results; see :meth:`~smartbatch.jobs.store.base.Store.discard`."""
+        """End a shard without results; see :meth:`.SqlStore.discard`."""
         dead = self.store.discard(
             self.lease, shard, items=to, tried=tried, note=reason, at=self.wall, maybe_billed=maybe_billed
         )

@@ -70,6 +70,7 @@ TURNAROUNDS_KEPT = 500
 TRIM_EVERY = 50
 """Batches after which older ones are deleted."""
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail_shard"}
+_UNSENT = (ItemState.OPEN, ItemState.REALTIME)
 _TAKE_RESULTS = (ShardState.INGESTING, ShardState.DEAD)
 
 
@@ -411,11 +412,10 @@ class SqlStore:
             at: Unix seconds.
             maybe_billed: what was reserved for it stays so: nobody can say that it was not run.
         """
-        if items not in (ItemState.OPEN, ItemState.REALTIME):
+        if items not in _UNSENT:
             raise ValueError("the items of a discarded shard become open or real time")
         with self._leased(lease) as (tx, job):
-            reserved = shard.reserved if maybe_billed else 0.0
-            changes = {"note": note, "died_at": at, "reserved": reserved}
+            changes = {"note": note, "died_at": at, "reserved": shard.reserved if maybe_billed else 0.0}
             discarded = shard_table.move(tx, job, shard, ShardState.DEAD, changes)
             shard_table.free_items(tx, shard, items, tried=tried)
             return discarded
@@ -550,13 +550,10 @@ class SqlStore:
         while count == PAGE_DROPPED:
             with self._leased(lease) as (tx, job):
                 page = first_of(job), first_of(job + 1), PAGE_DROPPED
-                unsent = [
-                    row[0]
-                    for state in (ItemState.OPEN, ItemState.REALTIME)
-                    for row in tx.rows(sql.WAITING, state.value, *page)
-                ][:PAGE_DROPPED]
-                result_table.end_alike(tx, job, unsent, cancelled, at)
-            count = len(unsent)
+                unsent = [tx.rows(sql.WAITING, state.value, *page) for state in _UNSENT]
+                numbers = [row[0] for rows in unsent for row in rows][:PAGE_DROPPED]
+                result_table.end_alike(tx, job, numbers, cancelled, at)
+            count = len(numbers)
             dropped += count
         return dropped
 
