@@ -21,7 +21,6 @@ __all__ = [
 RETRY_AFTER_CEILING = 600.0
 """Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
 
-_FIGURES = ("limit", "remaining", "reset")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
 # "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
@@ -88,24 +87,31 @@ class _Figures(NamedTuple):
     reset: float | None = None
 
 
+_UNSAID = _Figures()
+_FIELDS = {
+    what: tuple(f"{what}_{name}" for name in ("limit", "remaining", "reset"))
+    for what in ("requests", "tokens", "input", "output")
+}
+
+
 def _report(**figures: _Figures) -> LimitReport | None:
+    """The report of what is said about some limits; every answer in real time has one."""
     found: dict[str, Any] = {}
     for what, each in figures.items():
-        found |= {f"{what}_{name}": value for name, value in zip(_FIGURES, each, strict=True)}
-    return LimitReport(**found) if any(each != _Figures() for each in figures.values()) else None
+        if each != _UNSAID:
+            found.update(zip(_FIELDS[what], each, strict=True))
+    return LimitReport(**found) if found else None
 
 
 def _figures(headers: Mapping[str, str], what: str) -> _Figures:
     """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
     for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
-        found = _Figures(
-            _count(headers.get(f"{prefix}limit-{what}")),
-            _count(headers.get(f"{prefix}remaining-{what}")),
-            parse_duration(headers.get(f"{prefix}reset-{what}")),
-        )
-        if found != _Figures():
-            return found
-    return _Figures()
+        limit = _count(headers.get(f"{prefix}limit-{what}"))
+        remaining = _count(headers.get(f"{prefix}remaining-{what}"))
+        reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
+        if limit is not None or remaining is not None or reset is not None:
+            return _Figures(limit, remaining, reset)
+    return _UNSAID
 
 
 def _tighter(one: _Figures, other: _Figures) -> _Figures:
@@ -138,7 +144,7 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
         )
     if found["tokens"].limit in (found["input"].limit, found["output"].limit):
         # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
-        found["tokens"] = _Figures()
+        found["tokens"] = _UNSAID
     return _report(**found)
 
 
