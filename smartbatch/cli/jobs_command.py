@@ -14,7 +14,7 @@ from attrs import asdict
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import missing_store
-from smartbatch.cli.followed_jobs import FollowedJobs
+from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
 from smartbatch.config import BatchingConfig
@@ -28,8 +28,6 @@ from smartbatch.shortcuts import StoredJobs
 
 __all__ = ["run"]
 
-GRACE: Final = 10.0
-"""Seconds that remote calls under way get to end: a create that is cut off has to be searched for later."""
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
 _MAX_INCIDENTS: Final = 20

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Literal
 
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch.cli.followed_jobs import FollowedJobs
+from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
 from smartbatch.cli.messages import note, say
@@ -34,11 +34,7 @@ from smartbatch.observe.progress import Mode, Progress
 from smartbatch.plan import Plan
 from smartbatch.types import Request, Result, Route, evolve
 
-__all__ = ["GRACE", "JobRun", "RowResult", "RunOptions"]
-
-GRACE: Final = 10.0
-"""Seconds that calls under way get to end after the first Ctrl-C, and remote calls of batches: cutting a
-create off means looking for it later. A second Ctrl-C does not wait."""
+__all__ = ["JobRun", "RowResult", "RunOptions"]
 
 
 @frozen
