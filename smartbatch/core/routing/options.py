@@ -267,9 +267,9 @@ def _mixed_cost(n: int, first: int, share: float, standard: Offer, batch: BatchO
 def _early(n: int, standard: Offer, batch: BatchOffer, constraints: Constraints) -> int:
     """Return how many a forced hybrid asks at once: what real time answers in a tenth of the batch's time."""
     tenth = EARLY * batch.finish(n, 0.5)
-    most = max(constraints.at_once, math.floor(EARLY * n))
+    most = min(max(constraints.at_once, math.floor(EARLY * n)), n - 1)  # something is left for the batch
     if standard.throughput.finish(most, 0.5) <= tenth:
-        return min(most, n - 1) if n > 1 else 0
+        return most
     low, high = min(constraints.at_once, n - 1), most
     while low < high:
         middle = (low + high + 1) // 2

@@ -354,3 +354,14 @@ def test_a_choice_is_sound_and_can_be_explained(
     if option.rescue_at is not None:
         assert 0 < option.rescue_at < 60 * minutes
     assert decision.reason in explain(decision)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3])
+def test_a_forced_hybrid_of_few_requests_leaves_one_for_the_batch(requests: int) -> None:
+    """Real time answers two of them in a tenth of the batch's time, and three not."""
+    calls = Throughput(Forecaster(Prior.of(1.0, 1.01)).at(0.0), parallelism=1)
+    there = BatchOffer(Forecaster(Prior.of(25.0, 25.1)).at(0.0), None)
+    forced = Constraints(strategy=Strategy.HYBRID)
+    decision = choose(Load(requests), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
+    assert decision.chosen.first == requests - 1
+    assert decision.chosen.batches == 1
