@@ -22,6 +22,7 @@ from smartbatch.jobs.job_submission import JobSubmission, batches_of
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
+from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.prices import PriceBook
@@ -130,7 +131,8 @@ class RunningState:
             service=self.service,
             advisor=advisor,
         )
-        for listener in (self.metrics, history, advisor.learned, budget, self._started):
+        dropped = DroppedParameters()
+        for listener in (self.metrics, history, advisor.learned, budget, dropped, self._started):
             bus.subscribe(listener)
         on_fork(self)
         on_exit(self)

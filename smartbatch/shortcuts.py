@@ -24,6 +24,7 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.observe import logs
+from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.providers.base import Provider
@@ -242,6 +243,7 @@ class _StoreState:
             ),
         )
         self._bus.subscribe(self._history)
+        self._bus.subscribe(DroppedParameters())
         on_fork(self)
         on_exit(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,11 +88,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
+    from smartbatch.cli.messages import NoteHandler  # late: --help and --version need none of it
+
+    handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
+    logger = logging.getLogger("smartbatch")
+    logger.addHandler(handler)
     try:
         code: int = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}").run(args)
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)
         return 130
+    finally:
+        logger.removeHandler(handler)
     return code
 
 

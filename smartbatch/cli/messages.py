@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Final
 
@@ -11,12 +12,11 @@ from smartbatch.events import (
     Event,
     FlexChanged,
     PackingChanged,
-    ParameterDropped,
     RetryScheduled,
 )
 from smartbatch.observe.text import SafeStream, escape
 
-__all__ = ["note", "print_event", "say"]
+__all__ = ["NoteHandler", "note", "print_event", "say"]
 
 _CLEAR_LINE: Final = "\r\x1b[K"
 
@@ -35,6 +35,26 @@ def _print(text: str) -> None:
     stream = SafeStream(sys.stderr)
     stream.write(text + "\n")
     stream.flush()
+
+
+class NoteHandler(logging.Handler):
+    """Prints what the library logs on standard error, each text once a command.
+
+    Args:
+        quiet: errors only.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(logging.ERROR if quiet else logging.WARNING)
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record in place of a progress bar."""
+        text = self.format(record)
+        if text not in self._printed:
+            self._printed.add(text)
+            for line in f"smartbatch: {text}".split("\n"):
+                note(line)
 
 
 def print_event(event: Event) -> None:
@@ -56,6 +76,4 @@ def _text_of(event: Event) -> str | None:
             return f"{event.model}: packing turned {'on' if event.enabled else 'off'}: {event.reason}"
         case FlexChanged():
             return f"{event.model}: flex tier turned {'on' if event.enabled else 'off'}: {event.reason}"
-        case ParameterDropped():
-            return f"parameter {event.field} left out: {event.reason}"
     return None

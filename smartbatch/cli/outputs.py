@@ -436,6 +436,7 @@ def _outcome(result: Result, model: str) -> dict[str, Any]:
     line["cost"] = result.cost
     line["latency"] = round(result.latency, 6)
     line["attempts"] = result.attempts
+    line["dropped"] = dict(result.dropped)
     line["error"] = None
     if result.error is not None:
         line["error"] = {"kind": error_kind(result), "message": result.error.message}

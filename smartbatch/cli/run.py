@@ -27,6 +27,7 @@ from smartbatch.cli.run_job import JobRun, RowResult, RunOptions
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.errors import InputError
 from smartbatch.jobs.status import JobStatus
+from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.progress import Progress
 from smartbatch.plan import Plan
 
@@ -68,6 +69,7 @@ class _Run:
         self._began = self._clock.now()
         self._summary = RunSummary()
         self._before = Recovered()
+        self._dropped = DroppedParameters()
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         source = stack.enter_context(Source(args.input, args.format))
@@ -150,6 +152,8 @@ class _Run:
                     sink.append(
                         row, encode(row, outcome.result, self._args.model), answered=outcome.result.ok
                     )
+                for name, reason in outcome.result.dropped:
+                    self._dropped.tell(name, reason)
                 if outcome.earlier:
                     self._before.answered += 1
                     continue

@@ -34,6 +34,7 @@ __all__ = [
     "encode_params",
     "encode_request",
     "encode_result",
+    "item_id",
 ]
 
 VERSION = 1
@@ -204,6 +205,11 @@ def encode_result(result: Result) -> bytes:
         if value is not None and (default is None or value != default):
             form[name] = write(value)
     return _write(form)
+
+
+def item_id(job_id: str, ix: int, user_id: str | None) -> str:
+    """Return the id of an item's result: the request's own, or one made of the job and its place in it."""
+    return f"{job_id}-{ix}" if user_id is None else user_id
 
 
 def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Result:

@@ -31,14 +31,21 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event
 from smartbatch.jobs.job_budget import JobBudget, exceeded
-from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
+from smartbatch.jobs.payload import (
+    Shared,
+    decode_params,
+    decode_request,
+    encode_error,
+    encode_result,
+    item_id,
+)
 from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.context import held_note, report
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Request, Result
 
-__all__ = ["Ask", "RealtimeRunner", "item_id"]
+__all__ = ["Ask", "RealtimeRunner"]
 
 PORTION = 100
 """Items claimed in one transaction."""
@@ -55,11 +62,6 @@ HANDOVER = 1.0
 Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Future[Result]"]
 """Submits a request of a job. The third argument is called with the result, whatever it is; the fourth is the
 budget that the calls spend from."""
-
-
-def item_id(job_id: str, ix: int, user_id: str | None) -> str:
-    """Return the id of an item's result: the request's own, or one made of the job and its place in it."""
-    return f"{job_id}-{ix}" if user_id is None else user_id
 
 
 @frozen

@@ -36,8 +36,8 @@ from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_outcome
 from smartbatch.jobs.job_budget import CostCeiling, JobBudget
-from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error
-from smartbatch.jobs.realtime_runner import RealtimeRunner, item_id
+from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error, item_id
+from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner

@@ -75,4 +75,5 @@ class Admission:
             finish_reason=answer.finish_reason,
             model=self._model.label,
             context=request.context,
+            dropped=answer.dropped,
         )

@@ -149,6 +149,8 @@ def _written(answer: Answer) -> bytes:
     kept: dict[str, Any] = {"text": answer.text, "model": answer.model}
     if answer.embedding is not None:
         kept["embedding"] = base64.b64encode(answer.embedding.tobytes()).decode()
+    if answer.dropped:
+        kept["dropped"] = answer.dropped
     return json.dumps(kept).encode()
 
 
@@ -156,4 +158,5 @@ def _read(body: bytes) -> Answer:
     kept = json.loads(body)
     raw = kept.get("embedding")
     vector = None if raw is None else array("f", base64.b64decode(raw))
-    return Answer(text=kept["text"], model=kept["model"], embedding=vector)
+    dropped = tuple((name, reason) for name, reason in kept.get("dropped", ()))
+    return Answer(text=kept["text"], model=kept["model"], embedding=vector, dropped=dropped)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from attrs import define, field
 
 from smartbatch.errors import SmartbatchError
-from smartbatch.events import Event, RequestFinished
+from smartbatch.events import Event, ParameterDropped, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, Usage, evolve
 
-__all__ = ["DeferredEffects", "answered", "request_finished"]
+__all__ = ["DeferredEffects", "answered", "parameters_dropped", "request_finished"]
 
 
 @define(eq=False)
@@ -119,11 +119,18 @@ class DeferredEffects:
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
+        self.events.extend(parameters_dropped(result, self.now))
         self._tell_end(ticket, waiter, result)
 
     def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
         end = request_finished(waiter.request, result, ticket.lane.label, self.now, waiter.submitted)
         self.events.append(evolve(end, ok=False, cancelled=True) if cancelled else end)
+
+
+def parameters_dropped(result: Result, now: float) -> Iterator[ParameterDropped]:
+    """Yield the events that tell what was left out of a request."""
+    for name, reason in result.dropped:
+        yield ParameterDropped(at=now, request_id=result.request_id, field=name, reason=reason)
 
 
 def request_finished(

@@ -24,7 +24,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.effects import request_finished
+from smartbatch.realtime.effects import parameters_dropped, request_finished
 from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
@@ -198,6 +198,8 @@ class Realtime:
         future.settle(result)
         if options.sink is not None:
             options.sink(result)
+        for dropped in parameters_dropped(result, now):
+            self._setup.tell(dropped)
         self._setup.tell(request_finished(request, result, self.model.label, now, now))
         return future
 

@@ -212,6 +212,7 @@ def _answer(request: Request, result: Result) -> Answer:
         finish_reason=result.finish_reason or "unknown",
         model=result.model,
         embedding=result.embedding,
+        dropped=result.dropped,
         value=result.parsed if own else None,
     )
 

@@ -15,6 +15,8 @@ from attrs import define, evolve
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.events import ParameterDropped
+from smartbatch.jobs.payload import item_id
 from smartbatch.jobs.records import NewResult, RemoteProgress, ShardItem, ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.steps.result_lines import (
@@ -154,15 +156,33 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
                 calibration.observe(item.tokens, answer.usage)
+        _tell_dropped(step, items.values(), final, reader)
         before = report(step.store, before, step.tell, step.clock)
     mismatched = "answers were billed for a prompt of another length than theirs; they run again in real time"
     _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
     return totals
 
 
+def _tell_dropped(
+    step: StepContext, items: Iterable[ShardItem], final: Collection[int], reader: ResultReader
+) -> None:
+    """Tell which parameters were left out of the requests whose results were stored now."""
+    for item in items:
+        for name, reason in reader.dropped.get(item.ix, ()) if item.ix in final else ():
+            step.tell(
+                ParameterDropped(
+                    at=step.clock.now(),
+                    request_id=item_id(step.job.id, item.ix, item.user_id),
+                    field=name,
+                    reason=reason,
+                )
+            )
+
+
 def _results(
     reader: ResultReader, items: Mapping[int, ShardItem], page: Iterable[ResultLine]
 ) -> list[NewResult]:
+    reader.dropped.clear()
     return [
         reader.result(items[line.position], line.line, line.digest) for line in page if line.position in items
     ]

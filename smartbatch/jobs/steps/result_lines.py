@@ -187,6 +187,8 @@ class ResultReader:
 
     Attributes:
         suspicious: answers whose billed tokens belong to another prompt, so far.
+        dropped: parameters that were left out, with the reasons, by the index of their item;
+            of one page, which its reader clears.
     """
 
     def __init__(self, step: StepContext, check: Crosscheck) -> None:
@@ -197,6 +199,7 @@ class ResultReader:
         self._batch = step.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.prices.rates(provider, model, step.wall)
         self.suspicious = 0
+        self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def result(self, item: ShardItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
@@ -241,6 +244,9 @@ class ResultReader:
                 kind=ErrorKind.INVALID_RESPONSE,
             )
             return self._new_result(item.ix, "again", encode_error(error), digest, usage)
+        dropped = answer.dropped or self._step.api.dropped(request, model=self._step.model)
+        if dropped:
+            self.dropped[item.ix] = dropped
         result = Result(
             "",
             text=answer.text,
@@ -253,7 +259,7 @@ class ResultReader:
             finish_reason=answer.finish_reason,
             model=self._step.job.model,
             provider_request_id=answer.provider_request_id,
-            dropped=answer.dropped or self._step.api.dropped(request, model=self._step.model),
+            dropped=dropped,
         )
         return self._new_result(item.ix, "succeeded", encode_result(result), digest, usage, answer.cost)
 

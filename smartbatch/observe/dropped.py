@@ -1,0 +1,38 @@
+"""Tells the user which parameters of requests a provider does not take."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from smartbatch.events import Event, ParameterDropped
+
+__all__ = ["DroppedParameters"]
+
+_LOGGER = logging.getLogger("smartbatch")
+
+
+class DroppedParameters:
+    """Logs each parameter that is left out once; a listener to events, safe from any thread.
+
+    It is a warning of the standard logger ``smartbatch``, so it is on standard error unless the application
+    configures its logging. It does not go through ``warnings``: a parameter turns out to be dropped on a
+    worker thread, where there is no line of the caller's to name, and where a filter that makes errors of
+    warnings would break a request that was paid for.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, ParameterDropped):
+            self.tell(event.field, event.reason)
+
+    def tell(self, field: str, reason: str) -> None:
+        """Log a parameter, unless it was logged before."""
+        with self._lock:
+            if (field, reason) in self._told:
+                return
+            self._told.add((field, reason))
+        _LOGGER.warning("parameter %s is left out: %s", field, reason)
