@@ -532,8 +532,9 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> No
         import signal, threading
         from smartbatch import BatchingClient
         client = BatchingClient("sim:demo?batch_seconds=3")
+        once = threading.Lock()  # a second Ctrl-C would hit the interpreter while it prints the traceback
         def interrupt(status):
-            if status.submitted:
+            if status.submitted and once.acquire(blocking=False):
                 os.kill(os.getpid(), signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         client.submit_and_wait([f"p{n}" for n in range(30)], key="k", on_progress=interrupt)
