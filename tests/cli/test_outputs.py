@@ -298,6 +298,7 @@ def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
         "cost": 0.25,
         "latency": 0.123457,
         "attempts": 2,
+        "dropped": {},
         "error": None,
         "key": "0123456789abcdef",
     }
