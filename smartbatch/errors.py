@@ -169,12 +169,14 @@ class ValidationFailed(SmartbatchError):
 
     Attributes:
         kind: ``INVALID_RESPONSE``.
+        text: the last answer, which was paid for; the error's own text repeats nothing of it.
         finish_reason: why the last answer ended.
         tries: answers the model gave.
         usage: tokens of all of them.
     """
 
     kind: ErrorKind = ErrorKind.INVALID_RESPONSE
+    text: str | None = None
     finish_reason: str = "stop"
     tries: int = 1
     usage: Any = None

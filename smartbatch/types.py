@@ -300,7 +300,8 @@ class Result:
 
     Attributes:
         request_id: the request's id.
-        text: the answer's text; ``None`` on failure.
+        text: the answer's text; ``None`` on failure, but for an answer that came and was refused afterwards,
+            because it does not fit its schema or by ``post_process``: then ``error`` says why.
         parsed: the decoded object when a schema or JSON format was asked for, or an own callable's value.
         embedding: the vector, for embeddings.
         usage: tokens over all attempts, failed ones included where the provider reported them.

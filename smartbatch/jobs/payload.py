@@ -19,7 +19,15 @@ from attrs import astuple, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError, StoreError, scrub
+from smartbatch.errors import (
+    ErrorKind,
+    InvalidRequest,
+    ProviderError,
+    SmartbatchError,
+    StoreError,
+    ValidationFailed,
+    scrub,
+)
 from smartbatch.jobs.records import NewItem
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
@@ -226,7 +234,10 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
 
     def made(form: dict[str, Any]) -> Result:
         given = {name: read(form[name]) for name, (_, read) in _RESULT.items() if name in form}
-        return Result(request_id, **{"context": context, **given, "error": _error_of(form, request_id)})
+        error = _error_of(form, request_id)
+        if isinstance(error, ValidationFailed) and "text" in form:
+            error.text = form["text"]
+        return Result(request_id, **{"context": context, **given, "error": error})
 
     return _read(data, made)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, field
 
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import SmartbatchError, ValidationFailed
 from smartbatch.events import Event, ParameterDropped, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
@@ -54,18 +54,34 @@ class DeferredEffects:
                 result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
             self._settle(ticket, waiter, result)
 
-    def fail(self, ticket: Ticket, waiters: list[Waiter], error: SmartbatchError) -> None:
+    def fail(
+        self,
+        ticket: Ticket,
+        waiters: list[Waiter],
+        error: SmartbatchError,
+        refused: Result | None = None,
+    ) -> None:
         """Settle ``waiters`` with an error that names each request.
 
+        An answer that came and was refused keeps its text next to the error: it was paid for.
         The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
+        if refused is None and isinstance(error, ValidationFailed):
+            refused = Result("", text=error.text, finish_reason=error.finish_reason)
+        kept = refused or Result("")
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
             own = error if position == 0 and error.request_id is None else _copy(error)
             own.request_id = waiter.request_id
             result = Result(
                 request_id=waiter.request_id,
+                text=kept.text,
+                parsed=kept.parsed,
+                embedding=kept.embedding,
+                finish_reason=kept.finish_reason,
+                provider_request_id=kept.provider_request_id,
+                dropped=kept.dropped,
                 error=own,
                 usage=ticket.usage if first else Usage(),
                 cost=ticket.cost if first else 0.0,

@@ -185,7 +185,7 @@ class ResponseRouter:
             elif isinstance(reading, ProviderError):
                 self._again_or_fail(lane, ticket, reading, effects)
             elif reading.error is not None:
-                self.fail_locked(ticket, reading.error, effects)
+                self.fail_locked(ticket, reading.error, effects, reading)
             else:
                 waiters = self._queue.end_locked(ticket, ok=True)
                 effects.answer(ticket, waiters, reading)
@@ -263,10 +263,16 @@ class ResponseRouter:
         lane.finished(len(call.batch), 0.0, effects.now)
         call.batch.move(BatchState.FAILED)
 
-    def fail_locked(self, ticket: Ticket, error: SmartbatchError, effects: DeferredEffects) -> None:
-        """End ``ticket`` with ``error``."""
+    def fail_locked(
+        self,
+        ticket: Ticket,
+        error: SmartbatchError,
+        effects: DeferredEffects,
+        refused: Result | None = None,
+    ) -> None:
+        """End ``ticket`` with ``error``; ``refused`` is an answer that came and does not do."""
         waiters = self._queue.end_locked(ticket, ok=False)
-        effects.fail(ticket, waiters, error)
+        effects.fail(ticket, waiters, error, refused)
 
     def _again_or_fail(
         self, lane: Lane, ticket: Ticket, error: ProviderError, effects: DeferredEffects
@@ -483,6 +489,7 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
     times = f" ({tried + 1} answers)" if tried else ""
     error = ValidationFailed(
         f"{verdict.message}{times}",
+        text=answer.text,
         finish_reason=answer.finish_reason,
         tries=tried + 1,
         usage=ticket.usage,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.preparation.structured import Parsed, read_answer
@@ -206,9 +206,9 @@ class ResultReader:
 
         1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
         2. The billed tokens belong to another prompt: the answer may be another request's; sent again.
-        3. The answer does not have the structure that was asked for: sent again, or failed where another
-           answer would be cut as well.
-        4. The vector has another length than asked for: sent again.
+        3. The vector has another length than asked for: sent again.
+        4. The answer does not have the structure that was asked for: sent again, or failed where another
+           answer would be cut as well. It is kept.
         5. Otherwise the item succeeded.
         """
         if line.outcome is LineOutcome.OK and line.answer is not None:
@@ -232,11 +232,6 @@ class ResultReader:
                 kind=ErrorKind.INVALID_RESPONSE,
             )
             return self._new_result(item.ix, "again", encode_error(error), digest, usage)
-        verdict = read_answer(request.params, answer.text, answer.finish_reason)
-        if not isinstance(verdict, Parsed):
-            failure = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
-            outcome = "failed" if verdict.final else "again"
-            return self._new_result(item.ix, outcome, encode_error(failure), digest, usage)
         dimensions = None if request.embedding is None else request.embedding.dimensions
         if dimensions and len(answer.embedding or ()) != dimensions:
             error = ProviderError(
@@ -250,7 +245,6 @@ class ResultReader:
         result = Result(
             "",
             text=answer.text,
-            parsed=verdict.value,
             embedding=answer.embedding,
             usage=usage,
             cost=self.cost(usage) if answer.cost is None else answer.cost,
@@ -261,6 +255,13 @@ class ResultReader:
             provider_request_id=answer.provider_request_id,
             dropped=dropped,
         )
+        verdict = read_answer(request.params, answer.text, answer.finish_reason)
+        if not isinstance(verdict, Parsed):  # the answer is kept next to the reason: it was paid for
+            reason = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
+            outcome = "failed" if verdict.final else "again"
+            refused = encode_result(evolve(result, error=reason))
+            return self._new_result(item.ix, outcome, refused, digest, usage, answer.cost)
+        result = evolve(result, parsed=verdict.value)
         return self._new_result(item.ix, "succeeded", encode_result(result), digest, usage, answer.cost)
 
     def _new_result(
