@@ -1,4 +1,4 @@
-"""The rules of one setting: its kind, its range, its help, and how a text is parsed.
+"""The rules of one setting: its kind, its range, its help, and how texts, durations and money are parsed.
 
 The checks, the reader of the environment and the reference in the docs all use the same :class:`Spec`.
 """
@@ -8,14 +8,75 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 from attrs import Attribute, Converter, field, frozen
 
 from smartbatch.errors import ConfigError, scrub
 from smartbatch.prices import Price
 
-__all__ = ["Setting", "Spec", "choice", "seconds", "setting", "spec_of", "usd"]
+__all__ = [
+    "EXAMPLES",
+    "Duration",
+    "Setting",
+    "Spec",
+    "choice",
+    "seconds",
+    "seconds_in",
+    "seconds_of",
+    "setting",
+    "spec_of",
+    "usd",
+]
+
+Duration: TypeAlias = "float | str | timedelta"
+"""Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
+
+EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"
+"""Durations, as errors show them."""
+
+_UNITS = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def seconds_in(value: Any) -> float | None:
+    """Return the seconds of a :data:`Duration`, of either sign; ``None`` for anything else."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    with suppress(ValueError):  # a text with units
+        return float(value)
+    total, at, text = 0.0, 0, str(value)
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None or part.group(2).lower() not in _UNITS:
+            return None
+        total += float(part.group(1)) * _UNITS[part.group(2).lower()]
+        at = part.end()
+    return total if text.strip() else None
+
+
+def seconds_of(field: str, value: Duration | None) -> float | None:
+    """Return the seconds of an argument that may be left out.
+
+    Raises:
+        ConfigError: it is no duration of 0 or more.
+    """
+    if value is None:
+        return None
+    found = seconds_in(value)
+    if found is None or not found >= 0:  # also what NaN fails
+        raise ConfigError(f"{field} = {value!r:.60} is no duration: write {EXAMPLES}")
+    return found
 
 
 @frozen(kw_only=True)
@@ -91,7 +152,7 @@ class Spec:
             value = {"true": True, "1": True, "false": False, "0": False}.get(word, text)
         elif self.kind == "texts":
             value = [part for part in text.split(",") if part.strip()]
-        elif self.kind in ("float", "int"):
+        elif self.kind in ("float", "int") and self.unit != "s":
             try:
                 value = float(word) if self.kind == "float" else int(word)
             except ValueError:
@@ -100,19 +161,30 @@ class Spec:
 
     def refusal(self, label: str, value: Any) -> ConfigError:
         """Return the error that says what ``label`` may be."""
-        return ConfigError(f"{label} = {scrub(repr(value), limit=60)} is out of range: {self.range}")
+        shown = scrub(repr(value), limit=60)
+        if self.unit == "s" and seconds_in(value) is None:
+            return ConfigError(f"{label} = {shown} is no duration: write {EXAMPLES}; {self.range}")
+        if self.kind == "usd" and isinstance(value, str):
+            return ConfigError(
+                f"{label} = {shown} is no sum in USD, the only currency that is understood: write 5 or "
+                f"'5 USD'; {self.range}"
+            )
+        return ConfigError(f"{label} = {shown} is out of range: {self.range}")
 
     def _number(self, label: str, value: Any) -> float:
+        given = value
         if self.kind == "usd":
             value = usd(value)
+        elif self.unit == "s":
+            value = seconds_in(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refusal(label, value)
+            raise self.refusal(label, given)
         if not self.low <= value <= self.high:  # also what NaN fails
-            raise self.refusal(label, value)
+            raise self.refusal(label, given)
         if self.kind != "int":
             return float(value)
         if value != int(value):
-            raise self.refusal(label, value)
+            raise self.refusal(label, given)
         return int(value)
 
     def _texts(self, label: str, value: Any) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered, run_after_collection
+from smartbatch._settings import Duration, seconds_of
 from smartbatch.config import BatchingConfig, with_settings
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import (
@@ -68,7 +69,8 @@ class BatchingClient:
 
     - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``;
       ``batching_strategy`` when left out.
-    - ``deadline``: a text such as ``"2h"``, seconds, a ``timedelta``, or a ``datetime`` with its time zone.
+    - ``deadline``: a text such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
+      its time zone.
     - ``budget``: most to spend on this list, in USD or as ``"5 USD"``.
     - ``prefer``: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
     - ``time_value``: what an hour of waiting is worth, USD.
@@ -396,7 +398,7 @@ class BatchingClient:
         self,
         requests: Iterable[Prompt],
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         fallback: Fallback | None = None,
@@ -412,7 +414,8 @@ class BatchingClient:
 
         Args:
             requests, key, metadata, fallback, params: as in :meth:`submit_batch`, constraints included.
-            timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
+            timeout: such as ``"2h"``, or seconds; when ``None``, ``batch_timeout``, or until the
+                deadline where that is later.
             on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
             progress: show a bar, or lines where there is no terminal.
 
@@ -422,9 +425,10 @@ class BatchingClient:
             Exception: as :meth:`submit_batch`.
         """
         began = self._settings.clock.now()
+        wait = WaitOptions(seconds_of("timeout", timeout), on_progress, progress)
         running = self._running
         row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, fallback))
-        return running.jobs.results_of(self._handle(row), WaitOptions(timeout, on_progress, progress), began)
+        return running.jobs.results_of(self._handle(row), wait, began)
 
     def jobs(self, limit: int = 1000) -> list[Job]:
         """Return the jobs of the store, newest first, those of other models and processes included.
@@ -462,25 +466,25 @@ class BatchingClient:
         self._running.start()
         return self
 
-    def stop(self, timeout: float | None = None, *, cancel_waiting: bool = False) -> None:
+    def stop(self, timeout: Duration | None = None, *, cancel_waiting: bool = False) -> None:
         """Take nothing more, finish what is pending, end the threads. Stopping twice is fine.
 
         Args:
-            timeout: seconds to finish in; what is unanswered then fails with ``ClientClosed``.
-                ``None`` waits for everything.
+            timeout: to finish in, such as ``"30s"``, or seconds; what is unanswered then fails with
+                ``ClientClosed``. ``None`` waits for everything.
             cancel_waiting: cancel what has not started, and finish only what is in flight.
 
         In a signal handler that interrupted this library, and on one of the client's own threads (an
         observer, a middleware), it returns at once and the client stops in the background: to wait there
         could be for ever.
         """
-        running = self._running
+        running, seconds = self._running, seconds_of("timeout", timeout)
         if running.on_own_thread() or reentered():
             threading.Thread(
-                target=self._stop, args=(timeout, cancel_waiting), name="smartbatch-stop", daemon=True
+                target=self._stop, args=(seconds, cancel_waiting), name="smartbatch-stop", daemon=True
             ).start()
             return
-        self._stop(timeout, cancel_waiting)
+        self._stop(seconds, cancel_waiting)
 
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""

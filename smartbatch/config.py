@@ -40,7 +40,8 @@ def _budget(value: float | str | None) -> float | None:
 
 @frozen(kw_only=True)
 class BatchingConfig:
-    """Everything that can be set on a client. All durations are seconds and may be fractions.
+    """Everything that can be set on a client. All durations are seconds and may be fractions,
+    and are taken as text as well: ``"2s"``, ``"90m"``, ``"6h30min"``.
 
     ``BatchingConfig().describe()`` lists each key with its range and meaning.
 

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
+from smartbatch._settings import Duration, seconds_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
@@ -190,9 +191,10 @@ class StoredJobs:
             for row in service.store.jobs(limit=limit)
         ]
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: Duration | None = None) -> None:
         """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""
-        self._state.close(self.config.exit_grace if timeout is None else timeout)
+        seconds = seconds_of("timeout", timeout)
+        self._state.close(self.config.exit_grace if seconds is None else seconds)
 
     @property
     def _state(self) -> _StoreState:

@@ -31,6 +31,7 @@ _OTHER_NAMES: Final = {
     "parallelism = ": "--concurrency",
     "call_timeout = ": "--timeout",
     "batch_poll_interval = ": "--poll-interval",
+    "batch_timeout = ": "--batch-timeout",
     "fallback=": "--fallback",
 }
 """Settings whose option is called differently, so that an error names both."""

@@ -85,11 +85,11 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def _add_speed(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("latency")
     group.add_argument(
-        "--latency", type=float, default=0.05, metavar="S", help="median seconds (default: 0.05)"
+        "--latency", type=_seconds, default=0.05, metavar="S", help="median seconds (default: 0.05)"
     )
     group.add_argument("--latency-sigma", type=float, default=0.0, metavar="X", help="of a lognormal spread")
     group.add_argument(
-        "--per-token", type=float, default=0.0, metavar="S", help="further seconds an output token"
+        "--per-token", type=_seconds, default=0.0, metavar="S", help="further seconds an output token"
     )
 
 
@@ -131,18 +131,19 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--outage-between",
-        type=_pair(float),
+        type=_pair(_seconds),
         metavar="S:S",
         help="503 in these seconds after the first request",
     )
-    group.add_argument("--hang-seconds", type=float, default=30.0, metavar="S", help="of hanging answers")
+    group.add_argument("--hang-seconds", type=_seconds, default=30.0, metavar="S", help="of hanging answers")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
     for option, metavar, default, said in _BATCH_NUMBERS:
         shown = "" if default is None else f" (default: {default:.12g})"
-        group.add_argument(option, type=float, default=default, metavar=metavar, help=said + shown)
+        kind = _seconds if metavar == "S" else float
+        group.add_argument(option, type=kind, default=default, metavar=metavar, help=said + shown)
     group.add_argument(
         "--batch-enqueued-refusal",
         choices=("late", "early"),
@@ -170,6 +171,15 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="OpenAI's batches do not name their input file",
     )
+
+
+def _seconds(text: str) -> float:
+    from smartbatch._settings import seconds_in  # late: --help and --version need none of it
+
+    found = seconds_in(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration: write 2s, 90m, 6h30min or seconds")
+    return found
 
 
 def _rates(text: str) -> dict[str, float]:

@@ -184,7 +184,7 @@ def _add_jobs(add: _AddParser) -> None:
     group.add_argument("--json", action="store_true", help="JSON lines instead of text for people")
     group.add_argument("-o", "--output", metavar="FILE", help="results: a new file for them")
     group.add_argument("--wait", action="store_true", help="results: wait for those that are still to come")
-    group.add_argument("--poll-interval", type=float, metavar="S", help="seconds between looks at a batch")
+    group.add_argument("--poll-interval", metavar="D", help="time between looks at a batch, such as 2min")
     group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
     group.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -219,7 +219,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-rpm", type=int, metavar="N", help="most requests a minute")
     group.add_argument("--max-tpm", type=int, metavar="N", help="most tokens a minute")
     group.add_argument("--budget", metavar="USD", help="stop before more than this is spent, by any route")
-    group.add_argument("--timeout", type=float, metavar="S", help="total seconds of one call")
+    group.add_argument("--timeout", metavar="D", help="total time of one call, such as 90s")
     group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
     group.add_argument(
         "--batching-strategy",
@@ -247,7 +247,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
-    group.add_argument("--poll-interval", type=float, metavar="S", help="seconds between looks at a batch")
+    group.add_argument("--poll-interval", metavar="D", help="time between looks at a batch, such as 2min")
     group.add_argument(
         "--fallback",
         choices=("individual", "batch"),
@@ -255,9 +255,8 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--batch-timeout",
-        type=float,
-        metavar="S",
-        help="with --fallback individual: seconds until rows that have not run go in real time",
+        metavar="D",
+        help="with --fallback individual: time, such as 6h, until rows that have not run go in real time",
     )
     group.add_argument("--batch-max-requests", type=int, metavar="N", help="most rows of one batch")
 

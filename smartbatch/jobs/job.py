@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from smartbatch._settings import Duration, seconds_of
 from smartbatch.errors import JobTimeout, StoreError
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -102,11 +103,11 @@ class Job:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None = None) -> JobStatus:
+    def wait(self, timeout: Duration | None = None) -> JobStatus:
         """Wait until every request has its result, and return the status.
 
         Args:
-            timeout: seconds; ``None`` waits as long as it takes.
+            timeout: such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
 
         Raises:
             JobTimeout: the time is over; the job goes on.
@@ -122,14 +123,14 @@ class Job:
             self._await(seen, row, until)
 
     def results(
-        self, *, ordered: bool = True, wait: bool = True, timeout: float | None = None, after: int = -1
+        self, *, ordered: bool = True, wait: bool = True, timeout: Duration | None = None, after: int = -1
     ) -> Iterator[Result]:
         """Yield the results, a page at a time, so that a job of any size takes little memory.
 
         Args:
             ordered: in the order of the requests; else in the order in which they were stored.
             wait: wait for those that are not there yet; else yield what there is.
-            timeout: seconds in all to wait; ``None`` waits as long as it takes.
+            timeout: in all to wait, such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
             after: go on behind the request at this position, from 0; for results in order only.
 
         Returns:
@@ -236,8 +237,9 @@ class Job:
     def _row(self) -> JobRow:
         return stored_job(self._service.store, self.id)
 
-    def _until(self, timeout: float | None) -> float:
-        return math.inf if timeout is None else self._service.clock.now() + timeout
+    def _until(self, timeout: Duration | None) -> float:
+        seconds = seconds_of("timeout", timeout)
+        return math.inf if seconds is None else self._service.clock.now() + seconds
 
     def _await(self, seen: int, row: JobRow, until: float) -> None:
         """Wait for news, once.

@@ -178,8 +178,9 @@ def test_options_are_read_from_the_model():
     ("text", "part"),
     [
         ("latencyy=1", "it knows latency, sigma, per_token, rpm, tpm, batch_seconds, faults, seed"),
-        ("latency=fast", "latency='fast' is not a number"),
-        ("latency=", "is not a number"),
+        ("latency=fast", "latency='fast' is no duration"),
+        ("latency=", "is no duration"),
+        ("rpm=many", "is not a number"),
         ("seed=1.5", "is not a number"),
         ("faults=503:x", "is not a number"),
     ],

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from attrs import evolve
 
+from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.core.preparation.fingerprint import ByIdentity, remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
@@ -239,6 +240,20 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
     return check
 
 
+def _duration(low: float, high: float, *, above: bool = False) -> FieldCheck:
+    """Make the check of a duration from ``low`` seconds (or above them) to ``high``."""
+    number = _number(low, high, above=above, unit=" s")
+
+    def check(value: Any, field: str) -> float:
+        seconds = seconds_in(value)
+        if seconds is None and isinstance(value, str):
+            _refuse(field, f"is no duration: write {EXAMPLES}")
+        checked: float = number(value if seconds is None else seconds, field)
+        return checked
+
+    return check
+
+
 def _integer(low: int, high: int) -> FieldCheck:
     def check(value: Any, field: str) -> int:
         if not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high:
@@ -314,8 +329,8 @@ _GENERATION: dict[str, FieldCheck] = {
 
 _FIELDS: dict[str, FieldCheck] = {
     "priority": _priority,
-    "max_wait": _number(0, MAX_WAIT, unit=" s"),
-    "timeout": _number(0, MAX_TIMEOUT, above=True, unit=" s"),
+    "max_wait": _duration(0, MAX_WAIT),
+    "timeout": _duration(0, MAX_TIMEOUT, above=True),
     "id": _text,
     "context": lambda value, *_: value,
     "purpose": _text,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping
 from statistics import NormalDist
 from typing import Any
 
+from smartbatch._settings import seconds_in
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -38,6 +39,7 @@ _NUMBERS = {
     "tpm": "tpm",
     "batch_seconds": "batch_seconds",
 }
+_DURATIONS = frozenset({"latency", "per_token", "batch_seconds"})
 
 
 class SimProvider(Provider):
@@ -300,7 +302,12 @@ def parse_options(text: str) -> dict[str, Any]:
             elif name == "faults":
                 options[name] = float(value)
             elif name in _NUMBERS:
-                options[_NUMBERS[name]] = float(value)
+                found = seconds_in(value) if name in _DURATIONS else float(value)
+                if found is None:
+                    raise ConfigError(
+                        f"sim: {name}={value!r} is no duration: write 2s, 90m, 6h30min or seconds"
+                    )
+                options[_NUMBERS[name]] = found
             else:
                 known = ", ".join([*_NUMBERS, "faults", "seed"])
                 raise ConfigError(f"sim: has no option {name!r}; it knows {known}")

@@ -1,0 +1,141 @@
+"""Durations are written in one way, wherever one is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidRequest, StoredJobs
+from smartbatch.cli.emulator_command import settings_of
+from smartbatch.cli.main import build_parser, main
+from smartbatch.errors import JobTimeout, SmartbatchError
+from smartbatch.types import Request
+
+FORMS = ["5400", 5400, 5400.0, "90m", "90 min", "1h30min", "1.5h", "1h 30m", "5400s", timedelta(hours=1.5)]
+BAD = ["5 parsecs", "soon", "", "1h30", "h", True, [5]]
+MODEL = "sim:x?latency=0"
+
+
+def of_a_file(value: object) -> float | None:
+    Path("own.toml").write_text(f"call_timeout = {value!r}\n")
+    return BatchingConfig.load("own.toml", environ={}).call_timeout
+
+
+def of_a_request(value: Any) -> float | None:
+    seen: list[Request] = []
+    with BatchingClient(MODEL, preprocess=[seen.append]) as client:
+        client.submit("x", timeout=value)
+    return seen[0].timeout
+
+
+def of_a_deadline(value: Any) -> float | None:
+    with BatchingClient(MODEL) as client:
+        return client.plan(["x"], deadline=value).decision.constraints.deadline
+
+
+PLACES: dict[str, Callable[[Any], float | None]] = {
+    "setting": lambda value: BatchingConfig(call_timeout=value).call_timeout,
+    "argument of a client": lambda value: BatchingClient(MODEL, call_timeout=value).config.call_timeout,
+    "mapping": lambda value: BatchingConfig.load({"call_timeout": value}, environ={}).call_timeout,
+    "request": of_a_request,
+    "deadline": of_a_deadline,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_every_form_is_taken_everywhere(place: Callable[[Any], float | None], form: object) -> None:
+    assert place(form) == 5400
+
+
+@pytest.mark.parametrize("form", BAD, ids=repr)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_what_is_no_duration_is_refused_with_its_field(
+    place: Callable[[Any], float | None], form: object
+) -> None:
+    with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline") as caught:
+        place(form)
+    if isinstance(form, str):
+        assert "'2s', '90m', '6h30min'" in str(caught.value)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if isinstance(form, str)])
+def test_texts_are_taken_from_variables_files_and_the_command_line(form: str) -> None:
+    environ = {"SMARTBATCH_CALL_TIMEOUT": form, "SMARTBATCH_BATCH_RETENTION": form}
+    config = BatchingConfig.load(environ=environ)
+    assert (config.call_timeout, config.batch_retention) == (5400, 5400)
+    assert of_a_file(form) == 5400
+    args = build_parser().parse_args(["emulator", "--latency", form, "--batch-window", form])
+    assert (settings_of(args)["latency"], settings_of(args)["batch_window"]) == (5400, 5400)
+
+
+def test_none_stays_none() -> None:
+    assert BatchingConfig.load(environ={"SMARTBATCH_REQUEST_TIMEOUT": "none"}).request_timeout is None
+
+
+def test_a_duration_out_of_range_is_told_its_range() -> None:
+    with pytest.raises(ConfigError, match=r"batch_window = '10s' is out of range: 0.01 to 5 s"):
+        BatchingConfig(batch_window="10s")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"timeout must be a number above 0"):
+        of_a_request("-3")
+
+
+def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("in.txt").write_text("a\n")
+    line = ["run", "in.txt", "--model", MODEL, "--quiet"]
+    given = [
+        "--timeout",
+        "2min",
+        "--poll-interval",
+        "500ms",
+        "--deadline",
+        "6h30min",
+        "--batch-timeout",
+        "1d",
+    ]
+    assert main([*line, *given]) == 0
+    for option in ("--timeout", "--poll-interval", "--deadline", "--batch-timeout"):
+        assert main([*line, option, "soon"]) == 2
+        printed = capfd.readouterr().err
+        assert option.lstrip("-").replace("-", "_") in printed.replace("-", "_")
+        assert "'2s', '90m', '6h30min'" in printed
+    assert main(["jobs", "list", "--poll-interval", "soon"]) == 2
+    assert "(--poll-interval)" in capfd.readouterr().err
+
+
+def test_waits_take_them() -> None:
+    with BatchingClient("sim:x?latency=0&batch_seconds=1h", batch_poll_interval="100ms") as client:
+        job = client.submit_batch(["a", "b"])
+        began = time.monotonic()
+        with pytest.raises(JobTimeout):
+            job.wait("50ms")
+        with pytest.raises(JobTimeout):
+            list(job.results(timeout="50ms"))
+        with pytest.raises(JobTimeout):
+            client.submit_and_wait(["c"] * 12, timeout="50ms")
+        assert time.monotonic() - began < 20
+        for wait in (job.wait, client.stop, StoredJobs().close):
+            with pytest.raises(SmartbatchError, match="timeout = 'soon' is no duration: write '2s'"):
+                wait("soon")
+        before = len(client.jobs())
+        with pytest.raises(ConfigError, match="timeout"):
+            client.submit_and_wait(["d"] * 12, timeout="soon")
+        assert len(client.jobs()) == before
+        client.stop("1s")
+
+
+@pytest.mark.parametrize("budget", ["5 EUR", "€5", "5 GBP", "nothing"])
+def test_a_budget_in_another_currency_is_told_that_there_is_one(budget: str) -> None:
+    with pytest.raises(ConfigError, match="is no sum in USD, the only currency that is understood"):
+        BatchingConfig(budget=budget)  # type: ignore[arg-type]
