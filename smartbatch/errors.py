@@ -1,6 +1,6 @@
 """Every error that smartbatch raises. Each says what happened, to which request, and what to do next.
 
-No error carries a key, a prompt or an answer: texts that come from a provider pass :func:`scrub` first.
+No message carries a key, a prompt or an answer: texts that come from a provider pass :func:`scrub` first.
 All errors can be pickled, so they can be sent to other processes.
 """
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from typing import NoReturn
 
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
@@ -103,9 +105,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+_WRONG_VALUE = re.compile(r"argument [^:]+: (?!expected|not allowed with|ignored)")
+"""How errors of argparse begin that are about the value of an argument."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints the usage above errors of usage only, and not above a value that cannot be used."""
+
+    def error(self, message: str) -> NoReturn:
+        if _WRONG_VALUE.match(message):
+            self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="smartbatch", description="Many LLM requests in, every answer out.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
@@ -208,19 +223,21 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         "--model", required=True, metavar="PROVIDER:MODEL", help="such as openai:gpt-5-mini, or sim:echo"
     )
     group.add_argument("--system", metavar="S", help="instruction before every prompt")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
-    group.add_argument("--temperature", type=float, metavar="X", help="0 to 2")
-    group.add_argument("--seed", type=int, metavar="N", help="asks for repeatable sampling")
+    group.add_argument("--max-tokens", type=_whole, metavar="N", help="most tokens of an answer")
+    group.add_argument("--temperature", type=_number, metavar="X", help="0 to 2")
+    group.add_argument("--seed", type=_whole, metavar="N", help="asks for repeatable sampling")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speed, limits and money")
-    group.add_argument("--concurrency", type=int, metavar="N", help="most calls at once")
-    group.add_argument("--max-rpm", type=int, metavar="N", help="most requests a minute")
-    group.add_argument("--max-tpm", type=int, metavar="N", help="most tokens a minute")
+    group.add_argument("--concurrency", type=_whole, metavar="N", help="most calls at once")
+    group.add_argument("--max-rpm", type=_whole, metavar="N", help="most requests a minute")
+    group.add_argument("--max-tpm", type=_whole, metavar="N", help="most tokens a minute")
     group.add_argument("--budget", metavar="USD", help="stop before more than this is spent, by any route")
     group.add_argument("--timeout", metavar="D", help="total time of one call, such as 90s")
-    group.add_argument("--retries", type=int, metavar="N", help="tries of a failed request beyond the first")
+    group.add_argument(
+        "--retries", type=_whole, metavar="N", help="tries of a failed request beyond the first"
+    )
     group.add_argument(
         "--batching-strategy",
         choices=("auto", "individual", "batch", "hybrid", "threshold"),
@@ -234,7 +251,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prefer", choices=("balanced", "speed", "cost"), help="what counts where there is no deadline"
     )
-    group.add_argument("--time-value", type=float, metavar="USD", help="what an hour of waiting is worth")
+    group.add_argument("--time-value", type=_number, metavar="USD", help="what an hour of waiting is worth")
     group.add_argument(
         "--provider-option",
         action="append",
@@ -258,11 +275,25 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="with --fallback individual: time, such as 6h, until rows that have not run go in real time",
     )
-    group.add_argument("--batch-max-requests", type=int, metavar="N", help="most rows of one batch")
+    group.add_argument("--batch-max-requests", type=_whole, metavar="N", help="most rows of one batch")
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

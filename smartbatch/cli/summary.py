@@ -16,6 +16,8 @@ from smartbatch.types import Result, Usage
 
 __all__ = ["RunSummary", "decision_summary", "failure_line"]
 
+_LEAST_FASTER: Final = 1.05
+"""Least factor that is told; below it nothing was gained."""
 _FAILURES_SHOWN: Final = 5
 """Failed rows listed at the end, where they were not printed as they came."""
 
@@ -107,9 +109,10 @@ class RunSummary:
         return f"{priced} USD and {self.unpriced:,} rows of unknown price"
 
     def _speedup(self, wall: float) -> str:
-        if wall <= 0 or not self.sequential:
+        factor = self.sequential / wall if wall > 0 else 0.0
+        if factor < _LEAST_FASTER:  # a short run spends its time on starting, and a batch has no latencies
             return ""
-        return f"; one after another {in_words(self.sequential)}, so {self.sequential / wall:.1f}× faster"
+        return f"; one after another {in_words(self.sequential)}, so {factor:.1f}× faster"
 
 
 def in_words(seconds: float) -> str:

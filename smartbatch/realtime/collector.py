@@ -14,6 +14,7 @@ from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKE
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
 from smartbatch.events import FlexChanged, PackingChanged
+from smartbatch.observe.text import dollars, duration
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
@@ -99,7 +100,7 @@ class Collector:
         now = effects.now
         for ticket, waiter in self._queue.expired_locked(now):
             error = RequestTimeout(
-                f"the request's time-out ended after {now - waiter.submitted:.3g} s and "
+                f"the request's time-out ended after {duration(now - waiter.submitted)} and "
                 f"{ticket.attempts} finished calls; give it a longer timeout",
                 kind=ErrorKind.TIMEOUT,
                 request_id=waiter.request_id,
@@ -222,9 +223,10 @@ class Collector:
         if short is not None:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
+            left = dollars(short.left or 0.0)
             error = BudgetExceeded(
-                f"the request could cost up to {head.reserve:.6g} USD, and {short.left:.6g} USD are left of "
-                f"{whose}; nothing was sent. Raise the budget or lower max_tokens",
+                f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
+                f"of {whose}; nothing was sent. Raise the budget or lower max_tokens",
             )
             self._router.fail_locked(head, error, effects)
             return True
@@ -243,7 +245,8 @@ class Collector:
                 return True
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
-            reason = f"it has been failing for {now - since:.3g} s and the circuit breaker is open"
+            failing = "less than a second" if now - since < 1 else duration(now - since)
+            reason = f"it has been failing for {failing} and the circuit breaker is open"
             self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), effects)
             return True
         return False

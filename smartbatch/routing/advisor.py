@@ -23,6 +23,7 @@ from smartbatch.core.routing.workload import Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.records import JobRow
+from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
@@ -193,8 +194,8 @@ class Advisor:
         if before is None or moved is None or not _apart(before[0], self._threshold[0]):
             return
         reason = (
-            f"{moved.route.value} answers now take {moved.after:.3g} s in the middle, {moved.before:.3g} s "
-            f"before: {moved.reason}"
+            f"{moved.route.value} answers now take {duration(moved.after)} in the middle, "
+            f"{duration(moved.before)} before: {moved.reason}"
         )
         self._tell(
             ThresholdMoved(

@@ -459,3 +459,25 @@ def test_memory_does_not_grow_with_the_input(calls: Any) -> None:
 def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
     """Fifty times the rows: 16 bytes and a bit a row to track them, and nothing else that grows."""
     assert memory_of_a_run(1_000_000) - memory_of_a_run(20_000) < 48 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        (["--limit", "0"], "smartbatch run: --limit: 0 is not 1 or more\n"),
+        (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number\n"),
+        (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is no number\n"),
+        (["--batching-strategy", "magic"], "smartbatch run: --batching-strategy: invalid choice: 'magic'"),
+    ],
+)
+def test_a_wrong_value_is_told_without_the_usage(
+    options: list[str], printed: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*options, model=SIM) == 2
+    assert capfd.readouterr().err.startswith(printed)
+
+
+@pytest.mark.parametrize("options", [["--nonsense"], ["--limit"], ["--template", "a", "--prompt-field", "b"]])
+def test_an_error_of_usage_shows_the_usage(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(*options, model=SIM) == 2
+    assert capfd.readouterr().err.startswith("usage: smartbatch")

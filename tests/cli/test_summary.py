@@ -44,6 +44,14 @@ def test_the_summary_counts_what_was_done() -> None:
     ]
 
 
+@pytest.mark.parametrize("wall", [2.0, 20.0])
+def test_no_speed_is_told_where_nothing_was_gained(wall: float) -> None:
+    """A short run takes longer than its calls: it is not called 0.1× faster."""
+    summary = RunSummary()
+    summary.add(row(0), answered())
+    assert f"wall     {wall:.2f} s" in summary.render(wall=wall, before=Recovered()).split("\n")
+
+
 def test_only_the_first_failures_are_listed() -> None:
     """Five of many, and how many more; the counts stay exact."""
     summary = RunSummary()

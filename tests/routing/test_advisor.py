@@ -108,7 +108,7 @@ def test_the_threshold_moves_with_what_was_seen_and_says_why(
     assert any(isinstance(event, ForecastMoved) for event in events)
     assert moved.after is not None
     assert moved.before is None or moved.after < moved.before
-    assert re.search(r"batch answers now take .* s in the middle, .* s before", moved.reason)
+    assert re.search(r"batch answers now take .* (s|min|h) in the middle, .* (s|min|h) before", moved.reason)
 
 
 def test_every_figure_of_an_explanation_can_be_checked_by_hand(client: BatchingClient) -> None:

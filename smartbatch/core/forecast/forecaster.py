@@ -321,7 +321,8 @@ class Forecaster:
     ) -> ForecastChange:
         self._reported = (fit.curve.median, fit.growth, fit.center)
         factor = math.exp(fit.curve.median - before)
-        why = f"the latest {seen} took about {factor:.2g} times as long as {than}"
+        shown = f"{factor:.2g}" if factor < 100 else f"{factor:,.0f}"
+        why = f"the latest {seen} took about {shown} times as long as {than}"
         return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
     # -- asking ----------------------------------------------------------------------------------------------
