@@ -10,16 +10,16 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import Attribute, Converter, field, frozen
 
 from smartbatch.errors import ConfigError, scrub
 from smartbatch.prices import Price
+from smartbatch.types import Duration
 
 __all__ = [
     "EXAMPLES",
-    "Duration",
     "Setting",
     "Spec",
     "choice",
@@ -30,9 +30,6 @@ __all__ = [
     "spec_of",
     "usd",
 ]
-
-Duration: TypeAlias = "float | str | timedelta"
-"""Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
 
 EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"
 """Durations, as errors show them."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered, run_after_collection
-from smartbatch._settings import Duration, seconds_of
+from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig, with_settings
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import (
@@ -40,7 +40,7 @@ from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
 from smartbatch.running import ClientSettings, RunningState
-from smartbatch.types import Embedding, Generation, Kind, Prompt, Result
+from smartbatch.types import Duration, Embedding, Generation, Kind, Prompt, Result
 
 __all__ = ["BatchingClient", "Preprocess"]
 

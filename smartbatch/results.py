@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from smartbatch.errors import AllRequestsFailed
-from smartbatch.types import Result, Usage
+from smartbatch.types import Result, T, Usage, Vector
+
+if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
 
 __all__ = ["ResultList"]
 
 
-class ResultList(list[Result]):
+class ResultList(list[Result[T]]):
     """Results in the order of the requests, with sums over the whole.
 
     Attributes:
@@ -35,7 +39,7 @@ class ResultList(list[Result]):
         return [result.text for result in self]
 
     @property
-    def vectors(self) -> Any:
+    def vectors(self) -> NDArray[float32] | list[Vector | None]:
         """The vectors, in order: a float32 matrix where NumPy is installed and every text has its vector,
         else a list with ``None`` where a request failed."""
         vectors = [result.embedding for result in self]

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
-from smartbatch._settings import Duration, seconds_of
+from smartbatch._settings import seconds_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
@@ -37,7 +37,7 @@ from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
 from smartbatch.running import ask_item, callback_raised
-from smartbatch.types import Embedding, Generation, Kind, Prompt, Result, Route
+from smartbatch.types import Duration, Embedding, Generation, Kind, Prompt, Result, Route
 
 __all__ = ["StoredJobs", "close_stores", "embed", "generate", "job"]
 

@@ -3,29 +3,69 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
 from smartbatch.errors import SmartbatchError
 
+if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    T_co = TypeVar("T_co", default=Any, covariant=True)
+    Vector: TypeAlias = array[float]
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    T_co = TypeVar("T_co", covariant=True)
+    Vector = array
+
 __all__ = [
     "Answer",
+    "ConstraintParams",
+    "Deadline",
+    "Duration",
     "Embedding",
+    "EmbeddingListParams",
+    "EmbeddingParams",
     "Generation",
+    "GenerationParams",
+    "JobParams",
     "Kind",
     "LimitReport",
+    "ListParams",
     "Message",
+    "Prefer",
     "Priority",
+    "PriorityName",
     "Prompt",
     "Request",
+    "RequestParams",
     "Result",
     "Route",
     "Strategy",
+    "StrategyName",
+    "T",
     "Usage",
+    "Vector",
     "evolve",
 ]
+
+
+PriorityName: TypeAlias = Literal["urgent", "high", "normal", "low", "deferrable"]
+StrategyName: TypeAlias = Literal["auto", "individual", "batch", "hybrid", "threshold"]
+Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
+
+Duration: TypeAlias = "float | str | timedelta"
+"""Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
+
+Deadline: TypeAlias = "Duration | datetime"
+"""A duration such as ``"2h"`` or ``"6h30min"``, or a moment with its time zone."""
 
 
 class Priority(enum.IntEnum):
@@ -289,14 +329,14 @@ class Answer:
     value: Any = None
     cost: float | None = None
     limits: LimitReport | None = None
-    embedding: Any = None
+    embedding: Vector | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     tier: str | None = None
 
 
 @frozen(eq=False)
-class Result:
-    """The result of one request.
+class Result(Generic[T_co]):
+    """The result of one request. ``Result[City]`` is that of a request with ``schema=City``.
 
     Attributes:
         request_id: the request's id.
@@ -322,8 +362,8 @@ class Result:
 
     request_id: str
     text: str | None = None
-    parsed: Any = None
-    embedding: Any = None
+    parsed: T_co | None = None
+    embedding: Vector | None = None
     usage: Usage = Usage()
     cost: float | None = None
     latency: float = 0.0
@@ -343,3 +383,70 @@ class Result:
     def ok(self) -> bool:
         """True when the request was answered."""
         return self.error is None
+
+
+class GenerationParams(TypedDict, Generic[T], total=False):
+    """Parameters of a text generation, as keywords; see :class:`Generation`. ``None`` means "not given".
+
+    ``T`` is the class given as ``schema``, and so the type of :attr:`Result.parsed`.
+    """
+
+    system: str | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    response_format: Mapping[str, Any] | None
+    schema: type[T] | Mapping[str, Any] | None
+    extra: Mapping[str, Any] | None
+
+
+class ConstraintParams(TypedDict, total=False):
+    """What decides the route of a list, as keywords; see :class:`smartbatch.BatchingClient`."""
+
+    strategy: StrategyName | None
+    deadline: Deadline | None
+    budget: float | str | None
+    prefer: Prefer | None
+    time_value: float | None
+
+
+class JobParams(GenerationParams[T], ConstraintParams, total=False):
+    """What jobs take, as keywords: parameters of a generation, constraints, and fields of a request."""
+
+    priority: Priority | PriorityName | int | None
+    id: str | None
+    context: Any
+    purpose: str | None
+    isolation_key: str | None
+    embedding: Embedding | None
+    deduplicate: bool | None
+
+
+class EmbeddingParams(TypedDict, total=False):
+    """The fields of a :class:`Request` for a vector, as keywords."""
+
+    priority: Priority | PriorityName | int | None
+    max_wait: Duration | None
+    timeout: Duration | None
+    id: str | None
+    context: Any
+    purpose: str | None
+    isolation_key: str | None
+    deduplicate: bool | None
+
+
+class EmbeddingListParams(EmbeddingParams, ConstraintParams, total=False):
+    """What lists of texts to embed take, as keywords."""
+
+
+class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
+    """What one request takes, as keywords: parameters of a generation and fields of a :class:`Request`."""
+
+    embedding: Embedding | None
+    call: Callable[[Request, int], Any] | None
+
+
+class ListParams(RequestParams[T], ConstraintParams, total=False):
+    """What lists take, as keywords: what one request takes, for all of them, and the constraints."""

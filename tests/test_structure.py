@@ -37,7 +37,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_clock": frozenset(),  # time and waiting
     "_fork": frozenset(),  # forks and the interpreter's end
     "_sqlite": frozenset(),  # connections to an SQLite file
-    "_settings": frozenset({"errors", "prices"}),  # how one setting is checked; prices are settings too
+    "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked; prices are settings too
     "_version": frozenset(),
     # what travels
     "errors": frozenset(),
@@ -45,7 +45,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"types", "errors"}),
     "results": frozenset({"types", "errors"}),
     "prices": frozenset({"errors", "types"}),
-    "config": frozenset({"errors", "prices"}),
+    "config": frozenset({"errors", "prices", "types"}),
     # decisions: pure
     "core": NOUNS | {"config", "prices"},
     # adapters of APIs, and listeners to events

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch._settings import Duration, seconds_of
+from smartbatch._settings import seconds_of
 from smartbatch.errors import JobTimeout, StoreError
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.watcher import PAGE, stored_job
-from smartbatch.types import Result
+from smartbatch.types import Duration, Result
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService

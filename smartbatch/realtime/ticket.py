@@ -20,7 +20,7 @@ from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Priority, Request, Result, Usage
+from smartbatch.types import Priority, Request, Result, T, Usage
 
 __all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
 
@@ -53,7 +53,7 @@ class TicketState(enum.Enum):
     DONE = "done"
 
 
-class ResultFuture(Future[Result]):
+class ResultFuture(Future[Result[T]]):
     """A ``concurrent.futures.Future`` whose callbacks run on a thread of their own.
 
     A callback may therefore block, wait for another future, submit, or stop the client, without holding up
@@ -66,17 +66,17 @@ class ResultFuture(Future[Result]):
     def __init__(
         self,
         run_later: Callable[[Callable[[], Any]], None],
-        on_cancel: Callable[[ResultFuture], None],
+        on_cancel: Callable[[ResultFuture[T]], None],
         on_interrupt: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__()
-        self.outcome: Result | None = None
+        self.outcome: Result[T] | None = None
         self.waiter: Waiter | None = None
         self._run_later = run_later
         self._on_cancel = on_cancel
         self._on_interrupt = on_interrupt
 
-    def result(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None) -> Result[T]:
         """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
 
         Raises:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Literal, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._settings import EXAMPLES, Duration, seconds_in
+from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.errors import ConfigError
-from smartbatch.types import Strategy
+from smartbatch.types import Deadline, Prefer, Strategy
 
-__all__ = ["Constraints", "Deadline", "Prefer", "seconds_until"]
-
-Deadline: TypeAlias = "Duration | datetime"
-"""A duration such as ``"2h"`` or ``"6h30min"``, or a moment with its time zone."""
-
-Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
+__all__ = ["Constraints", "seconds_until"]
 
 
 @frozen(kw_only=True)
