@@ -119,7 +119,7 @@ def set_window(seconds: float) -> Callable[[BatchingClient], None]:
 
 def main() -> None:
     cpu, wall, _ = run("coalesced", lambda _: None)
-    single_cpu, single_wall, _ = run("one call a text", lambda _: None, batching_strategy="individual")
+    single_cpu, single_wall, _ = run("one call a text", lambda _: None, strategy="individual")
     windows = [run(f"window of {1000 * s:.0f} ms", set_window(s))[1:] for s in FIXED_WINDOWS]
     best = min(wall for wall, _ in windows)
     best_full = min(wall for wall, made in windows if made <= MOST_CALLS)

@@ -7,12 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, Unpack, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered, run_after_collection
 from smartbatch._settings import seconds_of
-from smartbatch.config import BatchingConfig, with_settings
+from smartbatch.config import BatchingConfig, ClientParams, with_settings
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import (
     GENERATION,
@@ -40,7 +40,20 @@ from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
 from smartbatch.running import ClientSettings, RunningState
-from smartbatch.types import Duration, Embedding, Generation, Kind, Prompt, Result
+from smartbatch.types import (
+    Duration,
+    Embedding,
+    EmbeddingListParams,
+    EmbeddingParams,
+    Generation,
+    JobParams,
+    Kind,
+    ListParams,
+    Prompt,
+    RequestParams,
+    Result,
+    T,
+)
 
 __all__ = ["BatchingClient", "Preprocess"]
 
@@ -67,13 +80,15 @@ class BatchingClient:
     (:meth:`submit_batch`, :meth:`submit_and_wait`) take, besides their own arguments, the constraints that
     decide the route:
 
-    - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``;
-      ``batching_strategy`` when left out.
+    - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
     - ``deadline``: a text such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
       its time zone.
     - ``budget``: most to spend on this list, in USD or as ``"5 USD"``.
     - ``prefer``: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
     - ``time_value``: what an hour of waiting is worth, USD.
+
+    Where one of them is left out, the client's setting of that name holds; there is none for ``deadline``.
+    A ``budget`` is that of the list; the setting is for everything that the client does.
 
     Args:
         model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
@@ -115,9 +130,10 @@ class BatchingClient:
         classifiers: Sequence[Classifier] = (),
         clock: Clock | None = None,
         rng: random.Random | None = None,
-        **params: Any,
+        **params: Unpack[ClientParams[Any]],
     ) -> None:
-        own = {name: params.pop(name) for name in list(params) if name not in GENERATION}
+        given: dict[str, Any] = dict(params)
+        own = {name: given.pop(name) for name in params if name not in GENERATION}
         config = BatchingConfig.load(**own) if config is None else with_settings(config, own)
         clock = clock or RealClock()
         opened = open_model(model, provider, provider_options, clock)
@@ -126,7 +142,7 @@ class BatchingClient:
             fallback = open_model(config.fallback_model, None, None, clock)
         _check_prices(config, clock, opened, fallback)
         preparer = RequestPreparer(
-            checked_generation(Generation(), params),
+            checked_generation(Generation(), given),
             tuple(preprocess),
             request_timeout=config.request_timeout,
             check=opened.check,
@@ -143,7 +159,7 @@ class BatchingClient:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, **params: Any) -> ResultFuture:
+    def submit(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
         """Queue one request and return its future.
 
         Args:
@@ -161,16 +177,23 @@ class BatchingClient:
         """
         return self._running.realtime.submit(self._settings.preparer.request(prompt, params))
 
-    def submit_urgent(self, prompt: Prompt, **params: Any) -> ResultFuture:
+    def submit_urgent(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, on the next free slot and without a window."""
-        return self.submit(prompt, **{"priority": "urgent", **params})
+        params.setdefault("priority", "urgent")
+        return self.submit(prompt, **params)
 
-    def submit_background(self, prompt: Prompt, **params: Any) -> ResultFuture:
+    def submit_background(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, after everything that is more urgent."""
-        return self.submit(prompt, **{"priority": "deferrable", **params})
+        params.setdefault("priority", "deferrable")
+        return self.submit(prompt, **params)
 
     def submit_embedding(
-        self, text: str, *, task_type: str | None = None, dimensions: int | None = None, **params: Any
+        self,
+        text: str,
+        *,
+        task_type: str | None = None,
+        dimensions: int | None = None,
+        **params: Unpack[EmbeddingParams],
     ) -> ResultFuture:
         """Queue one text for its vector and return the future of its :class:`Result`.
 
@@ -190,7 +213,7 @@ class BatchingClient:
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
-    def stream(self, prompt: Prompt, **params: Any) -> TextStream:
+    def stream(self, prompt: Prompt, **params: Unpack[RequestParams[Any]]) -> TextStream:
         """Queue one request and return its answer as a stream of text chunks, as they are made.
 
         It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
@@ -212,8 +235,8 @@ class BatchingClient:
     # -- lists -----------------------------------------------------------------------------------------------
 
     def map(
-        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
-    ) -> Iterator[Result]:
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Unpack[ListParams[T]]
+    ) -> Iterator[Result[T]]:
         """Yield a result for each prompt, in order, reading ahead a bounded number.
 
         A list, or anything else that has a length and an order, such as a column of a table, is checked as a
@@ -239,16 +262,16 @@ class BatchingClient:
         *,
         on_error: OnError | None = None,
         ordered: bool = False,
-        **params: Any,
-    ) -> Iterator[Result]:
+        **params: Unpack[ListParams[T]],
+    ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
         raising = (on_error or self.config.on_error) == "raise"
         routing = self._running.routing
         return _ClientResults(self, routing.results(prompts, params, raising=raising, ordered=ordered))
 
     def generate(
-        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Any
-    ) -> ResultList:
+        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Unpack[ListParams[T]]
+    ) -> ResultList[T]:
         """Return all results as a list, in order, with sums over the whole.
 
         Args:
@@ -269,13 +292,13 @@ class BatchingClient:
         task_type: str | None = None,
         dimensions: int | None = None,
         on_error: OnError | None = None,
-        **params: Any,
+        **params: Unpack[EmbeddingListParams],
     ) -> ResultList:
         """As :meth:`generate`, with the vectors of all texts, in order: ``embed(texts).vectors``."""
         embedding = Embedding(task_type, dimensions)
         return self.generate(texts, on_error=on_error, embedding=embedding, **params)
 
-    def plan(self, prompts: Iterable[Prompt], **params: Any) -> Plan:
+    def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[Any]]) -> Plan:
         """Say what a list would take, by which route, and why; nothing is sent.
 
         Args:
@@ -295,7 +318,7 @@ class BatchingClient:
         *,
         count: int | None = None,
         fallback: Fallback | None = None,
-        **params: Any,
+        **params: Unpack[ListParams[Any]],
     ) -> Plan:
         """As :meth:`plan`, for any number of prompts: they are read once and not kept.
 
@@ -335,7 +358,7 @@ class BatchingClient:
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         fallback: Fallback | None = None,
-        **params: Any,
+        **params: Unpack[JobParams[Any]],
     ) -> Job:
         """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
 
@@ -404,8 +427,8 @@ class BatchingClient:
         fallback: Fallback | None = None,
         on_progress: Callable[[JobStatus], object] | None = None,
         progress: bool = False,
-        **params: Any,
-    ) -> ResultList:
+        **params: Unpack[JobParams[T]],
+    ) -> ResultList[T]:
         """Submit a job, wait for its end, and return all results in order.
 
         Fewer than ``batch_threshold`` requests, and all where there are no batches, go in real time: as a job
@@ -570,15 +593,15 @@ class BatchingClient:
         return self._running.service
 
 
-class _ClientResults(Iterator[Result]):
+class _ClientResults(Iterator[Result[T]]):
     """Results of a client, which is kept alive as long as they are. No generator: one that is collected would
     close the results, and so wait for a lock in a finaliser."""
 
-    def __init__(self, client: BatchingClient, results: Iterator[Result]) -> None:
+    def __init__(self, client: BatchingClient, results: Iterator[Result[T]]) -> None:
         self._client = client
         self._results = results
 
-    def __next__(self) -> Result:
+    def __next__(self) -> Result[T]:
         return next(self._results)
 
     def close(self) -> None:

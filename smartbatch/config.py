@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from attrs import Attribute, evolve, field, fields_dict, frozen
 
 from smartbatch._settings import Setting, Spec, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price
+from smartbatch.types import Duration, GenerationParams, Prefer, StrategyName, T
 
-__all__ = ["BatchingConfig", "with_settings"]
+__all__ = ["BatchingConfig", "ClientParams", "Settings", "with_settings"]
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
@@ -169,7 +170,7 @@ class BatchingConfig:
         False, "bool", "Nobody else creates batches in this Anthropic workspace."
     )
 
-    batching_strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = choice(
+    strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = choice(
         "auto",
         "How the route of a list is chosen: auto forecasts and compares, threshold counts, the others force.",
         "auto",
@@ -216,7 +217,7 @@ class BatchingConfig:
         cls,
         file: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         environ: Mapping[str, str] = os.environ,
-        **overrides: Any,
+        **overrides: Unpack[Settings],
     ) -> BatchingConfig:
         """Return the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
 
@@ -256,6 +257,69 @@ class BatchingConfig:
         )
 
 
+class Settings(TypedDict, total=False):
+    """The settings of :class:`BatchingConfig` as keywords, with the types in which they may be given."""
+
+    batch_window: Duration
+    max_batch_size: int
+    min_batch_size: int
+    max_wait: Duration
+    queue_capacity: int
+    large_queue: bool
+    queue_full: Literal["block", "raise"]
+    queue_timeout: Duration | None
+    urgent_reserve: float
+    parallelism: int
+    call_timeout: Duration
+    request_timeout: Duration | None
+    retries: int
+    retry_initial: Duration
+    retry_multiplier: float
+    retry_max_delay: Duration
+    validation_retries: int
+    breaker_threshold: int
+    breaker_pause: Duration
+    breaker_max_pause: Duration
+    breaker_probes: int
+    on_breaker_open: Literal["wait", "fail", "fallback"]
+    fallback_model: str | None
+    outage_patience: Duration
+    max_rpm: int | None
+    max_tpm: int | None
+    budget: float | str | None
+    prices: Mapping[str, Price | Mapping[str, Any]]
+    allow_unknown_price: bool
+    packing: bool
+    deduplicate: bool
+    cache: str | None
+    cache_ttl: Duration
+    cache_max_bytes: int
+    store: str | None
+    batch_enabled: bool
+    batch_threshold: int
+    batch_poll_interval: Duration
+    batch_timeout: Duration
+    batch_max_requests: int
+    batch_settle: Duration
+    batch_on_unknown: Literal["settle", "hold"]
+    batch_fallback: Literal["batch", "individual"]
+    batch_retention: Duration | None
+    batch_enqueued_tokens: int | None
+    exclusive_workspace: bool
+    strategy: StrategyName
+    prefer: Prefer
+    time_value: float
+    prefer_individual_for: str | Collection[str]
+    max_parallel_individual: int
+    flex: bool
+    on_error: Literal["result", "raise"]
+    exit_grace: Duration
+
+
+class ClientParams(GenerationParams[T], Settings, total=False):
+    """What a client takes, as keywords: settings, and parameters of all generations."""
+
+
 def _keys() -> dict[str, Attribute[Any]]:
     return fields_dict(BatchingConfig)
 
@@ -276,9 +340,9 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
             f"queue_capacity = {c.queue_capacity} is above {LARGE_QUEUE} and large_queue is false: "
             "set large_queue to true to keep that many requests in memory"
         )
-    if c.packing and c.batching_strategy == "individual":
+    if c.packing and c.strategy == "individual":
         yield (
-            "packing = True puts prompts together and batching_strategy = 'individual' keeps them apart: "
+            "packing = True puts prompts together and strategy = 'individual' keeps them apart: "
             "leave one of them out"
         )
     if c.queue_full == "raise" and c.queue_timeout is not None:

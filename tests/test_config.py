@@ -231,7 +231,7 @@ def test_a_byte_order_mark_in_a_file_is_forgiven(tmp_path: Path) -> None:
 def test_a_host_application_may_hand_its_own_table_over() -> None:
     """As one that reads its settings itself has it: plain values, lists and nested tables."""
     table = {
-        "batching_strategy": "hybrid",
+        "strategy": "hybrid",
         "prefer_individual_for": ["rag_query", "chat"],
         "budget": "5 USD",
         "max_rpm": "none",
@@ -242,7 +242,7 @@ def test_a_host_application_may_hand_its_own_table_over() -> None:
     before = copy.deepcopy(table)
     config = BatchingConfig.load(MappingProxyType(table), {"SMARTBATCH_PARALLELISM": "12"}, time_value=0)
     assert config == BatchingConfig(
-        batching_strategy="hybrid",
+        strategy="hybrid",
         prefer_individual_for=frozenset({"rag_query", "chat"}),
         budget=5,
         flex=False,
@@ -256,8 +256,8 @@ def test_a_host_application_may_hand_its_own_table_over() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"batching_strategie": "auto"}, "batching_strategie .*did you mean batching_strategy"),
-        ({"batching_strategy": "fast"}, r"batching_strategy \(given as a mapping\) = 'fast' .* threshold"),
+        ({"strategy": "auto"}, "strategy .*did you mean strategy"),
+        ({"strategy": "fast"}, r"^strategy \(given as a mapping\) = 'fast' .* threshold"),
         ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: texts"),
         ({"time_value": "5"}, r"time_value \(given as a mapping\)"),
         ({"parallelism": None}, "parallelism .*None"),

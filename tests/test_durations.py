@@ -95,9 +95,9 @@ def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureF
     Path("in.txt").write_text("a\n")
     line = ["run", "in.txt", "--model", MODEL, "--quiet"]
     given = [
-        "--timeout",
+        "--call-timeout",
         "2min",
-        "--poll-interval",
+        "--batch-poll-interval",
         "500ms",
         "--deadline",
         "6h30min",
@@ -105,13 +105,13 @@ def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureF
         "1d",
     ]
     assert main([*line, *given]) == 0
-    for option in ("--timeout", "--poll-interval", "--deadline", "--batch-timeout"):
+    for option in ("--call-timeout", "--batch-poll-interval", "--deadline", "--batch-timeout"):
         assert main([*line, option, "soon"]) == 2
         printed = capfd.readouterr().err
         assert option.lstrip("-").replace("-", "_") in printed.replace("-", "_")
         assert "'2s', '90m', '6h30min'" in printed
-    assert main(["jobs", "list", "--poll-interval", "soon"]) == 2
-    assert "(--poll-interval)" in capfd.readouterr().err
+    assert main(["jobs", "list", "--batch-poll-interval", "soon"]) == 2
+    assert "(--batch-poll-interval)" in capfd.readouterr().err
 
 
 def test_waits_take_them() -> None:

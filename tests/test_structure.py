@@ -37,7 +37,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_clock": frozenset(),  # time and waiting
     "_fork": frozenset(),  # forks and the interpreter's end
     "_sqlite": frozenset(),  # connections to an SQLite file
-    "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked; prices are settings too
+    "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
     "_version": frozenset(),
     # what travels
     "errors": frozenset(),

@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any, Final
 
+from attrs import fields_dict
+
 from smartbatch.cli.messages import print_event, say
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
@@ -22,30 +24,32 @@ from smartbatch.errors import (
 from smartbatch.jobs.store.opening import default_place
 from smartbatch.types import Generation
 
-__all__ = ["REFUSALS", "client_of", "missing_store", "params_of", "report_refusal"]
+__all__ = ["REFUSALS", "client_of", "config_of", "missing_store", "params_of", "report_refusal"]
 
 REFUSALS: Final = (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError)
 """Errors that end a command with exit code 2."""
 
-_OTHER_NAMES: Final = {
-    "parallelism = ": "--concurrency",
-    "call_timeout = ": "--timeout",
-    "batch_poll_interval = ": "--poll-interval",
-    "batch_timeout = ": "--batch-timeout",
-    "fallback=": "--fallback",
-}
-"""Settings whose option is called differently, so that an error names both."""
-
-_OF_BATCHES: Final = ("poll_interval", "batch_timeout", "batch_max_requests", "fallback")
+_OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "fallback")
 """Options that have no effect in real time."""
 
 
 def report_refusal(error: SmartbatchError) -> None:
-    """Print why a command is refused, and which option that is about."""
-    flag = next((f" ({flag})" for key, flag in _OTHER_NAMES.items() if key in error.message), "")
+    """Print why a command is refused, and which option that is about where it is not the setting's name."""
+    flag = " (--fallback)" if "fallback=" in error.message else ""
     if isinstance(error, StoreError):
         flag = "; --store names another place for what a run keeps"
     say(f"smartbatch: {error.message}{flag}")
+
+
+def config_of(args: argparse.Namespace) -> BatchingConfig:
+    """Return the settings of a command; an option that sets one has its name.
+
+    Raises:
+        ConfigError: for a setting that cannot be used.
+    """
+    names = fields_dict(BatchingConfig)
+    settings: dict[str, Any] = {name: value for name, value in vars(args).items() if name in names}
+    return BatchingConfig.load(file=args.config, **settings)
 
 
 def params_of(args: argparse.Namespace) -> Generation:
@@ -63,26 +67,13 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
     Raises:
         ConfigError: for settings that cannot be used, such as an unknown model or a missing key.
     """
-    for name in _OF_BATCHES if args.batching_strategy == "individual" else ():
+    for name in _OF_BATCHES if args.strategy == "individual" else ():
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is about batches: leave --batching-strategy individual out")
-    given: dict[str, Any] = {
-        "parallelism": args.concurrency,
-        "max_rpm": args.max_rpm,
-        "max_tpm": args.max_tpm,
-        "budget": args.budget,
-        "call_timeout": args.timeout,
-        "retries": args.retries,
-        "batching_strategy": args.batching_strategy,
-        "store": args.store,
-        "batch_poll_interval": args.poll_interval,
-        "batch_timeout": args.batch_timeout,
-        "batch_max_requests": args.batch_max_requests,
-    }
+            raise ConfigError(f"--{option} is about batches: leave --strategy individual out")
     return BatchingClient(
         args.model,
-        config=BatchingConfig.load(file=args.config, **given),
+        config=config_of(args),
         provider_options={**options, **_provider_options(args.provider_option)},
         system=args.system,
         max_tokens=args.max_tokens,

@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 from attrs import asdict
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import missing_store
+from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
@@ -48,13 +48,9 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         _check(args)
-        config = BatchingConfig.load(
-            file=args.config, store=args.store, batch_poll_interval=args.poll_interval
-        )
-        return _Jobs(args, config).go()
+        return _Jobs(args, config_of(args)).go()
     except (ConfigError, InputError, StoreError) as error:
-        flag = " (--poll-interval)" if "batch_poll_interval" in error.message else ""
-        say(f"smartbatch: {error.message}{flag}")
+        say(f"smartbatch: {error.message}")
         return 2
     except JobNotFound as error:
         say(f"smartbatch: {error.message}")

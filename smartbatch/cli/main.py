@@ -199,7 +199,9 @@ def _add_jobs(add: _AddParser) -> None:
     group.add_argument("--json", action="store_true", help="JSON lines instead of text for people")
     group.add_argument("-o", "--output", metavar="FILE", help="results: a new file for them")
     group.add_argument("--wait", action="store_true", help="results: wait for those that are still to come")
-    group.add_argument("--poll-interval", metavar="D", help="time between looks at a batch, such as 2min")
+    group.add_argument(
+        "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
+    )
     group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
     group.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -230,16 +232,16 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speed, limits and money")
-    group.add_argument("--concurrency", type=_whole, metavar="N", help="most calls at once")
+    group.add_argument("--parallelism", type=_whole, metavar="N", help="most calls at once")
     group.add_argument("--max-rpm", type=_whole, metavar="N", help="most requests a minute")
     group.add_argument("--max-tpm", type=_whole, metavar="N", help="most tokens a minute")
     group.add_argument("--budget", metavar="USD", help="stop before more than this is spent, by any route")
-    group.add_argument("--timeout", metavar="D", help="total time of one call, such as 90s")
+    group.add_argument("--call-timeout", metavar="D", help="total time of one call, such as 90s")
     group.add_argument(
         "--retries", type=_whole, metavar="N", help="tries of a failed request beyond the first"
     )
     group.add_argument(
-        "--batching-strategy",
+        "--strategy",
         choices=("auto", "individual", "batch", "hybrid", "threshold"),
         help="how the route is chosen: auto forecasts and compares, threshold counts, the others force",
     )
@@ -264,7 +266,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
-    group.add_argument("--poll-interval", metavar="D", help="time between looks at a batch, such as 2min")
+    group.add_argument(
+        "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
+    )
     group.add_argument(
         "--fallback",
         choices=("individual", "batch"),

@@ -35,7 +35,7 @@ class RouteChooser:
         self._clock = clock
         self._began = clock.now()
         self._constraints: dict[str, Any] = {
-            "strategy": args.batching_strategy,
+            "strategy": args.strategy,
             "deadline": args.deadline,
             "prefer": args.prefer,
             "time_value": args.time_value,
@@ -48,7 +48,7 @@ class RouteChooser:
     @property
     def batches_only(self) -> bool:
         """Whether the strategy is the Batch API, and there is one."""
-        return self._client.config.batching_strategy in _BATCH_STRATEGIES and self._client.has_batches()
+        return self._client.config.strategy in _BATCH_STRATEGIES and self._client.has_batches()
 
     def choose(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
         """Return the plan for the rows with a 1 in ``needed``; they are read once, one after the other.

@@ -128,7 +128,7 @@ class _Run:
         """Choose the route of the rows with a 1, and print it with its reason."""
         plan = self._chooser.choose(needed, stopped)
         self._choice = _Choice(plan, self._client.announce_plan(plan), self._clock.now())
-        if not self._args.quiet and self._args.batching_strategy != plan.route.value:
+        if not self._args.quiet and self._args.strategy != plan.route.value:
             say(f"route: {plan.route.value}, {plan.reason}")
         return plan
 

@@ -155,7 +155,7 @@ class LaneFactory:
             accumulator=BatchAccumulator(
                 Window(
                     seconds=config.batch_window,
-                    max_size=1 if config.batching_strategy == "individual" else max(1, most),
+                    max_size=1 if config.strategy == "individual" else max(1, most),
                     min_size=config.min_batch_size,
                     max_wait=config.max_wait,
                 )

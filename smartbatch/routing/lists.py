@@ -272,7 +272,7 @@ class ListRouter:
         """Whether an iterator must be read to its end, before its route can be chosen."""
         if "deadline" in given or "prefer" in given:
             return True
-        return given.get("strategy", self._config.batching_strategy) in _NEED_ALL
+        return given.get("strategy", self._config.strategy) in _NEED_ALL
 
     def _checked(
         self,
@@ -306,11 +306,9 @@ class ListRouter:
         config = self._config
         chosen = {name: value for name, value in given.items() if value is not None}
         deadline = chosen.pop("deadline", None)
-        if "strategy" in chosen:
-            chosen["batching_strategy"] = chosen.pop("strategy")
         checked = evolve(config, **chosen) if chosen else config
         return Constraints(
-            strategy=Strategy(checked.batching_strategy),
+            strategy=Strategy(checked.strategy),
             prefer=checked.prefer,
             deadline=seconds_until(deadline, self._clock.wall()),
             budget=checked.budget if "budget" in chosen else None,

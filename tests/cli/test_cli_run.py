@@ -34,7 +34,7 @@ OWN = "call:own_calls:ask"
 
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
-    return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
+    return main(["run", input, "--model", model, "--parallelism", "3", *out, *args])
 
 
 def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ REFUSED = [
     ),
     ("in.txt", b"x\n", ["--temperature", "nan"], "temperature must be a number from 0 to 2"),
     ("in.txt", b"x\n", ["--max-tokens", "0"], "max_tokens must be a whole number"),
-    ("in.txt", b"x\n", ["--concurrency", "0"], "(--concurrency)"),
+    ("in.txt", b"x\n", ["--parallelism", "0"], "parallelism = 0 is out of range"),
     ("in.txt", b"x\n", ["--config", "missing.toml"], "cannot read the settings file missing.toml"),
     ("in.txt", b"x\n", ["-o", "in.txt"], "is the input itself"),
     ("in.txt", b"x\n", ["-o", "out.csv"], "out.csv: results are JSON lines, which .csv does not say"),
@@ -178,7 +178,7 @@ REFUSED = [
     ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini", "--provider-option", "api=letters"], "letters"),
     ("in.txt", b"x\n", ["--template", "{prompt}", "--prompt-field", "prompt"], "not allowed with argument"),
     ("in.txt", b"x\n", ["--limit", "0"], "0 is not 1 or more"),
-    ("in.txt", b"x\n", ["--batching-strategy", "magic"], "invalid choice"),
+    ("in.txt", b"x\n", ["--strategy", "magic"], "invalid choice"),
 ]
 
 
@@ -305,7 +305,7 @@ def test_settings_come_from_a_file_and_options_win(calls: Any, capfd: pytest.Cap
     assert run("--config", "settings.toml") == 2
     assert "retries" in capfd.readouterr().err
     Path("settings.toml").write_text("parallelism = 2\n")
-    assert run("--config", "settings.toml", "--batching-strategy", "individual") == 0
+    assert run("--config", "settings.toml", "--strategy", "individual") == 0
 
 
 def test_help_and_version_are_no_errors(capfd: pytest.CaptureFixture[str]) -> None:
@@ -333,7 +333,7 @@ def test_asking_for_help_imports_no_client() -> None:
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
     """Calls in flight end and are written, in order; what has not started is left for the same line again."""
     expected = prompts(500)
-    with Child("-o", "out.jsonl", "--concurrency", "3") as child:
+    with Child("-o", "out.jsonl", "--parallelism", "3") as child:
         first = child.begun(3)
         child.release(1)
         first += child.begun(1)
@@ -348,7 +348,7 @@ def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int
 def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> None:
     """kill -9: what was written is whole, what was stored gets written, and the next run asks the rest."""
     expected = prompts(60)
-    with Child("-o", "out.jsonl", "--concurrency", "2") as child:
+    with Child("-o", "out.jsonl", "--parallelism", "2") as child:
         child.release(20)
         child.begun(22)
         until(lambda: Path("out.jsonl").read_bytes().count(b"\n") >= 10)
@@ -358,7 +358,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
     assert 10 <= len(rows) < 60
     answered = stored_prompts()
     assert {json.loads(row)["input"]["prompt"] for row in rows} <= answered
-    with Child("-o", "out.jsonl", "--concurrency", "2") as child:
+    with Child("-o", "out.jsonl", "--parallelism", "2") as child:
         child.release(60)
         asked = child.begun(60 - len(answered))
         assert child.process.wait() == 0
@@ -369,7 +369,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
 def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     """``smartbatch run … | head -1`` is no error worth a traceback."""
     prompts(300)
-    with Child("--concurrency", "1") as child:
+    with Child("--parallelism", "1") as child:
         child.release(1)
         assert json.loads(child.stdout.readline())["index"] == 0
         child.stdout.close()
@@ -467,7 +467,7 @@ def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
         (["--limit", "0"], "smartbatch run: --limit: 0 is not 1 or more\n"),
         (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number\n"),
         (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is no number\n"),
-        (["--batching-strategy", "magic"], "smartbatch run: --batching-strategy: invalid choice: 'magic'"),
+        (["--strategy", "magic"], "smartbatch run: --strategy: invalid choice: 'magic'"),
     ],
 )
 def test_a_wrong_value_is_told_without_the_usage(

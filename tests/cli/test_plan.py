@@ -88,9 +88,9 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
         (["--prefer", "speed"], "individual"),
         (["--deadline", "6h30min"], "batch"),
         (["--deadline", "2min"], "individual"),
-        (["--batching-strategy", "hybrid"], "hybrid"),
-        (["--batching-strategy", "threshold"], "batch"),
-        (["--batching-strategy", "threshold", "--limit", "9"], "individual"),
+        (["--strategy", "hybrid"], "hybrid"),
+        (["--strategy", "threshold"], "batch"),
+        (["--strategy", "threshold", "--limit", "9"], "individual"),
         (["--budget", "0.002", "--max-tokens", "100"], "batch"),
     ],
 )
@@ -109,9 +109,9 @@ def test_constraints_may_stand_in_the_settings(
     prompts(40)
     monkeypatch.setenv("SMARTBATCH_PREFER", "cost")
     assert planned(capfd)["route"] == "batch"
-    Path("settings.toml").write_text('batching_strategy = "hybrid"\n')
+    Path("settings.toml").write_text('strategy = "hybrid"\n')
     assert planned(capfd, "--config", "settings.toml")["route"] == "hybrid"
-    assert planned(capfd, "--config", "settings.toml", "--batching-strategy", "auto")["route"] == "batch"
+    assert planned(capfd, "--config", "settings.toml", "--strategy", "auto")["route"] == "batch"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_constraints_may_stand_in_the_settings(
         (["--deadline", "-3"], r"deadline = '-3' is no time from now"),
         (["--time-value", "-1"], r"time_value = -1\.0 is out of range"),
         (["--budget", "5 EUR"], r"budget"),
-        (["--concurrency", "0"], r"\(--concurrency\)"),
+        (["--parallelism", "0"], r"parallelism = 0 is out of range"),
         (["--provider-option", "colour=red"], r"no API key|colour"),
         (["--template", "{nothing}"], r"no field 'nothing'"),
         (["-o", "in.txt"], r"in.txt: results are JSON lines, .* name it .jsonl or .ndjson"),
@@ -131,7 +131,7 @@ def test_constraints_may_stand_in_the_settings(
         (["--model", "openai:unheard-of", "--budget", "5"], r"the price of openai:unheard-of is unknown"),
         (["--model", "nobody:any"], r"unknown provider"),
         (
-            ["--model", "call:json:dumps", "--batching-strategy", "hybrid"],
+            ["--model", "call:json:dumps", "--strategy", "hybrid"],
             r"has no Batch API.*\(--fallback\)",
         ),
     ],
@@ -167,7 +167,7 @@ def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str])
 def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """While a run holds output and rows, its plan is about new rows alone, and the run is not disturbed."""
     prompts(10)
-    with Child("--concurrency", "1", "-o", "out.jsonl") as child:
+    with Child("--parallelism", "1", "-o", "out.jsonl") as child:
         child.release(2)
         child.begun(3)
         until(lambda: Path("out.jsonl").read_bytes().count(b"\n") == 2)

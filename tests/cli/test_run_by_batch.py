@@ -43,8 +43,8 @@ def lines_of(count: int) -> list[str]:
 
 
 def words(model: str, *more: str) -> list[str]:
-    line = ["run", "in.txt", "--model", model, "--batching-strategy", "batch"]
-    return [*line, "--store", "jobs.db", "--poll-interval", "0.05", *more]
+    line = ["run", "in.txt", "--model", model, "--strategy", "batch"]
+    return [*line, "--store", "jobs.db", "--batch-poll-interval", "0.05", *more]
 
 
 def run(*more: str, model: str = SIM) -> int:
@@ -241,23 +241,23 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
     ("line", "printed"),
     [
         (
-            ["--model", "sim:demo", "--batching-strategy", "individual", "--fallback", "batch"],
+            ["--model", "sim:demo", "--strategy", "individual", "--fallback", "batch"],
             "--fallback is",
         ),
         (
-            ["--model", "sim:demo", "--batching-strategy", "individual", "--poll-interval", "5"],
-            "--poll-interval is about batches",
+            ["--model", "sim:demo", "--strategy", "individual", "--batch-poll-interval", "5"],
+            "--batch-poll-interval is about batches",
         ),
         (
-            ["--model", "sim:demo", "--batching-strategy", "batch", "--poll-interval", "0"],
-            "(--poll-interval)",
+            ["--model", "sim:demo", "--strategy", "batch", "--batch-poll-interval", "0"],
+            "batch_poll_interval = 0.0",
         ),
         (
-            ["--model", "sim:demo", "--batching-strategy", "batch", "--batch-max-requests", "0"],
+            ["--model", "sim:demo", "--strategy", "batch", "--batch-max-requests", "0"],
             "batch_max_requests",
         ),
-        (["--model", "call:json:dumps", "--batching-strategy", "batch"], "(--fallback)"),
-        (["--model", "sim:demo", "--batching-strategy", "batch", "--store", "in.txt"], "in.txt"),
+        (["--model", "call:json:dumps", "--strategy", "batch"], "(--fallback)"),
+        (["--model", "sim:demo", "--strategy", "batch", "--store", "in.txt"], "in.txt"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_stored(

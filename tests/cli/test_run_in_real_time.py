@@ -26,7 +26,7 @@ OPENAI = "openai:gpt-5-mini"
 
 def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None = "out.jsonl") -> int:
     out = [] if output is None else ["-o", output]
-    return main(["run", input, "--model", model, "--concurrency", "3", *out, *args])
+    return main(["run", input, "--model", model, "--parallelism", "3", *out, *args])
 
 
 def lines_of_output() -> int:
@@ -35,7 +35,7 @@ def lines_of_output() -> int:
 
 def killed(expected: list[str], *args: str, count: int = 3) -> None:
     """Let a run be killed when ``count`` of its rows are stored and written, and one is being asked."""
-    with Child("--concurrency", "1", "-o", "out.jsonl", *args) as child:
+    with Child("--parallelism", "1", "-o", "out.jsonl", *args) as child:
         child.release(count)
         child.begun(count + 1)
         until(lambda: lines_of_output() == count)
@@ -50,7 +50,7 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
 def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
     """The others are written as they come; at the end the file is in order."""
     expected = prompts(40)
-    with Child("--concurrency", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
+    with Child("--parallelism", "2", "-o", "out.jsonl", model="call:own_calls:first_waits") as child:
         child.begun(1)
         until(lambda: lines_of_output() == 39)
         child.release(1)
@@ -111,7 +111,7 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
     for path in Path(default_place()).parent.glob("jobs.db*"):
         if path.is_file():
             path.unlink()
-    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.release(10)
         asked = child.begun(7)
         assert child.process.wait() == 0
@@ -138,7 +138,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     assert main(["jobs", "show", job.id]) == 0
     assert f"smartbatch jobs resume {job.id}, goes on" in capfd.readouterr().out
     assert stored_jobs()[0].succeeded == 3
-    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.release(10)
         asked = child.begun(7)
         said = child.printed(b"goes on").decode()
@@ -176,7 +176,7 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
 def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
     """What is under way is stored and written; the note names the job, which can be dropped."""
     prompts(50)
-    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
         child.printed(b"interrupted: calls under way")
@@ -194,7 +194,7 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
 def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
     """It waits for no call, and leaves the rest to the same line."""
     prompts(50)
-    with Child("--concurrency", "2", "-o", "out.jsonl") as child:
+    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
         child.begun(2)
         child.process.send_signal(signal.SIGINT)
         child.printed(b"interrupted: calls under way")
@@ -236,12 +236,12 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
 
     with emulator(hang_seconds=60, fault_for=fault, batch_turnaround=0.2) as emu:
         use_emulator(emu, monkeypatch)
-        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+        with Child("-o", "out.jsonl", "--parallelism", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 7 and lines_of_output() == 6)
             child.process.kill()
             child.process.wait()
         killed.set()
-        assert run("--batching-strategy", "batch", model=OPENAI) == 0
+        assert run("--strategy", "batch", model=OPENAI) == 0
         assert emu.ledger.paid_twice(excluding_lost=True) == []
     assert [row["input"]["prompt"] for row in written()] == expected
     assert [(job.total, job.succeeded) for job in stored_jobs()] == [(24, 24)]
@@ -255,7 +255,7 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
     expected = prompts(12)
     with emulator(hang_seconds=60, fault_for=lambda i, _: "hang" if i == 4 else None) as emu:
         use_emulator(emu, monkeypatch, "sk-the-first-of-the-tests")
-        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+        with Child("-o", "out.jsonl", "--parallelism", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 5 and lines_of_output() == 4)
             child.process.kill()
             child.process.wait()
@@ -271,9 +271,9 @@ def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPa
 def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: Any) -> None:
     """Two samples of the same questions are two samples, whichever is first."""
     expected = prompts(4)
-    with Child("--concurrency", "2") as first:
+    with Child("--parallelism", "2") as first:
         first.begun(2)
-        with Child("--concurrency", "2") as second:
+        with Child("--parallelism", "2") as second:
             assert sorted(second.begun(2)) == expected[:2]
             second.release(4)
             second.begun(2)
@@ -293,7 +293,7 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
     say so in their lines, and the next run goes on."""
     with emulator(latency=0, answers=dict.fromkeys(prompts(40), "a long word " * 20)) as emu:
         use_emulator(emu, monkeypatch)
-        options = ["--max-tokens", "100", "--batching-strategy", "individual", "--budget"]
+        options = ["--max-tokens", "100", "--strategy", "individual", "--budget"]
         assert run(*options, "0.0003", model=OPENAI) == 2
         printed = capfd.readouterr().err
         assert "no route meets a budget of 0.0003 USD for 40 requests; nothing was sent" in printed
@@ -344,7 +344,7 @@ def test_the_time_limit_of_requests_holds(calls: Any) -> None:
     """``request_timeout`` ends a row that waits too long, as it does without a store."""
     prompts(3)
     Path("settings.toml").write_text("request_timeout = 0.5\n")
-    with Child("--concurrency", "1", "-o", "out.jsonl", "--config", "settings.toml") as child:
+    with Child("--parallelism", "1", "-o", "out.jsonl", "--config", "settings.toml") as child:
         child.begun(1)
         until(lambda: lines_of_output() or child.process.poll() is not None)
         child.release(3)

@@ -62,9 +62,9 @@ def row_of(printed: str, name: str) -> str:
         (["--time-value", "0"], 0, 24),
         (["--deadline", "6h"], 0, 24),
         (["--deadline", "2min"], 24, 0),
-        (["--batching-strategy", "individual"], 24, 0),
-        (["--batching-strategy", "hybrid"], 3, 21),
-        (["--batching-strategy", "threshold"], 0, 24),
+        (["--strategy", "individual"], 24, 0),
+        (["--strategy", "hybrid"], 3, 21),
+        (["--strategy", "threshold"], 0, 24),
     ],
 )
 def test_rows_go_by_the_route_that_was_chosen(
@@ -96,7 +96,7 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
 ) -> None:
     """One line before anything is sent; in the end the forecast, what it took, and the two plain routes."""
     prompts(30)
-    monkeypatch.setenv("SMARTBATCH_BATCHING_STRATEGY", "hybrid")
+    monkeypatch.setenv("SMARTBATCH_STRATEGY", "hybrid")
     with emulator(latency=0) as emu:
         use_emulator(emu, monkeypatch)
         assert run("--deadline", "2h", "--max-tokens", "50") == 0
@@ -117,13 +117,13 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
     no words beforehand."""
     prompts(12)
     own = "call:own_calls:ask"
-    assert run("--batching-strategy", "hybrid", "--fallback", "individual", model=own) == 0
+    assert run("--strategy", "hybrid", "--fallback", "individual", model=own) == 0
     printed = capfd.readouterr().err
     assert printed.startswith(
         "route: individual, strategy='hybrid' was asked for, which is not to be had here\n"
     )
     assert len(calls.asked) == 12
-    assert run("--batching-strategy", "individual", model=own, output=None) == 0
+    assert run("--strategy", "individual", model=own, output=None) == 0
     assert "route:" not in capfd.readouterr().err
 
 
@@ -195,7 +195,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
 
     with emulator(latency=0, batch_turnaround=2.0, batch_fault_for=note) as emu:
         use_emulator(emu, monkeypatch)
-        line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "hybrid"]
+        line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--strategy", "hybrid"]
         process = subprocess.Popen(
             [sys.executable, "-m", "smartbatch", *line, "--deadline", "2h"],
             env=dict(os.environ),
@@ -233,7 +233,7 @@ def test_new_rows_get_a_choice_of_their_own(
 
     with emulator(latency=0, hang_seconds=60, fault_for=fault) as emu:
         use_emulator(emu, monkeypatch)
-        with Child("-o", "out.jsonl", "--concurrency", "1", model=OPENAI) as child:
+        with Child("-o", "out.jsonl", "--parallelism", "1", model=OPENAI) as child:
             until(lambda: emu.ledger.received >= 4 and Path("out.jsonl").read_bytes().count(b"\n") == 3)
             child.process.kill()
             child.process.wait()
@@ -298,7 +298,7 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
         created.set()
 
     budget = "0.0035"  # thirty rows at their most cost some 0.0031 USD by batch
-    line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--batching-strategy", "batch"]
+    line = ["run", "in.txt", "--model", OPENAI, "-o", "out.jsonl", "--strategy", "batch"]
     line += ["--max-tokens", "100", "--budget", budget]
     with emulator(latency=0, answers=answers, batch_turnaround=1.5, batch_fault_for=note) as emu:
         use_emulator(emu, monkeypatch)

@@ -65,7 +65,7 @@ def test_a_run_says_it_once_and_in_each_row(
     strategy: str, claude: SmallClaude, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("in.txt").write_text("\n".join(PROMPTS))
-    line = ["run", "in.txt", "--model", MODEL, "--seed", "7", "--batching-strategy", strategy]
+    line = ["run", "in.txt", "--model", MODEL, "--seed", "7", "--strategy", strategy]
     assert main([*line, "-o", "out.jsonl"]) == 0
     rows = [json.loads(row) for row in Path("out.jsonl").read_text().splitlines()]
     assert [row["dropped"] for row in rows] == [{"seed": "Anthropic's API knows no seed"}] * len(PROMPTS)

@@ -59,9 +59,9 @@ def start(emu: Emulator, questions: Path, out: Path, model: str = OPENAI) -> sub
         "question",
         "-o",
         str(out),
-        "--concurrency",
+        "--parallelism",
         "16",
-        "--timeout",
+        "--call-timeout",
         "2",
         "--retries",  # a busy machine is slow now and then, besides the faults
         "8",

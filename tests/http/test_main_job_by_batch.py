@@ -76,7 +76,7 @@ def cost_in_real_time(questions: Path, model: str, folder: Path, answers: Mappin
     """USD that the same rows cost one by one."""
     out = folder / "realtime.jsonl"
     with emulator(answers=answers, latency=0) as emu:
-        line = command(questions, model, "-o", out, "--concurrency", 8)
+        line = command(questions, model, "-o", out, "--parallelism", 8)
         home = {"XDG_STATE_HOME": str(folder / "state")}
         subprocess.run(line, env=surroundings(emu) | home, check=True, timeout=PATIENCE * 2)
     return sum(row["cost"] for row in rows_of(out))
@@ -86,7 +86,7 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
     asked = rows_of(questions)
     answers = {row["question"]: row["answer"] for row in asked}
     out, creates = folder / "out.jsonl", Creates()
-    options = ("--batching-strategy", "batch", "--store", folder / "jobs.db", "--poll-interval", 0.1)
+    options = ("--strategy", "batch", "--store", folder / "jobs.db", "--batch-poll-interval", 0.1)
     line = command(questions, model, "-o", out, *options, "--batch-max-requests", batch)
     with emulator(answers=answers, batch_turnaround=0.3, batch_fault_for=creates) as emu:
         for kill, create in enumerate((1, 2)):

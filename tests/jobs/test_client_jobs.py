@@ -302,7 +302,7 @@ def test_a_job_that_is_waited_for_takes_constraints(
         ({"deadline": "1 s"}, "no route meets a deadline of 1 s"),
         ({"deadline": "soon"}, "deadline = 'soon' is no time"),
         ({"budget": "5 EUR"}, "budget"),
-        ({"strategy": "fast"}, "batching_strategy"),
+        ({"strategy": "fast"}, "strategy"),
         ({"budget": "5 USD"}, "the price of remote:default is unknown"),
     ],
 )

@@ -297,8 +297,8 @@ def test_each_request_of_a_failed_shared_call_gets_an_error_of_its_own(busy: Cal
 
 
 def test_the_individual_strategy_never_shares(busy: Callable[..., Busy]) -> None:
-    """batching_strategy="individual" makes a call for each request, without a window."""
-    scene = busy(batching_strategy="individual")
+    """strategy="individual" makes a call for each request, without a window."""
+    scene = busy(strategy="individual")
     with scene.clock.held():
         scene.first()
         submit_all(scene.client, "abc")

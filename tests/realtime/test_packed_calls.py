@@ -196,8 +196,8 @@ class TestWhoIsPacked:
 
     def test_packing_and_individual_contradict_each_other(self) -> None:
         """Both names are in the error."""
-        with pytest.raises(ConfigError, match=r"packing.*batching_strategy"):
-            BatchingClient("sim:demo", packing=True, batching_strategy="individual")
+        with pytest.raises(ConfigError, match=r"packing.*strategy"):
+            BatchingClient("sim:demo", packing=True, strategy="individual")
 
 
 class TestTheBill:
