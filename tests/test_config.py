@@ -256,7 +256,7 @@ def test_a_host_application_may_hand_its_own_table_over() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"strategy": "auto"}, "strategy .*did you mean strategy"),
+        ({"strategie": "auto"}, "strategie .*did you mean strategy"),
         ({"strategy": "fast"}, r"^strategy \(given as a mapping\) = 'fast' .* threshold"),
         ({"prefer_individual_for": {"chat": True}}, "prefer_individual_for .* out of range: texts"),
         ({"time_value": "5"}, r"time_value \(given as a mapping\)"),

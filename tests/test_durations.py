@@ -111,7 +111,7 @@ def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureF
         assert option.lstrip("-").replace("-", "_") in printed.replace("-", "_")
         assert "'2s', '90m', '6h30min'" in printed
     assert main(["jobs", "list", "--batch-poll-interval", "soon"]) == 2
-    assert "(--batch-poll-interval)" in capfd.readouterr().err
+    assert "batch_poll_interval = 'soon'" in capfd.readouterr().err
 
 
 def test_waits_take_them() -> None:

@@ -141,7 +141,7 @@ def test_a_job_that_is_cancelled_ends_with_exit_code_0(
         (["show", "a", "--wait"], "--wait is for jobs results only"),
         (["list", "-o", "x"], "--output is for jobs results only"),
         (["results", "job-1", "-o", "x.parquet"], "results are JSON lines, which .parquet does not say"),
-        (["list", "--batch-poll-interval", "-1"], "batch_poll_interval = -1.0"),
+        (["list", "--batch-poll-interval", "-1"], "batch_poll_interval = '-1'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(

@@ -250,7 +250,7 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
         ),
         (
             ["--model", "sim:demo", "--strategy", "batch", "--batch-poll-interval", "0"],
-            "batch_poll_interval = 0.0",
+            "batch_poll_interval = ",
         ),
         (
             ["--model", "sim:demo", "--strategy", "batch", "--batch-max-requests", "0"],
