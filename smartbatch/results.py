@@ -60,10 +60,20 @@ class ResultList(list[Result[T]]):
         return total
 
     @property
-    def cost(self) -> float | None:
-        """USD of the whole; ``None`` when a price is unknown."""
-        costs = [result.cost for result in self]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
+    def cost(self) -> float:
+        """USD of the results whose cost is known: of all of them where :attr:`cost_known`."""
+        return sum((result.cost for result in self if result.cost is not None), 0.0)
+
+    @property
+    def cost_known(self) -> bool:
+        """Whether the cost of every result is known."""
+        return all(result.cost is not None for result in self)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """The models, as ``provider:model``, of the results whose cost is unknown and so not in :attr:`cost`:
+        no table has a price, or nobody knows whether a call whose answer is lost was billed."""
+        return tuple(dict.fromkeys(each.model or "unknown" for each in self if each.cost is None))
 
     @property
     def total_latency(self) -> float:

@@ -345,14 +345,15 @@ class Result(Generic[T_co]):
         parsed: the decoded object when a schema or JSON format was asked for, or an own callable's value.
         embedding: the vector, for embeddings.
         usage: tokens over all attempts, failed ones included where the provider reported them.
-        cost: USD over all attempts; ``None`` when the model's price is unknown.
+        cost: USD over all attempts, 0 where nothing was sent or billed; ``None`` when the model's price is
+            unknown, or the answer of a call that may have been billed is lost.
         latency: seconds of the call that answered.
         queued: seconds between submission and that call's start.
         time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
         attempts: calls made.
         route: how it was answered; ``None`` when it was never sent.
         finish_reason: why the output ended; see :class:`Answer`.
-        model: the model that answered, as ``provider:model``.
+        model: the model that answered, or was asked, as ``provider:model``.
         provider_request_id: the provider's id of the call that answered.
         error: what went wrong; ``None`` on success.
         context: the request's context, unchanged.

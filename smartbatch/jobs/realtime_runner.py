@@ -367,7 +367,9 @@ class RealtimeRunner:
             refused = budget.reserve(items)
         except BaseException as error:  # nothing is reserved, so nothing is submitted
             for item in items:
-                self._take_verdict(job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""))))
+                self._take_verdict(
+                    job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""), cost=0.0))
+                )
             raise
         with self._monitor:
             others = len(job.under_way) > len(refused)
@@ -385,7 +387,9 @@ class RealtimeRunner:
         """
         if others or self._store.shards(row.id, states=OPEN_SHARDS):
             error = BudgetExceeded("what is left of the job's budget is held for requests under way")
-            return Verdict("unrun", Result("", error=error), wait=LATER, note=f"waits: {error.message}")
+            return Verdict(
+                "unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}"
+            )
         fresh = self._store.job(row.id) or row
         error = exceeded(fresh, len(refused), min(refused.values()))
         return Verdict("failed", Result("", error=error, cost=0.0))
@@ -398,7 +402,8 @@ class RealtimeRunner:
         with self._monitor:
             self._submitting = not self._halted
         if not self._submitting:
-            sink(Result(user_id, error=ClientClosed("the client was stopped", request_id=user_id)))
+            stopped = ClientClosed("the client was stopped", request_id=user_id)
+            sink(Result(user_id, error=stopped, cost=0.0))
             return
         future: Future[Result] | None = None
         try:
@@ -406,7 +411,7 @@ class RealtimeRunner:
             budget = None if job.budget is None else job.budget.calls
             future = self._ask(job.row, request, sink, budget)
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
-            sink(Result(user_id, error=_as_ours(error, user_id)))
+            sink(Result(user_id, error=_as_ours(error, user_id), cost=0.0))
         with self._monitor:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future

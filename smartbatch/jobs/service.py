@@ -409,7 +409,9 @@ class JobService:
         context = None
         if b'"context"' in row.payload:
             context = decode_request(row.payload, Shared(), id=request_id).context
-        return decode_result(row.body, request_id=request_id, context=context)
+        result = decode_result(row.body, request_id=request_id, context=context)
+        # bodies of errors serve many rows, and do not say what each cost
+        return result if result.cost is not None else evolve(result, cost=row.cost)
 
     def new_future(self) -> Any:
         return self._dependencies.new_future()

@@ -57,6 +57,7 @@ class BatchAbilities:
             for certain.
         counts: True when a batch that is running tells how many of its requests are done.
         retention: seconds after the create for which results can be fetched.
+        priced: False where batches cost nothing by nature, so that a missing price is not an error.
     """
 
     max_requests: int
@@ -68,6 +69,7 @@ class BatchAbilities:
     fence: bool = True
     counts: bool = True
     retention: float = 29 * 86_400.0
+    priced: bool = True
 
 
 class RemoteState(enum.Enum):

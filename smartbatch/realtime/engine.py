@@ -236,7 +236,7 @@ class RealtimeEngine:
         effects.perform(self._setup.tell)
         if first and waiter.sink is not None:
             error = _cancellation(waiter)
-            waiter.sink(Result(waiter.request_id, error=error, context=waiter.request.context))
+            waiter.sink(Result(waiter.request_id, error=error, cost=0.0, context=waiter.request.context))
 
     def drop(self, future: ResultFuture) -> None:
         """Cancel a request whose call has not started, one that waits for a further try included."""

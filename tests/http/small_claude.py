@@ -19,23 +19,27 @@ class SmallClaude:
     """What the server was asked, and what it answers.
 
     Args:
-        answer: the text of an answer, by the body of its request.
+        answer: the text of an answer, by the body of its request; ``None`` refuses it.
     """
 
-    def __init__(self, answer: Callable[[dict[str, Any]], str]) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], str | None]) -> None:
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
         self.batches: dict[str, dict[str, Any]] = {}
         self.url = ""
 
-    def message(self, body: dict[str, Any]) -> dict[str, Any]:
+    def message(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer, or ``None`` where the request is refused."""
         self.asked.append(body)
+        text = self.answer(body)
+        if text is None:
+            return None
         return {
             "id": f"msg_{len(self.asked)}",
             "type": "message",
             "role": "assistant",
             "model": body["model"],
-            "content": [{"type": "text", "text": self.answer(body)}],
+            "content": [{"type": "text", "text": text}],
             "stop_reason": "end_turn",
             "stop_sequence": None,
             "usage": {"input_tokens": 10, "output_tokens": 5},
@@ -65,18 +69,26 @@ class SmallClaude:
 
     def results(self, id: str) -> bytes:
         lines = [
-            {
-                "custom_id": request["custom_id"],
-                "result": {"type": "succeeded", "message": self.message(request["params"])},
-            }
+            {"custom_id": request["custom_id"], "result": self.result(request["params"])}
             for request in self.batches[id]["requests"]
         ]
         return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
+    def result(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return what became of a request of a batch."""
+        message = self.message(params)
+        if message is None:
+            return {"type": "errored", "error": REFUSED}
+        return {"type": "succeeded", "message": message}
+
+
+REFUSED = {"type": "error", "error": {"type": "invalid_request_error", "message": "it is refused"}}
+
 
 @contextmanager
 def small_claude(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[dict[str, Any]], str] = lambda body: "an answer"
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[dict[str, Any]], str | None] = lambda body: "an answer",
 ) -> Iterator[SmallClaude]:
     """Serve it, and point the environment at it."""
     claude = SmallClaude(answer)
@@ -87,8 +99,8 @@ def small_claude(
         def log_message(self, *_: object) -> None:
             pass
 
-        def reply(self, body: bytes) -> None:
-            self.send_response(200)
+        def reply(self, body: bytes, status: int = 200) -> None:
+            self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -97,7 +109,9 @@ def small_claude(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if "/batches" not in self.path:
-                return self.reply(json.dumps(claude.message(body)).encode())
+                message = claude.message(body)
+                status = 400 if message is None else 200
+                return self.reply(json.dumps(REFUSED if message is None else message).encode(), status)
             id = f"msgbatch_{len(claude.batches) + 1}"
             claude.batches[id] = {"requests": body["requests"], "made": datetime.now(UTC)}
             return self.reply(json.dumps(claude.batch(id)).encode())

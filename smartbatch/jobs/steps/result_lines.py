@@ -17,8 +17,8 @@ from attrs import define, evolve, field, frozen
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.errors import ErrorKind, ProviderError, ValidationFailed
-from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_error, encode_result
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, ShardItem, ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.wire_ids import parse_wire_id
@@ -216,11 +216,11 @@ class ResultReader:
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
         error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
-        return self._new_result(item.ix, _OUTCOMES[line.outcome], encode_error(error), digest, usage)
+        return self._failed(item, _OUTCOMES[line.outcome], error, digest, usage)
 
     def cost(self, usage: Usage) -> float | None:
         """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
-        return _cost(self._batch, usage)
+        return self._price(self._batch, usage)
 
     def _answered(self, item: ShardItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
@@ -231,23 +231,24 @@ class ResultReader:
                 "the answer was billed for a prompt of another length; it may belong to another request",
                 kind=ErrorKind.INVALID_RESPONSE,
             )
-            return self._new_result(item.ix, "again", encode_error(error), digest, usage)
+            return self._failed(item, "again", error, digest, usage)
         dimensions = None if request.embedding is None else request.embedding.dimensions
         if dimensions and len(answer.embedding or ()) != dimensions:
             error = ProviderError(
                 f"the vector has {len(answer.embedding or ())} numbers instead of {dimensions}",
                 kind=ErrorKind.INVALID_RESPONSE,
             )
-            return self._new_result(item.ix, "again", encode_error(error), digest, usage)
+            return self._failed(item, "again", error, digest, usage)
         dropped = answer.dropped or self._step.api.dropped(request, model=self._step.model)
         if dropped:
             self.dropped[item.ix] = dropped
+        cost = self.cost(usage) if answer.cost is None else answer.cost
         result = Result(
             "",
             text=answer.text,
             embedding=answer.embedding,
             usage=usage,
-            cost=self.cost(usage) if answer.cost is None else answer.cost,
+            cost=cost,
             attempts=1,
             route=Route.BATCH,
             finish_reason=answer.finish_reason,
@@ -259,18 +260,32 @@ class ResultReader:
         if not isinstance(verdict, Parsed):  # the answer is kept next to the reason: it was paid for
             reason = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
             outcome = "failed" if verdict.final else "again"
-            refused = encode_result(evolve(result, error=reason))
-            return self._new_result(item.ix, outcome, refused, digest, usage, answer.cost)
-        result = evolve(result, parsed=verdict.value)
-        return self._new_result(item.ix, "succeeded", encode_result(result), digest, usage, answer.cost)
+            return self._new_result(item, outcome, evolve(result, error=reason), digest)
+        return self._new_result(item, "succeeded", evolve(result, parsed=verdict.value), digest)
 
-    def _new_result(
-        self, ix: int, outcome: str, body: bytes, digest: bytes, usage: Usage, cost: float | None = None
+    def _failed(
+        self, item: ShardItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
     ) -> NewResult:
+        """Return what a try came to that did not answer its item; it is billed where it used tokens."""
+        result = Result(
+            "",
+            usage=usage,
+            cost=self.cost(usage) if usage.total_tokens else 0.0,
+            attempts=0 if outcome == "unrun" else 1,
+            route=Route.BATCH,
+            model=self._step.job.model,
+            error=error,
+        )
+        return self._new_result(item, outcome, result, digest)
+
+    def _new_result(self, item: ShardItem, outcome: str, result: Result, digest: bytes) -> NewResult:
+        usage, cost = result.usage, result.cost
+        billed = bool(usage.total_tokens or outcome == "succeeded")
+        realtime = self._price(self._realtime, usage) if billed else 0.0
         tokens = usage.input_tokens, usage.output_tokens
-        cost = self.cost(usage) if cost is None else cost
-        return NewResult(ix, outcome, body, digest, *tokens, cost, _cost(self._realtime, usage))
+        return NewResult(item.ix, outcome, encode_result(result), digest, *tokens, cost, realtime)
 
-
-def _cost(rates: RateCard | None, usage: Usage) -> float | None:
-    return None if rates is None else rates.cost(usage)
+    def _price(self, rates: RateCard | None, usage: Usage) -> float | None:
+        if not self._step.api.abilities.priced:
+            return 0.0
+        return None if rates is None else rates.cost(usage)

@@ -6,15 +6,17 @@ The remote files of a settled shard are deleted when the user's retention is ove
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from attrs import define, evolve, field
 
-from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
+from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled, SmartbatchError
 from smartbatch.jobs import job_budget
-from smartbatch.jobs.payload import decode_error, encode_error
+from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, duplicates
 from smartbatch.jobs.steps.context import StepContext, report
+from smartbatch.types import Result, Route
 
 __all__ = ["clean_up", "settle"]
 
@@ -56,7 +58,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     lost = 0.0
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
-    items = _classified(step, shard, rest)
+    items = _classified(step, shard, rest, may_have_run=may_have_run)
     before = step.store.job(step.job.id) or step.job
     now = step.wall
     if items.no_money:
@@ -106,7 +108,9 @@ class _Outcomes:
     no_money: ProviderError | None = None
 
 
-def _classified(step: StepContext, shard: ShardRow, items: Sequence[UnsettledItem]) -> _Outcomes:
+def _classified(
+    step: StepContext, shard: ShardRow, items: Sequence[UnsettledItem], *, may_have_run: bool
+) -> _Outcomes:
     """Classify items one by one. The cases, in order:
 
     1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
@@ -117,17 +121,13 @@ def _classified(step: StepContext, shard: ShardRow, items: Sequence[UnsettledIte
     6. It goes into a new shard.
     """
     found = _Outcomes()
-    cancelled = encode_error(
-        RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
-    )
-    lost = encode_error(
-        ProviderError(
-            "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
-            "which may have been paid for; submit the request again if it is still needed",
-            kind=ErrorKind.CLIENT_ERROR,
-            code="results_gone",
-            maybe_billed=True,
-        )
+    cancelled = RequestCancelled("the job was cancelled before this request was run", kind=ErrorKind.UNKNOWN)
+    lost = ProviderError(
+        "the answer was not fetched in time: the provider no longer keeps the results of its batch, "
+        "which may have been paid for; submit the request again if it is still needed",
+        kind=ErrorKind.CLIENT_ERROR,
+        code="results_gone",
+        maybe_billed=True,
     )
     for item in items:
         error = None if item.body is None else decode_error(item.body)
@@ -136,13 +136,15 @@ def _classified(step: StepContext, shard: ShardRow, items: Sequence[UnsettledIte
             if not step.job.cancel_requested:
                 found.opened.append(item.ix)  # the account's fault, not the item's: it stays open
                 continue
+        unknown = item.verdict is None and (may_have_run or shard.remote.results_gone)
+        end = partial(_end, step, item, unknown=unknown)
         if shard.remote.results_gone and item.verdict is None:
-            found.finals.append(NewResult(item.ix, "failed", lost))
+            found.finals.append(end("failed", lost))
         elif step.job.cancel_requested:
-            found.finals.append(NewResult(item.ix, "cancelled", cancelled))
+            found.finals.append(end("cancelled", cancelled))
         elif item.tries + 1 >= step.limits.max_tries and found.no_money is None:
-            body = item.body if item.verdict == "again" else None
-            found.finals.append(NewResult(item.ix, "failed", body or _exhausted(shard, item)))
+            last = error if item.verdict == "again" else None
+            found.finals.append(end("failed", last or _exhausted(shard, item)))
         elif item.verdict == "again" or step.falls_back:
             found.realtime.append(item.ix)
         else:
@@ -150,14 +152,35 @@ def _classified(step: StepContext, shard: ShardRow, items: Sequence[UnsettledIte
     return found
 
 
-def _exhausted(shard: ShardRow, item: UnsettledItem) -> bytes:
+def _end(
+    step: StepContext, item: UnsettledItem, outcome: str, error: SmartbatchError, *, unknown: bool
+) -> NewResult:
+    """Return the end of an item without an answer.
+
+    Its result says what its line was billed, which the job was charged when the line was read.
+
+    Args:
+        unknown: nobody knows whether it was billed.
+    """
+    last = Result("") if item.body is None else decode_result(item.body, request_id="")
+    result = evolve(
+        last,
+        text=last.text if outcome == "failed" else None,
+        error=error,
+        cost=None if unknown else last.cost if item.verdict == "again" else 0.0,
+        attempts=item.tries + (item.verdict == "again"),
+        route=Route.BATCH,
+        model=step.job.model,
+    )
+    return NewResult(item.ix, outcome, encode_result(result), cost=None if unknown else 0.0)
+
+
+def _exhausted(shard: ShardRow, item: UnsettledItem) -> ProviderError:
     what = "had no result in" if collect.ended_by_itself(shard) else "was not run in"
-    return encode_error(
-        ProviderError(
-            f"the request {what} {item.tries + 1} batches (the last one: {shard.remote.status or 'ended'}); "
-            "submit it again, or send it in real time",
-            kind=ErrorKind.SERVER_ERROR,
-        )
+    return ProviderError(
+        f"the request {what} {item.tries + 1} batches (the last one: {shard.remote.status or 'ended'}); "
+        "submit it again, or send it in real time",
+        kind=ErrorKind.SERVER_ERROR,
     )
 
 

@@ -66,7 +66,7 @@ class SimBatches(BatchApi):
     """
 
     name = "sim"
-    abilities = BatchAbilities(max_requests=50_000, max_bytes=200_000_000)
+    abilities = BatchAbilities(max_requests=50_000, max_bytes=200_000_000, priced=False)
 
     def __init__(
         self,
