@@ -16,6 +16,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
@@ -90,6 +91,7 @@ def embed(
     Returns, Raises:
         as :func:`generate`; each result has its ``embedding``.
     """
+    refuse_for_vectors(params)
     return _run(texts, model, progress, params, embedding=Embedding(task_type, dimensions))
 
 

@@ -60,8 +60,10 @@ class RequestPreparer:
         """Return the requests of a list, each checked as it is read.
 
         Raises:
-            InvalidRequest: when the row is read; it names the row.
+            InvalidRequest: when the row is read, naming it; at once for what has no effect on any.
         """
+        if params.get("embedding") is not None:
+            validation.refuse_for_vectors(params)
         defaults = self.defaults_of(params)
         others = {name: value for name, value in params.items() if name not in GENERATION}
         normalise = partial(validation.normalise, defaults=defaults, **others)

@@ -21,7 +21,7 @@ from smartbatch.core.preparation.structured import check_schema
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
-__all__ = ["admit_defaults", "normalise"]
+__all__ = ["admit_defaults", "normalise", "refuse_for_vectors"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
@@ -80,6 +80,8 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     if "call" not in checked or prompt != "":  # an own callable needs no prompt
         prompt = _prompt(prompt)
     if "embedding" in checked:
+        for level in levels:
+            refuse_for_vectors(level)
         if not isinstance(prompt, str):
             _refuse("prompt", "must be a text where a vector is asked for")
         params = _NO_DEFAULTS  # they are parameters of generation
@@ -100,6 +102,16 @@ def admit_defaults(defaults: Generation) -> Generation:
     _admitted.put(params, None)
     _admitted.put(defaults, params)
     return params
+
+
+def refuse_for_vectors(params: Mapping[str, Any]) -> None:
+    """Refuse parameters of generation that were given for a vector, where they would have no effect.
+
+    Those of a client are for its texts, and are left out of its vectors.
+    """
+    for name, value in params.items():
+        if name in _GENERATION and value is not None:
+            _refuse(name, "is about texts and has no effect on vectors: leave it out")
 
 
 def _set_fields(params: Generation) -> dict[str, Any]:
