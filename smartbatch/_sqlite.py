@@ -6,8 +6,7 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import around_fork
@@ -46,20 +45,18 @@ class SqliteConnections:
         self._writing_thread: int | None = None
         self._forking: int | None = None
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Let one thread at a time read."""
-        self._check_process()
-        with self._read_lock:
-            yield
+    def reading(self) -> threading.Lock:
+        """Return the lock that lets one thread at a time read.
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Let one thread at a time write."""
+        The lock itself: a generator around it would keep it after a Ctrl-C between lock and block.
+        """
         self._check_process()
-        with self._write_lock:
-            self._writing_thread = threading.get_ident()
-            yield
+        return self._read_lock
+
+    def writing(self) -> threading.Lock:
+        """Return the lock that lets one thread at a time write."""
+        self._check_process()
+        return self._write_lock
 
     def reader(self) -> sqlite3.Connection:
         """Return the connection that reads; called inside :meth:`reading`."""
@@ -70,6 +67,7 @@ class SqliteConnections:
 
     def writer(self) -> sqlite3.Connection:
         """Return the connection that writes; called inside :meth:`writing`."""
+        self._writing_thread = threading.get_ident()
         if self._writer is None:
             self._writer = self._connect()
         return self._writer
@@ -113,9 +111,7 @@ class SqliteConnections:
         me = threading.get_ident()
         if self._process != os.getpid():
             return
-        if (
-            self._write_lock.locked() and self._writing_thread == me
-        ):  # it forks in the middle of its own write
+        if self._write_lock.locked() and self._writing_thread == me:  # in the middle of its own write
             return
         if not RealClock.acquire(self._write_lock, FORK_WAIT):
             return

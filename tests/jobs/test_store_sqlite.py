@@ -12,8 +12,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -65,6 +67,43 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
 
     monkeypatch.setattr(sqlite3, "connect", watched)
     return made
+
+
+class Interrupted:
+    """Ctrl-C at the ``at``-th moment at which the interpreter looks for signals: when a function begins, and
+    after a call of one written in C."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return"):
+            self._left -= 1
+            if self._left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def test_a_read_interrupted_at_any_moment_leaves_the_store_to_other_threads(bench: Bench) -> None:
+    """The traceback keeps all frames, as a notebook does; the lock may not be kept with them."""
+    store = bench.open()
+    store.remember("k", 1)
+    kept: list[BaseException] = []
+    for at in range(1, 2000):
+        try:
+            sys.setprofile(Interrupted(at))
+            store.recall("k")
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+        reading = threading.Thread(target=store.recall, args=("k",), daemon=True)
+        reading.start()
+        reading.join(10)
+        assert not reading.is_alive(), f"blocked after an interrupt at moment {at}"
+    assert len(kept) > 10
 
 
 def writer(connections: list[Watched]) -> Watched:
