@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from attrs import evolve
+from attrs import asdict, evolve
 
 from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.core.routing.offers import Cost
+from smartbatch.core.routing.offers import AnswerLengths, Cost
 from smartbatch.errors import ConfigError
 from smartbatch.results import ResultList
 from smartbatch.types import Route
@@ -41,6 +41,9 @@ class Plan:
         p50, p95: seconds within which half and 95 of 100 such lists have their last answer.
         cost: USD expected; ``None`` where the price is unknown.
         cost_low, cost_high: what 90 of 100 such lists cost between; ``None`` where the price is unknown.
+        answers: what the expected lengths of answers rest on, and so the cost: how many were seen, and their
+            mean; see :class:`~smartbatch.core.routing.offers.AnswerLengths`. ``None`` where nothing is
+            generated.
         calls, batches: how many are made.
         first: requests of a hybrid that go individually at once.
         requests: how many the provider has to answer.
@@ -61,6 +64,7 @@ class Plan:
         self.cost_high = None if cost is None else cost.high
         self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
         self.requests, self.cached = decision.load.requests, decision.load.cached
+        self.answers = decision.load.answers
         self.quota = chosen.quota
         self.options: tuple[Option, ...] = decision.options
 
@@ -82,6 +86,7 @@ class Plan:
             "cached": self.cached,
             "tokens_in": self.decision.load.tokens_in,
             "tokens_out": self.decision.load.tokens_out,
+            "answers": None if self.answers is None else asdict(self.answers),
             "deadline": constraints.deadline,
             "budget": constraints.budget,
             "time_value": constraints.time_value,
@@ -151,6 +156,8 @@ def _asked(decision: Decision) -> Iterator[str]:
         f"{load.requests:,} requests{cached}: about {load.tokens_in:,.0f} tokens in, "
         f"{load.tokens_out:,.0f} out"
     )
+    if load.answers is not None:
+        yield f"answers: {_lengths(load.answers)}"
     deadline = "no deadline"
     if constraints.deadline is not None:
         cost = decision.alone.cost
@@ -163,6 +170,15 @@ def _asked(decision: Decision) -> Iterator[str]:
         f"strategy {constraints.strategy.value}, prefer {constraints.prefer}, {deadline}, {budget}, "
         f"an hour of waiting is worth {constraints.time_value:g} USD"
     )
+
+
+def _lengths(answers: AnswerLengths) -> str:
+    """Say what the expected lengths of answers, and with them the costs and their ranges, rest on."""
+    if answers.seen:
+        return f"{answers.seen:,} seen, of {answers.tokens:,.0f} tokens on average"
+    if answers.unlimited:
+        return f"no max_tokens and none seen yet: {answers.tokens:,.0f} tokens each are assumed"
+    return f"none seen yet: {answers.tokens:,.0f} tokens each are assumed, or max_tokens where that is less"
 
 
 def _row(option: Option, chosen: bool) -> tuple[str, ...]:

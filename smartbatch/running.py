@@ -150,11 +150,11 @@ class RunningState:
     def stop(self, timeout: float | None, reason: str) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end."""
         began = self._clock.now()
-        self.history.save()
         self.service.halt()
         try:
             self.realtime.stop(timeout, reason)
         finally:
+            self.history.save()  # with the answers that came meanwhile, while the store is open
             steps = STEP_GRACE
             if timeout is not None:
                 steps = max(LAST_STEP, timeout - (self._clock.now() - began))
@@ -183,11 +183,14 @@ class RunningState:
             self.stop(None, "the client was forgotten")
 
     def _started(self, event: Event) -> None:
-        """Carry on the jobs of a store that was named: any process started on it does its share."""
+        """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
+        there what it learns.
+        """
         if not isinstance(event, ClientStarted) or not self._carries_store:
             return
         try:
             self.service.carry_on()
+            self.history.refresh()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
 

@@ -69,10 +69,11 @@ class Advisor:
     ) -> Workload:
         """Return an empty workload for at most ``requests`` requests, which are added to it.
 
-        What the store knows of their like counts, where they may go in a batch and so may need the store
-        anyway; ``flexible`` says whether they may go in the provider's slower tier.
+        What the store knows of their like counts, where one was named, or where they may go in a batch and so
+        may need the store anyway; ``flexible`` says whether they may go in the provider's slower tier.
         """
-        if requests > constraints.at_once and self._api(kind, constraints, batchable) is not None:
+        by_batch = requests > constraints.at_once and self._api(kind, constraints, batchable) is not None
+        if by_batch or self._config.store is not None:
             self._history.refresh()
         rates = {
             "standard": self._rates("standard"),

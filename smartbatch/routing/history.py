@@ -121,7 +121,6 @@ class _Tokens:
     name: str
     calibration: Calibration
     loaded: int = 0
-    saved: int = 0
 
 
 class ForecastHistory:
@@ -218,7 +217,7 @@ class ForecastHistory:
                 self._tokens[model, kind] = known
             store = self._store_to_read(known)
         if store is not None:
-            self._safely(lambda: self._recall(store, known))
+            self._safely(lambda: known.calibration.restore(store.recall(known.name)))
         return known.calibration
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
@@ -302,13 +301,6 @@ class ForecastHistory:
         for moved in told:
             self._told(topic, moved)
 
-    def _recall(self, store: SqlStore, known: _Tokens) -> bool:
-        """Take over what the store has of a model's tokens, where it rests on more answers."""
-        taken = known.calibration.restore(store.recall(known.name))
-        if taken:
-            known.saved = known.calibration.observed
-        return taken
-
     def _write(self, store: SqlStore) -> None:
         with self._lock:
             written = [(topic, topic.sample()) for topic in self._topics.values()]
@@ -319,10 +311,11 @@ class ForecastHistory:
                 if rows:
                     store.observe_turnarounds(name, rows)
         for known in tokens:
-            if known.calibration.observed > known.saved and not self._recall(store, known):
+            if known.calibration.unsaved:  # after those that other processes have added
+                known.calibration.restore(store.recall(known.name))
                 state = known.calibration.state()
                 store.remember(known.name, state)
-                known.saved = state["seen"]
+                known.calibration.saved(state)
 
     def _safely(self, act: Callable[[], object]) -> None:
         """Do something with the store; if it fails, go on in memory, and try again at the next look."""

@@ -8,12 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from inside import inside
 
 from smartbatch import ResultList, Route
 from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
+from smartbatch.types import Kind, Usage
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
 from tests.levels import sampled
 
@@ -229,6 +231,35 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
         assert routes(results) == {Route.BATCH: 30}
         assert results.cost is not None
         assert plan.cost_low <= results.cost <= plan.cost_high
+
+
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+@pytest.mark.parametrize("before", sampled([0, 1500]))
+def test_ten_answers_bring_the_forecast_of_the_same_list_near(
+    strategy: str, before: int, tmp_path: Path
+) -> None:
+    """Whatever was seen of other lists; in the same process as in the next one."""
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process()
+        learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
+        for _ in range(200 if before else 0):
+            learned.observe(20, Usage(20, before))
+        first = client.plan(texts(100), strategy=strategy)
+        paid = asked(w, client, texts(10), strategy=strategy).cost
+        assert paid is not None
+        then = client.plan(texts(100), strategy=strategy)
+        w.stop(client)
+        again = w.process().plan(texts(100), strategy=strategy)
+        assert first.cost is not None
+        assert first.cost > 5 * 10 * paid
+        for plan in (then, again):
+            assert plan.cost is not None
+            assert 10 * paid / 2 < plan.cost < 2 * 10 * paid
+            assert "\nanswers: 10 seen, of " in plan.explain()
+            assert (
+                f"\nanswers: {'200 seen, of 1,500' if before else 'no max_tokens and none seen yet: 450'} "
+                in (first.explain())
+            )
 
 
 @each_provider

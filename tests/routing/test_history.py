@@ -368,7 +368,7 @@ class TestTokens:
         assert second.calibration(MODEL, Kind.GENERATE) is early
         assert early.ratio == pytest.approx(2.0)
 
-    def test_who_knows_less_does_not_overwrite_who_knows_more(self, process: Process) -> None:
+    def test_what_two_processes_saw_adds_up(self, process: Process) -> None:
         first, second = process(), process()
         first.refresh()
         second.refresh()
@@ -380,12 +380,32 @@ class TestTokens:
         second.save()
         third = process()
         third.refresh()
-        assert third.calibration(MODEL, Kind.GENERATE).observed == 200
-        assert little.observed == 200
+        assert third.calibration(MODEL, Kind.GENERATE).observed == 201
+        assert little.observed == 201
+
+    def test_what_was_seen_before_the_store_was_read_counts_after_it(self, process: Process) -> None:
+        first, second = process(), process()
+        first.refresh()
+        for _ in range(200):
+            first.calibration(MODEL, Kind.GENERATE).observe(100, Usage(100, 1500))
+        first.save()
+        latest = second.calibration(MODEL, Kind.GENERATE)
+        for _ in range(10):
+            latest.observe(100, Usage(100, 20))
+        second.refresh()
+        assert second.calibration(MODEL, Kind.GENERATE).mean_output(None) == 20
+        assert (latest.observed, latest.alike) == (210, 10)
 
     @pytest.mark.parametrize(
         "state",
-        [None, 7, {}, {"seen": 5}, {"seen": 5, "estimated": -1, "billed": 1, "mean": 1, "outputs": [1]}],
+        [
+            None,
+            7,
+            {},
+            {"seen": 5},
+            {"seen": 5, "alike": 5, "estimated": -1, "billed": 1, "mean": 1, "outputs": [1]},
+            {"seen": 5, "alike": 0, "estimated": 1, "billed": 1, "mean": 1, "outputs": [1]},
+        ],
     )
     def test_what_is_no_calibration_is_left_alone(self, state: object) -> None:
         calibration = Calibration()
@@ -404,7 +424,6 @@ def test_a_client_that_stops_leaves_what_it_saw_to_the_next(
 
     place = str(tmp_path / "jobs.db")
     first = client_of(answer, store=place)
-    inside(first).history.refresh()
     label = first.generate([f"prompt {n}" for n in range(12)])[0].model
     assert label is not None
     first.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -24,6 +24,8 @@ TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic
 THREE_BYTE_CHARS = 1.0  # Chinese, Japanese, Korean, Thai, Indic scripts; typographic punctuation
 FOUR_BYTE_CHARS = 0.5  # emoji and rare ideographs: two tokens each
 
+CHANCE = 2.0
+"""Standard errors within which two means of lengths may differ by chance."""
 MESSAGE_TOKENS = 4
 """Role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 a message and 1 a role)."""
 MEDIA_TOKENS = 765
@@ -88,7 +90,8 @@ class Calibration:
     answers observed at the same moment some may be lost, which hardly changes an average.
 
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
-    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers.
+    then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers; the mean of
+    their lengths is that of the answers since the lengths last changed, such as where another list began.
     """
 
     SETTLED = 20
@@ -97,15 +100,30 @@ class Calibration:
     """Enough for a 95 % quantile that rests on a dozen answers."""
     QUANTILE = 0.95
     """The quantile to reserve: one answer in twenty exceeds it, which is settled afterwards."""
+    LATEST = 10
+    """Answers whose mean, where it is another than before, is the mean from now on."""
+    CHANGED = 1.5
+    """Factor by which it must be another; a smaller one is soon made up for by the answers to come."""
     RATIO = (0.2, 8.0)
     """Limits of the ratio: one outside comes from a wrong count, not from another tokenizer."""
 
     def __init__(self) -> None:
         self._known = _Known()
+        self._base = 0  # answers that the store knows of
 
     @property
     def observed(self) -> int:
         return self._known.seen
+
+    @property
+    def alike(self) -> int:
+        """How many answers the mean of output tokens rests on: those since their lengths last changed."""
+        return self._known.alike
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something was observed since the last :meth:`restore` or :meth:`saved`."""
+        return self._known.seen > self._base
 
     @property
     def ratio(self) -> float:
@@ -149,61 +167,103 @@ class Calibration:
         """
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
-        known = self._known
-        weight = 1 / min(known.seen + 1, self.SETTLED)
-        self._known = _Known(
-            known.seen + 1,
-            known.estimated + weight * (request_estimate - known.estimated),
-            known.billed + weight * (usage.input_tokens - known.billed),
-            known.mean + weight * (usage.output_tokens - known.mean),
-            *known.outputs_with(usage.output_tokens, self.REMEMBERED),
-        )
+        self._known = self._known.after(request_estimate, usage.input_tokens, usage.output_tokens)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
         known = self._known
         return {
             "seen": known.seen,
+            "alike": known.alike,
             "estimated": known.estimated,
             "billed": known.billed,
             "mean": known.mean,
             "outputs": list(known.latest),
         }
 
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """Note that a :meth:`state` is in the store now."""
+        self._base = state["seen"]
+
     def restore(self, state: Any) -> bool:
-        """Continue from the :meth:`state` of another process, where that rests on more answers; return
-        whether it was used. Anything of another form is ignored.
+        """Continue from the :meth:`state` of another process, where it has answers that are not known here;
+        what was observed here since the last one counts after it. Return whether it was used: anything of
+        another form is ignored.
         """
-        if not isinstance(state, dict):
+        found = _read(state, self.REMEMBERED)
+        if found is None or found.seen <= self._base:
             return False
-        seen, outputs = state.get("seen"), state.get("outputs")
-        figures = [state.get(name) for name in ("estimated", "billed", "mean")]
-        if not isinstance(seen, int) or not isinstance(outputs, list) or seen <= self._known.seen:
-            return False
-        if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
-            return False
-        latest = [int(tokens) for tokens in outputs[-self.REMEMBERED :]]
-        if not latest:
-            return False
-        estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
-        self._known = _Known(seen, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
+        own = self._known
+        self._base, here = found.seen, own.seen - self._base
+        for tokens in own.latest[-here:] if here else ():
+            found = found.after(own.estimated, own.billed, tokens)
+        self._known = found
         return True
+
+
+def _read(state: Any, most: int) -> _Known | None:
+    """Return a state as it was stored; ``None`` for anything else."""
+    if not isinstance(state, dict):
+        return None
+    seen, alike, outputs = (state.get(name) for name in ("seen", "alike", "outputs"))
+    figures = [state.get(name) for name in ("estimated", "billed", "mean")]
+    if not isinstance(seen, int) or not isinstance(alike, int) or not isinstance(outputs, list):
+        return None
+    if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in [*figures, *outputs]):
+        return None
+    latest = [int(tokens) for tokens in outputs[-most:]]
+    if not latest or not 0 < alike <= seen:
+        return None
+    estimated, billed, mean = (float(figure) for figure in figures if figure is not None)
+    return _Known(seen, alike, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
 
 
 @frozen
 class _Known:
-    """What is known after ``seen`` answers: averages of input tokens, estimated and billed, and of output
-    tokens; the latest numbers of output tokens, in order of arrival and of size.
+    """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
+    output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
+    and of size.
     """
 
     seen: int = 0
+    alike: int = 0
     estimated: float = 0.0
     billed: float = 0.0
     mean: float = 0.0
     latest: tuple[int, ...] = ()
     ranked: tuple[int, ...] = ()
 
-    def outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def after(self, estimated: float, billed: float, output: int) -> _Known:
+        """Return what is known after one more answer."""
+        weight = 1 / min(self.seen + 1, Calibration.SETTLED)
+        latest, ranked = self._outputs_with(output, Calibration.REMEMBERED)
+        alike, mean = self._lengths_with(output, latest[-Calibration.LATEST :])
+        return _Known(
+            self.seen + 1,
+            alike,
+            self.estimated + weight * (estimated - self.estimated),
+            self.billed + weight * (billed - self.billed),
+            mean,
+            latest,
+            ranked,
+        )
+
+    def _lengths_with(self, output: int, newest: Sequence[int]) -> tuple[int, float]:
+        """Return how many answers count from now on, and their mean.
+
+        1. The newest have another mean than the answers so far, by more than a factor and by more than chance
+           explains: only they count.
+        2. Otherwise this is one answer more, of the weight that it has in the average.
+        """
+        if self.alike >= len(newest) == Calibration.LATEST:
+            mean = sum(newest) / len(newest)
+            before = self.latest[: 1 - len(newest)][len(newest) - 1 - self.alike :]
+            if max(mean, self.mean) > Calibration.CHANGED * min(mean, self.mean) and _differ(before, newest):
+                return len(newest), mean
+        alike = self.alike + 1
+        return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED)
+
+    def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         latest, ranked = (*self.latest, tokens), list(self.ranked)
         insort(ranked, tokens)
         if len(latest) > most:
@@ -214,3 +274,23 @@ class _Known:
     def output(self, q: float) -> int:
         """Return the number of output tokens that a share ``q`` stays within."""
         return self.ranked[int(q * (len(self.ranked) - 1))] if self.ranked else 0
+
+
+def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
+    """Whether two lists of lengths differ by more than chance explains, by their logarithms: lengths are
+    spread by factors.
+    """
+    then, now = ([math.log(max(1, each)) for each in lengths] for lengths in (before, newest))
+    spread = _deviation(now)
+    if len(before) >= len(newest):  # fewer may be of a list that is over
+        spread = max(spread, _deviation(then))
+    return abs(_average(now) - _average(then)) > CHANCE * spread / math.sqrt(len(newest))
+
+
+def _average(figures: Sequence[float]) -> float:
+    return sum(figures) / len(figures)
+
+
+def _deviation(figures: Sequence[float]) -> float:
+    mean = _average(figures)
+    return math.sqrt(_average([(each - mean) ** 2 for each in figures]))

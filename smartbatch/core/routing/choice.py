@@ -14,8 +14,8 @@ The rules, in order:
 4. Without a deadline: the least ``weight``, which is the cost plus the value of the expected wait. ``prefer``
    ``"cost"`` leaves the wait out, ``"speed"`` the cost. As long as no batch was observed, one is tried where
    it is cheaper and at least as likely as not the sooner.
-5. A budget rules out routes that will almost surely cost more. A route that may cost more is taken, and is
-   stopped at the budget.
+5. A budget rules out routes that will almost surely cost more. Where every route will probably cost more,
+   the cheapest is taken, and is stopped at the budget.
 """
 
 from __future__ import annotations
@@ -209,12 +209,18 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
     4. ``prefer="cost"``: the cheapest.
     5. Otherwise the least weight; but a batch is tried where none was observed and one may be better.
 
-    With a budget, options that are expected to fit into it come before those that may not.
+    With a budget, options that are expected to fit into it come before those that may not; where none is,
+    the cheapest is taken.
     """
     if constraints.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, constraints)
     if constraints.budget is not None:
-        feasible = [each for each in feasible if _fits(each, constraints.budget)] or feasible
+        fitting = [each for each in feasible if _fits(each, constraints.budget)]
+        if not fitting:
+            return min(feasible, key=price), (
+                f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
+            )
+        feasible = fitting
     if constraints.prefer == "speed":
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"

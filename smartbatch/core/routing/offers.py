@@ -10,7 +10,7 @@ from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
-__all__ = ["BatchOffer", "Cost", "Load", "Offer"]
+__all__ = ["AnswerLengths", "BatchOffer", "Cost", "Load", "Offer"]
 
 
 @frozen
@@ -29,15 +29,34 @@ class Cost:
 
 
 @frozen
+class AnswerLengths:
+    """What the expected lengths of answers rest on.
+
+    Attributes:
+        seen: answers of the same model, since their lengths last changed; 0 where the length is assumed.
+        tokens: the length of one on average, before ``max_tokens`` limits it.
+        unlimited: requests of the list without ``max_tokens``.
+    """
+
+    seen: int
+    tokens: float
+    unlimited: int = 0
+
+
+@frozen
 class Load:
-    """What a list takes of the provider, in expected tokens; ``cached`` are further requests,
-    from the cache.
+    """What a list takes of the provider, in expected tokens.
+
+    Attributes:
+        cached: further requests, from the cache.
+        answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
     """
 
     requests: int
     tokens_in: float = 0.0
     tokens_out: float = 0.0
     cached: int = 0
+    answers: AnswerLengths | None = None
 
 
 @frozen

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
-from smartbatch.core.routing.offers import Cost, Load
+from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
 from smartbatch.types import Request, Usage
 
 __all__ = ["Rates", "Workload"]
@@ -16,6 +16,8 @@ _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
 _UNKNOWN = 0.5
 """Answers that the prior of a model's answer length counts as."""
+_LABEL = 1 / 45
+"""Length of an answer that is a label, 10 tokens, as a share of what is assumed before any was observed."""
 _SURE = 1.645
 """Standard deviations within which 90 of 100 sums lie, 5 below and 5 above."""
 
@@ -49,7 +51,8 @@ class Workload:
         self._given = dict.fromkeys(self._rates, 0.0)
         self._made = dict.fromkeys(self._rates, 0.0)
         self._most = dict.fromkeys(self._rates, 0.0)
-        self._bounded = True
+        self._unlimited = 0
+        self._generating = False
         self.requests = 0
         self.cached = 0
         self.tokens_in = 0.0
@@ -65,8 +68,8 @@ class Workload:
         self.tokens_out += made
         if request.embedding is None:
             self.tokens_most += learned.most_output(limit)
-        if made and limit is None:
-            self._bounded = False
+            self._generating = self._generating or request.call is None
+            self._unlimited += limit is None
         for name, card in self._rates.items():
             alone = card.cost(card.expected_usage(given, 0))
             self._given[name] += alone
@@ -77,20 +80,29 @@ class Workload:
 
     @property
     def load(self) -> Load:
-        return Load(self.requests, self.tokens_in, self.tokens_out, self.cached)
+        learned = self._calibration
+        answers = AnswerLengths(learned.alike, learned.mean_output(None), self._unlimited)
+        return Load(
+            self.requests,
+            self.tokens_in,
+            self.tokens_out,
+            self.cached,
+            answers if self._generating else None,
+        )
 
     def cost(self, processing: str) -> Cost | None:
         """Return the USD of all requests, processed this way; ``None`` where the price is unknown.
 
         The range follows from how much the lengths of answers differ and from how many were observed; it
-        never exceeds what ``max_tokens`` allows.
+        never exceeds what ``max_tokens`` allows. Where none was observed it begins with a list of labels.
         """
         if processing not in self._rates:
             return None
         given, made = self._given[processing], self._made[processing]
-        seen = self._calibration.observed + _UNKNOWN
-        doubt = _SURE * _SPREAD * math.sqrt(1 / max(1, self.requests) + 1 / seen)
+        seen = self._calibration.alike
+        doubt = _SURE * _SPREAD * math.sqrt(1 / max(1, self.requests) + 1 / (seen + _UNKNOWN))
         high = made * (1 + doubt)
-        if self._bounded:
+        if not self._unlimited:
             high = min(high, max(made, self._most[processing]))
-        return Cost(given + made / (1 + doubt), given + made, given + high)
+        low = made / (1 + doubt) if seen else made * _LABEL
+        return Cost(given + low, given + made, given + high)

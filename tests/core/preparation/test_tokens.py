@@ -17,6 +17,7 @@ from smartbatch.core.preparation.tokens import (
     estimate_request,
 )
 from smartbatch.types import Generation, Message, Request, Usage
+from tests.levels import sampled
 
 ENGLISH = "All human beings are born free and equal in dignity and rights. " * 5
 CHINESE = "人人生而自由，在尊严和权利上一律平等。" * 5
@@ -113,6 +114,34 @@ def test_answers_seen_long_ago_are_forgotten() -> None:
     for tokens in [900] * 300 + [30] * 300:
         learned.observe(100, Usage(100, tokens))
     assert learned.output(None) == 30
+
+
+@pytest.mark.parametrize(("before", "now"), [(1500, 20), (20, 1500), (300, 120), (120, 300)])
+@pytest.mark.parametrize("count", sampled([1, 5, 15, 300]))
+def test_ten_answers_of_another_list_bring_the_mean_within_a_factor_of_2(
+    before: int, now: int, count: int
+) -> None:
+    learned = Calibration()
+    for tokens in [before] * count + [now] * 10:
+        learned.observe(100, Usage(100, tokens))
+    assert now / 2 < learned.mean_output(None) < 2 * now
+
+
+@pytest.mark.parametrize("seed", sampled(range(5)))
+def test_ten_answers_of_lengths_that_differ_do_so_as_well(seed: int) -> None:
+    rng, learned = random.Random(seed), Calibration()
+    for mean in (1500, 20):
+        lengths = [max(1, round(rng.gammavariate(2, mean / 2))) for _ in range(10 if mean == 20 else 200)]
+        for tokens in lengths:
+            learned.observe(100, Usage(100, tokens))
+    assert learned.mean_output(None) == pytest.approx(sum(lengths) / 10, rel=0.5)
+
+
+def test_chance_does_not_make_answers_forgotten() -> None:
+    rng, learned = random.Random(7), Calibration()
+    for _ in range(300):
+        learned.observe(100, Usage(100, round(rng.expovariate(1 / 200))))
+    assert learned.alike > 100
 
 
 class _Interrupted(int):
