@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 from smartbatch.events import Event, ParameterDropped
 
@@ -22,8 +21,7 @@ class DroppedParameters:
     """
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._told: dict[tuple[str, str], object] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, ParameterDropped):
@@ -31,8 +29,7 @@ class DroppedParameters:
 
     def tell(self, field: str, reason: str) -> None:
         """Log a parameter, unless it was logged before."""
-        with self._lock:
-            if (field, reason) in self._told:
-                return
-            self._told.add((field, reason))
+        mine = object()
+        if self._told.setdefault((field, reason), mine) is not mine:  # one step, so no lock
+            return
         _LOGGER.warning("parameter %s is left out: %s", field, reason)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
@@ -138,8 +137,8 @@ _USER_LOGGER = logging.getLogger("smartbatch")
 _QUIET = 1.0
 """Seconds in which the same mistake of the user's code is logged once: a hook may run for every request."""
 _last_logged: dict[tuple[str, str, int], tuple[float, int]] = {}
-"""When a mistake was last logged, and how often it was raised since, by hook, file and line."""
-_counting = threading.Lock()
+"""When a mistake was last logged, and how often it was raised since, by hook, file and line. Used without a
+lock, which a fork or a signal handler could find taken: a count may lose what threads raise together."""
 
 
 def user_error(where: str, error: BaseException) -> None:
@@ -159,14 +158,13 @@ def user_error(where: str, error: BaseException) -> None:
         trace = trace.tb_next
     place = (where, "", 0) if trace is None else (where, trace.tb_frame.f_code.co_filename, trace.tb_lineno)
     now = RealClock.now()
-    with _counting:
-        last, count = _last_logged.get(place, (-math.inf, 0))
-        if now - last < _QUIET:
-            _last_logged[place] = (last, count + 1)
-            return
-        if len(_last_logged) >= 1000:  # a program that makes its code anew again and again
-            _last_logged.clear()
-        _last_logged[place] = (now, 0)
+    last, count = _last_logged.get(place, (-math.inf, 0))
+    if now - last < _QUIET:
+        _last_logged[place] = (last, count + 1)
+        return
+    if len(_last_logged) >= 1000:  # a program that makes its code anew again and again
+        _last_logged.clear()
+    _last_logged[place] = (now, 0)
     more = f", and {count:,} times more since it was last logged" if count else ""
     _USER_LOGGER.error("exception in %s%s", where, more, exc_info=error)
 
