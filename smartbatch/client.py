@@ -543,7 +543,8 @@ class BatchingClient:
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests by where they are, since the client started in this process; always balanced."""
+        """Requests in real time by where they are, since the client started in this process; always
+        balanced. Those of batches have a :meth:`Job.status`."""
         return self._running.realtime.counts
 
     @property
@@ -553,8 +554,10 @@ class BatchingClient:
 
     @property
     def spent(self) -> float:
-        """USD of all calls so far, as far as prices are known."""
-        return self._running.realtime.budget.spent
+        """USD spent so far, as far as prices are known: all calls, and what was billed for the results of
+        jobs that this process stored. With a budget, what the client's own jobs cost in other processes
+        counts as well."""
+        return self._running.spent
 
     def status_summary(self) -> str:
         """Return a few lines for people: what came, what waits, what it cost."""

@@ -216,6 +216,28 @@ class JobProgress(Event):
 
 
 @frozen(kw_only=True)
+class JobResultsStored(Event):
+    """Results of a job were stored by this process: those of one transaction that came by one route."""
+
+    job_id: str
+    model: str
+    route: Route | None
+    """``None`` for requests that were not sent."""
+    in_realtime: bool
+    """True for requests in real time, of which :class:`RequestFinished` told before."""
+    succeeded: int
+    failed: int
+    cancelled: int
+    deduplicated: int
+    """The part of these that got the answer of an equal request of the job."""
+    usage: Usage
+    """Tokens of the results, and of answers that were billed and end no request; ``cost`` likewise."""
+    cost: float
+    realtime_cost: float
+    unpriced: int
+
+
+@frozen(kw_only=True)
 class JobRescued(Event):
     """A batch was taken back so that its requests are answered before the job's deadline."""
 

@@ -7,7 +7,7 @@ import secrets
 from functools import partial
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._fork import on_exit, on_fork
@@ -15,11 +15,11 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
-from smartbatch.events import ClientStarted, Event, Observer
+from smartbatch.events import ClientStarted, Event, JobResultsStored, Observer
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
-from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.records import JobRow, StoredCounts
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
@@ -87,7 +87,12 @@ class RunningState:
         self._carries_store = config.store is not None
         self._bus = bus = EventBus(settings.observers)
         self.metrics = BatchMetrics(max_batch_size=config.max_batch_size, now=clock.now)
-        store = OpenedStore(config.store, wall=clock.wall, rng=settings.rng or random.SystemRandom())
+        store = OpenedStore(
+            config.store,
+            wall=clock.wall,
+            rng=settings.rng or random.SystemRandom(),
+            counted=lambda job_id, counts: bus.tell(_results_stored(clock.now(), job_id, counts)),
+        )
         self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
         setup = RealtimeSetup(
             config,
@@ -100,7 +105,7 @@ class RunningState:
             fallback=settings.fallback,
         )
         self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
-        budget = ClientBudget(
+        self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
         )
         advisor = _advisor(settings, realtime, history, bus)
@@ -136,6 +141,11 @@ class RunningState:
             bus.subscribe(listener)
         on_fork(self)
         on_exit(self)
+
+    @property
+    def spent(self) -> float:
+        """USD of calls in real time and of what jobs cost otherwise, as far as prices are known."""
+        return self.realtime.budget.spent + self._budget.unreserved
 
     def start(self) -> None:
         """Start the threads, also after a stop."""
@@ -254,6 +264,11 @@ def _dependencies(
         calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
         outer_budget=budget.next_to,
     )
+
+
+def _results_stored(now: float, job_id: str, counts: StoredCounts) -> JobResultsStored:
+    """Return the event of what a transaction stored."""
+    return JobResultsStored(at=now, job_id=job_id, **asdict(counts, recurse=False))
 
 
 def callback_raised(error: BaseException) -> None:

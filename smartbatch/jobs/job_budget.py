@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.errors import BudgetExceeded, SmartbatchError
-from smartbatch.events import Event, JobFinished, JobProgress, ShardChanged
+from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -33,6 +33,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     ShardRow,
     ShardState,
+    StoredResults,
 )
 from smartbatch.jobs.steps.context import StepContext, report
 from smartbatch.jobs.store import SqlStore
@@ -283,8 +284,9 @@ class JobBudget:
         self._factors[ix] = self._factors.get(ix, 1.0) * MORE
         return True
 
-    def store(self, results: Sequence[NewResult], *, at: float) -> None:
-        """Store results, charge their cost, and release what is left when no item is under way.
+    def store(self, results: Sequence[NewResult], *, at: float) -> StoredResults:
+        """Store results, charge their cost, and release what is left when no item is under way; see
+        :meth:`.SqlStore.answer`.
 
         Raises:
             LeaseLost, StoreError: nothing was stored.
@@ -292,7 +294,7 @@ class JobBudget:
         with self._lock:
             cost = sum(result.cost or 0.0 for result in results)
             freed = max(0.0, min(cost, self._reserved - self._charged))
-            self._store.answer(self._lease, results, at=at, freed=freed)
+            stored = self._store.answer(self._lease, results, at=at, freed=freed)
             self._charged += freed
             for result in results:
                 self._under_way.pop(result.ix, None)
@@ -300,6 +302,7 @@ class JobBudget:
                     self._factors.pop(result.ix, None)
             if not self._under_way:
                 self._release_locked()
+            return stored
 
     def _release_locked(self) -> None:
         left = self._reserved - max(self._committed_locked(), self._charged)
@@ -360,10 +363,28 @@ class ClientBudget:
 
     reservations: JobReservations
     _store: Callable[[], SqlStore]
+    _unreserved: dict[str, float] = field(factory=dict, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    @property
+    def unreserved(self) -> float:
+        """USD that jobs cost outside of real time and that the client's budget does not count, as nothing is
+        held back for them: it has no limit, or others submitted them."""
+        with self._lock:
+            return sum(self._unreserved.values())
+
+    def forget_unreserved(self, job_id: str) -> None:
+        """The client's budget counts a job from its beginning."""
+        with self._lock:
+            self._unreserved.pop(job_id, None)
 
     def __call__(self, event: Event) -> None:
         """Count what jobs have cost."""
-        if isinstance(event, JobProgress):
+        if isinstance(event, JobResultsStored):
+            if event.cost and not event.in_realtime and not self.reservations.has(event.job_id):
+                with self._lock:
+                    self._unreserved[event.job_id] = self._unreserved.get(event.job_id, 0.0) + event.cost
+        elif isinstance(event, JobProgress):
             self.reservations.charge(event.job_id, event.cost, ended=False)
         elif isinstance(event, (JobFinished, ShardChanged)) and self.reservations.has(event.job_id):
             self.refresh(event.job_id)

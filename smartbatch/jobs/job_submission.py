@@ -241,6 +241,7 @@ class JobSubmission:
             policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
             row = self._stored(evolve(draft, policy=policy))
             reservations.assign(row.id, reservation, 0.0)
+        self._budget.forget_unreserved(row.id)
         self._budget.refresh(row.id)
         return row
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from random import Random
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
@@ -74,6 +74,7 @@ class Verdict:
         wait: seconds before more items of the job are claimed.
         note: what the job waits for, for users.
         hold: it waits for a person.
+        asked: whether it was submitted in real time, and so was counted there.
     """
 
     outcome: str
@@ -81,16 +82,26 @@ class Verdict:
     wait: float = 0.0
     note: str | None = None
     hold: bool = False
+    asked: bool = True
 
     def result(self, ix: int) -> NewResult:
         """Return the row that is stored for the item at ``ix``."""
         result = self.ended_with
         tokens = result.usage.input_tokens, result.usage.output_tokens
-        if self.outcome == "unrun":
-            assert result.error is not None
-            return NewResult(ix, "unrun", encode_error(result.error), b"", *tokens, cost=result.cost)
-        # it ran in real time, so its cost is the real-time cost
-        return NewResult(ix, self.outcome, encode_result(result), b"", *tokens, result.cost, result.cost)
+        unrun = self.outcome == "unrun"
+        body = encode_error(result.error) if unrun and result.error else encode_result(result)
+        return NewResult(
+            ix,
+            self.outcome,
+            body,
+            b"",
+            *tokens,
+            cost=result.cost,
+            realtime_cost=result.cost,  # it ran in real time
+            usage=result.usage,
+            route=result.route,
+            in_realtime=self.asked,
+        )
 
 
 def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
@@ -392,18 +403,21 @@ class RealtimeRunner:
             )
         fresh = self._store.job(row.id) or row
         error = exceeded(fresh, len(refused), min(refused.values()))
-        return Verdict("failed", Result("", error=error, cost=0.0))
+        return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
     def _ask_one(self, job: RealtimeItems, item: ClaimedItem) -> None:
         def sink(result: Result) -> None:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 
+        def not_asked(error: BaseException) -> None:
+            verdict = job.verdict_of(item.ix, Result(user_id, error=_as_ours(error, user_id), cost=0.0))
+            self._take_verdict(job, item.ix, evolve(verdict, asked=False))
+
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
             self._submitting = not self._halted
         if not self._submitting:
-            stopped = ClientClosed("the client was stopped", request_id=user_id)
-            sink(Result(user_id, error=stopped, cost=0.0))
+            not_asked(ClientClosed("the client was stopped", request_id=user_id))
             return
         future: Future[Result] | None = None
         try:
@@ -411,7 +425,7 @@ class RealtimeRunner:
             budget = None if job.budget is None else job.budget.calls
             future = self._ask(job.row, request, sink, budget)
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
-            sink(Result(user_id, error=_as_ours(error, user_id), cost=0.0))
+            not_asked(error)
         with self._monitor:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
@@ -475,13 +489,14 @@ class RealtimeRunner:
         final = [result.final for result in results]
         try:
             if job.budget is None:
-                self._store.answer(job.lease, results, at=self._clock.wall())
+                stored = self._store.answer(job.lease, results, at=self._clock.wall())
             else:
-                job.budget.store(results, at=self._clock.wall())
+                stored = job.budget.store(results, at=self._clock.wall())
         except LeaseLost:
             self._lost(job)
         else:
             try:
+                self._store.tell_counts(job.lease.job_id, stored.counts)
                 self._note(job, verdicts)
                 if any(final):
                     job.row = report(self._store, job.row, self._tell, self._clock)

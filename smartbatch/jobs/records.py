@@ -11,12 +11,12 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 from attrs.converters import optional
 
 from smartbatch.errors import SmartbatchError
 from smartbatch.providers.batch_api import RemoteState
-from smartbatch.types import Route
+from smartbatch.types import Route, Usage
 
 __all__ = [
     "OPEN_SHARDS",
@@ -43,6 +43,7 @@ __all__ = [
     "ShardPayload",
     "ShardRow",
     "ShardState",
+    "StoredCounts",
     "StoredResults",
     "UnsettledItem",
 ]
@@ -421,6 +422,9 @@ class NewResult:
         body: the result as bytes, see :mod:`smartbatch.jobs.payload`; for ``again`` and ``unrun`` the error.
         digest: of the line it came in, so that a second, different one is noticed; 16 bytes.
         cost, realtime_cost: USD; ``None`` where the price is unknown.
+        usage: all of its tokens, as far as they are known.
+        route: how it came; ``None`` where it was not sent.
+        in_realtime: whether it was a request in real time, which is counted there.
     """
 
     ix: int
@@ -431,10 +435,40 @@ class NewResult:
     output_tokens: int = 0
     cost: float | None = None
     realtime_cost: float | None = None
+    usage: Usage | None = None
+    route: Route | None = None
+    in_realtime: bool = False
 
     @property
     def final(self) -> bool:
         return self.outcome in ("succeeded", "failed", "cancelled")
+
+
+@define
+class StoredCounts:
+    """What one transaction stored of a job by one route, told once and after its commit.
+
+    Attributes:
+        model: ``provider:model``.
+        route, in_realtime: of all of it, as in :class:`NewResult`.
+        succeeded, failed, cancelled: results; an answer that does not end its item is none.
+        deduplicated: the part of them that got the answer of an equal request of the job.
+        usage, cost: tokens and USD, where they are known, of the results and of answers that are none.
+        realtime_cost: USD the same would have cost in real time.
+        unpriced: results whose cost is unknown.
+    """
+
+    model: str
+    route: Route | None
+    in_realtime: bool
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    deduplicated: int = 0
+    usage: Usage = field(factory=Usage)
+    cost: float = 0.0
+    realtime_cost: float = 0.0
+    unpriced: int = 0
 
 
 @frozen
@@ -534,7 +568,9 @@ class StoredResults:
     Attributes:
         final: items that have their result by it.
         doubled: items that had another result already, which stays.
+        counts: what it counted, where that is still to be told.
     """
 
     final: tuple[int, ...] = ()
     doubled: tuple[int, ...] = ()
+    counts: tuple[StoredCounts, ...] = ()

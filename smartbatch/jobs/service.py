@@ -41,7 +41,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.runner import StepLimits, StepRunner
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store import Counted, SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
@@ -76,10 +76,19 @@ class OpenedStore:
         place: a path or a PostgreSQL address; ``None`` for the user's own store.
         wall: returns Unix seconds.
         rng: random numbers for ids of owners.
+        counted: told what was counted of jobs when results were stored; see :class:`SqlStore`.
     """
 
-    def __init__(self, place: str | None, *, wall: Callable[[], float], rng: Random) -> None:
+    def __init__(
+        self,
+        place: str | None,
+        *,
+        wall: Callable[[], float],
+        rng: Random,
+        counted: Counted | None = None,
+    ) -> None:
         self._place = place
+        self._counted = counted
         self._wall = wall
         self._rng = rng
         self._opening = threading.Lock()
@@ -96,7 +105,9 @@ class OpenedStore:
             return store
         with self._opening:
             if self._store is None:
-                self._store = open_store(self._place, wall=self._wall, rng=self._rng)
+                store = open_store(self._place, wall=self._wall, rng=self._rng)
+                store.counted = self._counted or store.counted
+                self._store = store
             return self._store
 
     def close(self) -> None:

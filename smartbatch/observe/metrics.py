@@ -23,6 +23,7 @@ from smartbatch.events import (
     JobFinished,
     JobIncident,
     JobRescued,
+    JobResultsStored,
     ParameterDropped,
     RequestFinished,
     RequestSubmitted,
@@ -33,7 +34,7 @@ from smartbatch.events import (
     snake_case,
 )
 from smartbatch.observe.histogram import Histogram
-from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
 from smartbatch.types import Priority, Route
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
@@ -73,6 +74,8 @@ class _Totals:
     counts: EventCounts = field(factory=EventCounts)
     submitted: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
     ended: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
+    stored: int = 0
+    """Requests of jobs that were not asked in real time, and whose results were stored."""
     queue_time: Histogram = field(factory=Histogram)
     batch_time: Histogram = field(factory=Histogram)
     response_time: Histogram = field(factory=Histogram)
@@ -118,6 +121,7 @@ class BatchMetrics:
             JobAccepted: self._job_accepted,
             ShardChanged: self._shard_changed,
             JobIncident: self._job_incident,
+            JobResultsStored: self._job_results_stored,
             JobFinished: self._job_finished,
             JobRescued: self._job_rescued,
             RouteChosen: self._route_chosen,
@@ -157,6 +161,8 @@ class BatchMetrics:
             capacity = totals.capacity + period * workers
             # two threads may report an end before its submission: who ended was submitted
             by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
+            if totals.stored:
+                by_priority["job"] = totals.stored
             submitted = sum(by_priority.values())
             pending = submitted - counts.succeeded - counts.failed - counts.cancelled
             in_flight = min(self._open_requests, pending)
@@ -208,12 +214,30 @@ class BatchMetrics:
             else:
                 counts.failed += 1
                 _add(counts.request_failures, _NAMES.get(event.error or "unknown", "other"))
+        figures = self._route_locked(event.route)
+        if event.cancelled:
+            figures.cancelled += 1
+        elif event.ok:
+            figures.succeeded += 1
+        else:
+            figures.failed += 1
+        figures.input_tokens += event.usage.input_tokens
+        figures.output_tokens += event.usage.output_tokens
+        figures.cost += event.cost or 0.0
         if event.route is Route.LOCAL:
             counts.local += 1
         elif event.attempts and not event.deduplicated:
             totals.queue_time.record(event.queued)
             if event.cost is None and (event.ok or event.usage.total_tokens):
                 counts.unpriced += 1
+
+    def _route_locked(self, route: Route | None) -> RouteFigures:
+        """Return the figures of a route."""
+        name = "none" if route is None else route.value
+        figures = self._totals.counts.by_route.get(name)
+        if figures is None:
+            figures = self._totals.counts.by_route[name] = RouteFigures()
+        return figures
 
     def _call_started(self, event: CallStarted) -> None:
         size, counts = event.size, self._totals.counts
@@ -290,10 +314,30 @@ class BatchMetrics:
     def _job_incident(self, _: JobIncident) -> None:
         self._totals.counts.job_incidents += 1
 
-    def _job_finished(self, event: JobFinished) -> None:
+    def _job_finished(self, _: JobFinished) -> None:
         self._totals.counts.jobs_finished += 1
-        self._totals.counts.jobs_cost += event.cost
-        self._totals.counts.jobs_saved += max(0.0, event.realtime_cost - event.cost)
+
+    def _job_results_stored(self, event: JobResultsStored) -> None:
+        totals, counts = self._totals, self._totals.counts
+        counts.jobs_cost += event.cost
+        counts.jobs_saved += event.realtime_cost - event.cost
+        counts.deduplicated += event.deduplicated
+        if event.in_realtime:  # its requests told of themselves
+            return
+        totals.stored += event.succeeded + event.failed + event.cancelled
+        counts.succeeded += event.succeeded
+        counts.failed += event.failed
+        counts.cancelled += event.cancelled
+        counts.unpriced += event.unpriced
+        counts.usage += event.usage
+        counts.cost += event.cost
+        figures = self._route_locked(event.route)
+        figures.succeeded += event.succeeded
+        figures.failed += event.failed
+        figures.cancelled += event.cancelled
+        figures.input_tokens += event.usage.input_tokens
+        figures.output_tokens += event.usage.output_tokens
+        figures.cost += event.cost
 
     def _job_rescued(self, _: JobRescued) -> None:
         decisions = self._totals.counts.decisions
@@ -318,6 +362,7 @@ def _add(table: dict[str, int], key: str) -> None:
 def _copied(counts: EventCounts) -> dict[str, Any]:
     """Return the counts by their names; tables are copies, so that they stay as they are."""
     copied = asdict(counts, recurse=False)
+    copied["by_route"] = {name: evolve(figures) for name, figures in counts.by_route.items()}
     copied["decisions"] = evolve(counts.decisions, chosen=counts.decisions.chosen.copy())
     return {name: value.copy() if isinstance(value, dict) else value for name, value in copied.items()}
 

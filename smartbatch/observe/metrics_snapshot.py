@@ -10,7 +10,7 @@ from attrs import asdict, define, field, frozen
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
-__all__ = ["DecisionFigures", "EventCounts", "MetricsSnapshot"]
+__all__ = ["DecisionFigures", "EventCounts", "MetricsSnapshot", "RouteFigures"]
 
 _NO_TIMES = TimeStats()
 _NO_TOKENS = Usage()
@@ -45,13 +45,40 @@ class DecisionFigures:
     rescued: int = 0
 
 
+@define
+class RouteFigures:
+    """The requests that ended by one route.
+
+    Attributes:
+        succeeded, failed, cancelled: requests, by how they ended.
+        input_tokens, output_tokens: tokens of all their calls, as far as they are known.
+        cost: USD of those whose price is known.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """Requests that ended."""
+        return self.succeeded + self.failed + self.cancelled
+
+
 @define(kw_only=True)
 class EventCounts:
     """What the events of a client add up to, since its start or the last ``reset()``.
 
     Attributes:
-        succeeded, failed, cancelled: requests that ended, by how they ended.
-        deduplicated: requests that joined an identical one in flight.
+        succeeded, failed, cancelled: requests that ended, by how they ended. A request of a job that was not
+            asked in real time counts when this process stores its result, as submitted and as ended.
+        by_route: the same requests by route: ``individual``, ``shared`` (packed ones, too), ``flex``,
+            ``batch``, ``cached``, ``local``, or ``none`` for those without an answer in real time and those
+            of jobs that were not sent.
+        deduplicated: requests that joined an identical one in flight, or in their job.
         local: requests answered without a call, by preprocessing.
         batches: calls started, retries included; every call carries one batch.
         shared_batches: the batches of two requests or more.
@@ -66,23 +93,24 @@ class EventCounts:
         cooldowns: pauses begun; ``cooldown_seconds`` their announced length, overlaps counted once.
         breaker_changes: circuit breaker changes, by the state entered.
         parameters_dropped: parameters left out because the provider does not take them.
-        usage: tokens of all calls, failed ones included where the provider said.
-        cost: USD of all calls whose price is known.
+        usage: tokens of all calls and batches, failed ones included where the provider said.
+        cost: USD of all calls and batches whose price is known.
         unpriced: ended requests whose calls have no known price: ``cost`` lacks them.
         possible_double_bills: retries after a call that may have been carried out although no answer came.
         failed_at_stop: requests failed because the time-out of ``stop`` ended.
         jobs_accepted, jobs_finished: jobs stored, and jobs whose last result was stored by this client.
         shard_changes: changes of jobs' batches, by the state entered.
         job_incidents: things that should not have happened to jobs.
-        jobs_cost: USD of the finished jobs, as far as prices are known; the part in real time is
-            in ``cost`` as well.
-        jobs_saved: USD the finished jobs cost less than in real time.
+        jobs_cost: the part of ``cost`` that is of jobs.
+        jobs_saved: USD that this part is less than the same tokens would have cost in real time; below 0 for
+            more.
         decisions: what the choices of routes brought.
     """
 
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
+    by_route: dict[str, RouteFigures] = field(factory=dict)
     deduplicated: int = 0
     local: int = 0
     batches: int = 0
@@ -125,7 +153,8 @@ class MetricsSnapshot(EventCounts):
         submitted: requests taken, joined ones included.
         waiting: requests that are in no call now: queued, gathered, or due for a retry.
         in_flight: requests that are in a call now.
-        by_priority: requests submitted, by the priority's name.
+        by_priority: requests submitted, by the priority's name; ``job`` for those of jobs that were not asked
+            in real time.
         mean_batch_size, max_batch_size: requests a call, and the most allowed.
         queue_time: submission to the start of the call that answered.
         batch_time: one call, failed ones included.

@@ -88,13 +88,20 @@ def _families(s: MetricsSnapshot) -> Iterator[Metric]:
         "breaker_changes", "Circuit breaker changes, by state entered.", "state", s.breaker_changes
     )
     yield _counter("shard_changes", "Changes of jobs' batches, by state entered.", "state", s.shard_changes)
+    routes = s.by_route
+    requests = {name: figures.requests for name, figures in routes.items()}
+    yield _counter("route_requests", "Requests that ended, by route.", "route", requests)
+    cost = {name: figures.cost for name, figures in routes.items()}
+    yield _counter("route_cost_usd", "USD of requests whose price is known, by route.", "route", cost)
+    tokens_of = {name: figures.input_tokens + figures.output_tokens for name, figures in routes.items()}
+    yield _counter("route_tokens", "Tokens of requests, by route.", "route", tokens_of)
     retries = {"counted": s.retries_counted, "uncounted": s.retries_uncounted}
     yield _counter("retries", "Retries, by whether they cost a try.", "tries", retries)
     tokens = {"input": s.usage.input_tokens, "output": s.usage.output_tokens}
-    yield _counter("tokens", "Tokens of all calls.", "type", tokens)
+    yield _counter("tokens", "Tokens of all calls and batches.", "type", tokens)
     for name, help_text in _TOTALS.items():
         yield _counter(name, help_text, "", {"": getattr(s, name)})
-    yield _counter("cost_usd", "USD of calls whose price is known.", "", {"": s.cost})
+    yield _counter("cost_usd", "USD of calls and batches whose price is known.", "", {"": s.cost})
     for name, help_text in _LEVELS.items():
         yield _gauge(name, help_text, "", {"": getattr(s, name)})
     yield from _decisions(s.decisions)
@@ -137,10 +144,10 @@ _TOTALS = {
     "jobs_accepted": "Jobs stored.",
     "jobs_finished": "Jobs whose last result was stored.",
     "job_incidents": "Things that should not have happened to jobs.",
-    "jobs_cost": "USD of the finished jobs, as far as prices are known.",
-    "jobs_saved": "USD the finished jobs cost less than in real time.",
+    "jobs_cost": "The part of the cost that is of jobs, USD.",
 }
 _LEVELS = {
+    "jobs_saved": "USD that jobs cost less than the same tokens in real time.",
     "workers": "Threads that make calls.",
     "efficiency": "Mean batch size by its maximum, times the share of requests that shared a call.",
     "utilisation": "Share of the workers' time spent in calls.",

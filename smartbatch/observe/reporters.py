@@ -9,7 +9,7 @@ from typing import TextIO
 
 from smartbatch.observe.logs import EventLogger, clean, get_logger
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
+from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot, RouteFigures
 from smartbatch.observe.text import SafeStream, duration, escape
 
 __all__ = ["ConsoleReporter", "LogReporter", "status_summary"]
@@ -69,6 +69,7 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         f"{s.succeeded:,} succeeded, {s.failed:,} failed, {s.cancelled:,} cancelled",
     )
     yield "by priority", _table(s.by_priority)
+    yield from _routes(s.by_route)
     yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
     if s.batches:
         yield (
@@ -105,9 +106,19 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         yield "jobs", f"{s.jobs_accepted:,} accepted, {s.jobs_finished:,} finished"
     yield "jobs' batches", _table(s.shard_changes)
     if s.jobs_cost or s.jobs_saved:
-        yield "jobs' cost", f"{s.jobs_cost:.6f} USD, {s.jobs_saved:.6f} USD less than in real time"
+        than = _difference(s.jobs_saved, "USD", "less", "more")
+        yield "jobs' cost", f"{s.jobs_cost:.6f} USD of it, {than} than in real time"
     yield "incidents", _number(s.job_incidents)
     yield from _decisions(s.decisions)
+
+
+def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:
+    """Yield what came by each route, where there are several or the only one is of jobs."""
+    if set(by_route) <= {"individual"}:
+        return
+    for name, f in by_route.items():
+        tokens = f"{f.input_tokens:,} tokens in, {f.output_tokens:,} out"
+        yield f"by route {name}", f"{f.requests:,} requests, {f.failed:,} failed, {tokens}, {f.cost:.6f} USD"
 
 
 def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:

@@ -81,3 +81,75 @@ def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(
     assert not result.ok
     assert result.cost is not None
     assert job.status().cost == pytest.approx(1.5 * ALONE)  # by batch and once more in real time
+
+
+# -- what a client counts ------------------------------------------------------------------------------------
+
+
+def balanced(client: BatchingClient) -> bool:
+    s = client.metrics.snapshot()
+    return s.submitted == s.waiting + s.in_flight + s.succeeded + s.failed + s.cancelled
+
+
+def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingClient) -> None:
+    client.generate(["alone", "refuse alone"], strategy="individual")
+    client.submit_batch(["one", "refuse this", "two"]).wait()
+    figures = client.metrics.snapshot()
+    assert balanced(client)
+    assert (figures.submitted, figures.succeeded, figures.failed) == (5, 3, 2)
+    assert figures.by_priority["job"] == 3
+    by_route = figures.by_route
+    assert {name: (each.succeeded, each.failed) for name, each in by_route.items()} == {
+        "individual": (1, 0),
+        "none": (0, 1),
+        "batch": (2, 1),
+    }
+    assert (by_route["batch"].input_tokens, by_route["batch"].output_tokens) == (20, 10)
+    assert by_route["batch"].cost == pytest.approx(ALONE)
+    assert (figures.usage.input_tokens, figures.usage.output_tokens) == (30, 15)
+    assert client.spent == figures.cost == pytest.approx(2 * ALONE)
+    assert figures.jobs_cost == pytest.approx(ALONE)
+    assert figures.jobs_saved == pytest.approx(ALONE)
+    summary = client.status_summary()
+    assert "5 submitted: 0 waiting, 0 in flight, 3 succeeded, 2 failed" in summary
+    assert "by route batch" in summary
+
+
+def test_requests_of_a_job_in_real_time_count_once(client: BatchingClient) -> None:
+    results = client.submit_and_wait(["one", "two"])
+    figures = client.metrics.snapshot()
+    assert balanced(client)
+    assert (figures.submitted, figures.succeeded) == (2, 2)
+    assert "job" not in figures.by_priority
+    assert client.spent == figures.cost == figures.jobs_cost == pytest.approx(results.cost) == 2 * ALONE
+    assert figures.jobs_saved == pytest.approx(0.0)
+
+
+def test_each_process_counts_what_it_stored(claude: SmallClaude, tmp_path: Path) -> None:
+    store = str(tmp_path / "jobs.db")
+    with BatchingClient(MODEL, store=store, batch_poll_interval=60.0) as first:
+        job = first.submit_batch(["one", "two"])
+    assert first.spent == 0.0
+    with BatchingClient(MODEL, store=store) as second:
+        second.job(job.id).wait()
+        assert second.spent == pytest.approx(ALONE)
+        assert second.metrics.snapshot().succeeded == 2
+    assert len(claude.asked) == 2
+    with BatchingClient(MODEL, store=store) as third:
+        assert len(list(third.job(job.id).results())) == 2
+        assert third.spent == 0.0
+
+
+def test_with_a_budget_a_job_counts_once_as_well(claude: SmallClaude, tmp_path: Path) -> None:
+    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1.0, max_tokens=9) as client:
+        client.submit_batch(["one", "two"]).wait()
+        assert client.spent == pytest.approx(ALONE)
+
+
+def test_requests_of_a_job_that_were_not_sent_count_as_such(claude: SmallClaude, tmp_path: Path) -> None:
+    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), budget=1e-6, max_tokens=30) as client:
+        client.submit_batch(["one", "two"]).wait()
+        figures = client.metrics.snapshot()
+    assert not claude.asked
+    assert (figures.submitted, figures.failed, figures.by_route["none"].failed) == (2, 2, 2)
+    assert (client.spent, figures.cost) == (0.0, 0.0)

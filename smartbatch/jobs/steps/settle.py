@@ -172,7 +172,8 @@ def _end(
         route=Route.BATCH,
         model=step.job.model,
     )
-    return NewResult(item.ix, outcome, encode_result(result), cost=None if unknown else 0.0)
+    paid = None if unknown else 0.0
+    return NewResult(item.ix, outcome, encode_result(result), cost=paid, route=Route.BATCH)
 
 
 def _exhausted(shard: ShardRow, item: UnsettledItem) -> ProviderError:

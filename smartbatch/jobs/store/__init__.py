@@ -1,6 +1,6 @@
 """Where jobs outlive their processes: one SQLite file, or a PostgreSQL server."""
 
 from smartbatch.jobs.store.opening import open_store
-from smartbatch.jobs.store.sql_store import SqlStore
+from smartbatch.jobs.store.sql_store import Counted, SqlStore
 
-__all__ = ["SqlStore", "open_store"]
+__all__ = ["Counted", "SqlStore", "open_store"]

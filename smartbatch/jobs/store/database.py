@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from smartbatch.jobs.records import StoredCounts
+
 __all__ = ["Database", "Reader", "Row", "Transaction"]
 
 Row = tuple[Any, ...]
@@ -32,7 +34,13 @@ class Reader(Protocol):
 
 
 class Transaction(Reader, Protocol):
-    """One write transaction. What it reads cannot change before it ends."""
+    """One write transaction. What it reads cannot change before it ends.
+
+    Attributes:
+        counted: what it added to the counts of jobs, to be told after its commit.
+    """
+
+    counted: list[StoredCounts]
 
     def change(self, statement: str, *values: Any) -> int:
         """Return how many rows were changed."""

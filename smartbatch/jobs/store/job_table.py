@@ -19,6 +19,7 @@ from smartbatch.jobs.records import (
     NewResult,
     OpenItem,
     OverJobBudget,
+    StoredCounts,
 )
 from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.database import Database, Reader, Transaction
@@ -34,6 +35,7 @@ from smartbatch.jobs.store.rows import (
     record_of,
     record_text,
 )
+from smartbatch.types import Route
 
 __all__ = [
     "bodies",
@@ -58,6 +60,7 @@ PAGE_DELETED = 10_000
 """Rows deleted in one transaction."""
 Digest = Callable[[], bytes] | None
 """Returns the digest of a job once all its items were read."""
+_OUTCOMES = ("succeeded", "failed", "cancelled")
 _TINY = 1e-9
 """USD by which sums of floats may miss: less than a token costs."""
 _ITEM = ("no", "state", "tries", "size", "tokens")
@@ -233,22 +236,22 @@ def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
     tx.change(sql.RESERVE, usd, job)
 
 
-def count(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -> int:
+def count(
+    tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
+) -> int:
     """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
     outcomes = [result.outcome for result in results]
-    priced = [result for result in results if result.cost is not None]
-    [(last,)] = tx.rows(
+    [(last, model)] = tx.rows(
         sql.COUNT,
         len(results),
-        outcomes.count("succeeded"),
-        outcomes.count("failed"),
-        outcomes.count("cancelled"),
-        *_costs(priced),
-        len(results) - len(priced),
+        *(outcomes.count(outcome) for outcome in _OUTCOMES),
+        *_costs(results),
+        sum(result.cost is None for result in results),
         *_tokens(results),
         job,
     )
     tx.change(sql.FINISH, at, job)
+    tx.counted += _stored_counts(model, results, deduplicated=deduplicated)
     return first_of(job) + int(last) - len(results) + 1
 
 
@@ -256,18 +259,41 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
     """Add the cost of answers that were paid and do not count, such as those that break their schema."""
     paid = [result for result in results if result.cost and (result.input_tokens or result.output_tokens)]
     if paid:
-        tx.rows(sql.COUNT, 0, 0, 0, 0, *_costs(paid), 0, *_tokens(paid), job)
+        [(_, model)] = tx.rows(sql.COUNT, 0, 0, 0, 0, *_costs(paid), 0, *_tokens(paid), job)
+        tx.counted += _stored_counts(model, paid)
+
+
+def _stored_counts(
+    model: str, results: Sequence[NewResult], *, deduplicated: bool = False
+) -> Iterable[StoredCounts]:
+    """Return what results add to the counts, by route."""
+    counts: dict[tuple[Route | None, bool], StoredCounts] = {}
+    for result in results:
+        key = (result.route, result.in_realtime)
+        if (found := counts.get(key)) is None:
+            found = counts[key] = StoredCounts(model, *key)
+        if result.outcome in _OUTCOMES:
+            setattr(found, result.outcome, getattr(found, result.outcome) + 1)
+            found.deduplicated += deduplicated
+            found.unpriced += result.cost is None
+        if result.usage is not None:
+            found.usage += result.usage
+        cost, realtime_cost = _costs((result,))
+        found.cost += cost
+        found.realtime_cost += realtime_cost
+    return counts.values()
 
 
 def _tokens(results: Sequence[NewResult]) -> tuple[int, int]:
     return sum(result.input_tokens for result in results), sum(result.output_tokens for result in results)
 
 
-def _costs(priced: Sequence[NewResult]) -> tuple[float, float]:
-    """Return the cost of results, USD, and what they would have cost in real time.
+def _costs(results: Sequence[NewResult]) -> tuple[float, float]:
+    """Return the cost of results whose price is known, USD, and what they would have cost in real time.
 
     Where the latter is unknown no saving is claimed.
     """
+    priced = [result for result in results if result.cost is not None]
     cost = float(sum(result.cost or 0.0 for result in priced))
     realtime = sum((r.cost if r.realtime_cost is None else r.realtime_cost) or 0.0 for r in priced)
     return cost, float(realtime)

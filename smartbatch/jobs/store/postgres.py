@@ -24,6 +24,7 @@ from urllib.parse import unquote
 from attrs import field, frozen
 
 from smartbatch.errors import ConfigError, StoreError, scrub
+from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
 from smartbatch.jobs.store.owners import OwnerLocks
@@ -407,6 +408,7 @@ class _PostgresTransaction(Transaction):
     def __init__(self, session: Session, schema: str) -> None:
         self._session = session
         self._schema = schema
+        self.counted: list[StoredCounts] = []
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
         return _rows(self._session, statement, values)

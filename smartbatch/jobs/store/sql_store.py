@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 from smartbatch._fork import on_fork
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
@@ -41,6 +41,7 @@ from smartbatch.jobs.records import (
     ShardPayload,
     ShardRow,
     ShardState,
+    StoredCounts,
     StoredResults,
     UnsettledItem,
 )
@@ -59,7 +60,7 @@ from smartbatch.jobs.store.rows import (
     shard_row,
 )
 
-__all__ = ["SqlStore"]
+__all__ = ["Counted", "SqlStore"]
 
 LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""
@@ -70,8 +71,14 @@ TURNAROUNDS_KEPT = 500
 TRIM_EVERY = 50
 """Batches after which older ones are deleted."""
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail_shard"}
+Counted: TypeAlias = Callable[[str, StoredCounts], object]
+"""Told what was counted of a job, by the job's id."""
 _UNSENT = (ItemState.OPEN, ItemState.REALTIME)
 _TAKE_RESULTS = (ShardState.INGESTING, ShardState.DEAD)
+
+
+def _ignore(_: str, __: StoredCounts) -> None:
+    """Tell nobody."""
 
 
 class SqlStore:
@@ -86,12 +93,14 @@ class SqlStore:
 
     Attributes:
         place: where it is, for people: a path or a DSN without its password.
+        counted: called with a job's id and what was counted of it, after each commit that stores results.
     """
 
     def __init__(
         self, database: Database, locks: OwnerLocks, spool: str, *, wall: Callable[[], float], rng: Random
     ) -> None:
         self._db = database
+        self.counted: Counted = _ignore
         self._spool = spool
         self._owner = OwnerTable(database, locks, wall=wall, rng=rng)
         self.place = database.place
@@ -144,6 +153,12 @@ class SqlStore:
                     " nothing was written"
                 )
             yield tx, int(found[0])
+        self.tell_counts(lease.job_id, tx.counted)
+
+    def tell_counts(self, job_id: str, counted: Iterable[StoredCounts]) -> None:
+        """Tell what transactions counted of a job, after their commit."""
+        for counts in counted:
+            self.counted(job_id, counts)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -263,6 +278,7 @@ class SqlStore:
             [(epoch,)] = tx.rows(sql.CLAIM, me, now + seconds, no)
             lease = JobLease(job_id, int(epoch))
             result_table.end_in_flight(tx, lease, no, unknown, now)
+        self.tell_counts(job_id, tx.counted)
         return lease
 
     def renew(self, leases: Collection[JobLease], seconds: float) -> list[JobLease]:
@@ -516,7 +532,8 @@ class SqlStore:
     def answer(
         self, lease: JobLease, results: Sequence[NewResult], *, at: float, freed: float = 0.0
     ) -> StoredResults:
-        """Store what came of ``IN_FLIGHT`` items.
+        """Store what came of ``IN_FLIGHT`` items. What it counted is told by the caller, with no lock held,
+        by :meth:`tell_counts`.
 
         ``again`` makes them ``REALTIME`` with one try more, ``unrun`` without; what those cost all
         the same is charged.
@@ -537,7 +554,8 @@ class SqlStore:
             in_flight = ItemState.IN_FLIGHT.value
             job_table.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
             job_table.reserve(tx, job, -freed)
-            return StoredResults(tuple(final), tuple(doubled))
+            counts, tx.counted = tuple(tx.counted), []
+            return StoredResults(tuple(final), tuple(doubled), counts)
 
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return how many.

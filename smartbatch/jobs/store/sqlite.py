@@ -21,6 +21,7 @@ from typing import Any
 
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import StoreError
+from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
@@ -265,6 +266,7 @@ class SqliteTransaction(Transaction):
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self.counted: list[StoredCounts] = []
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
         # all of them: an open cursor would hold up the commit

@@ -134,7 +134,7 @@ COUNT = """UPDATE job SET seq = seq + ?,
     succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ?,
     cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
     input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
-    WHERE no = ? RETURNING seq"""
+    WHERE no = ? RETURNING seq, model"""
 FINISH = f"""UPDATE job SET state = {_DONE}, finished_at = ?, note = NULL
     WHERE no = ? AND state <> {_DONE} AND succeeded + failed + cancelled >= total"""
 END_ITEMS = f"UPDATE item SET state = {_FINAL} WHERE no IN {{numbers}}"
