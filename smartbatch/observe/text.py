@@ -29,12 +29,6 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def dollars(usd: float) -> str:
-    """Return USD with as many digits as they need, and never as a power of ten: ``0.0000786 USD``."""
-    digits = 6 if not usd or abs(usd) >= 1e-4 else 8
-    return f"{usd:.{digits}f}".rstrip("0").rstrip(".") + " USD"
-
-
 class SafeStream:
     """A stream that others may close: once writing fails, nothing more is written.
 

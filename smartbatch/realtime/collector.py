@@ -14,7 +14,8 @@ from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKE
 from smartbatch.core.batching.window import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
 from smartbatch.events import FlexChanged, PackingChanged
-from smartbatch.observe.text import dollars, duration
+from smartbatch.observe.text import duration
+from smartbatch.prices import dollars
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane

@@ -123,7 +123,7 @@ ENDS = {
         """,
         out=["True"],
     ),
-    "sys.exit in a callback ends only the callback": Case(
+    "sys.exit in a callback ends only the callback, and is logged": Case(
         f"""
         from smartbatch import BatchingClient
         from scenes import echo
@@ -134,6 +134,7 @@ ENDS = {
         print(client.submit("two").result().ok)
         """,
         out=["True"],
+        err="SystemExit: 3",
     ),
     "sys.exit in an own call fails that request": Case(
         f"""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.observe.text import dollars, duration
+from smartbatch.observe.text import duration
+from smartbatch.prices import dollars
 
 
 @pytest.mark.parametrize(

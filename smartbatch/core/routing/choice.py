@@ -38,6 +38,7 @@ from smartbatch.core.routing.options import (
     real_time,
 )
 from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
+from smartbatch.prices import dollars
 from smartbatch.types import Route, Strategy
 
 __all__ = ["Decision", "Infeasible", "Option", "break_even", "choose"]
@@ -330,7 +331,7 @@ def _infeasible(
     if dearer is not None and dearer.cost is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
     wanted = [f"a deadline of {deadline:.0f} s"] if deadline is not None else []
-    wanted += [f"a budget of {budget:g} USD"] if budget is not None else []
+    wanted += [f"a budget of {dollars(budget)}"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
     text = f"no route meets {asked} for {requests} requests; nothing was sent"
     if near:
