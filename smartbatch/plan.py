@@ -27,7 +27,18 @@ _HEAD = (
     "late cost",
     "",
 )
-_PLAIN = ("weight", "calls", "batches", "first", "quota", "odds", "late_cost", "feasible", "problem")
+_PLAIN = (
+    "weight",
+    "calls",
+    "batches",
+    "first",
+    "quota",
+    "odds",
+    "late_cost",
+    "feasible",
+    "problem",
+    "ruled_out",
+)
 _OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("late cost") + 1)
 
 
@@ -91,6 +102,7 @@ class Plan:
             "budget": constraints.budget,
             "time_value": constraints.time_value,
             "options": [_plain(option) for option in self.options],
+            "closed": {route.value: why for route, why in self.decision.closed},
         }
 
     def run(self, *, budget: float | str | None = None) -> ResultList:
@@ -138,9 +150,11 @@ def explain(decision: Decision) -> str:
 
     ``with waiting`` is the expected cost plus ``time_value`` times the expected hours. Where there is a
     deadline, ``in time`` is how likely it is met, and ``late cost`` what the chance of a batch to miss it
-    counts as. Seconds and USD are printed with as many digits as the comparison used.
+    counts as. The last column says why a route was ruled out or not open. Seconds and USD are printed with as
+    many digits as the comparison used.
     """
     rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
+    rows += [(f"  {route.value}", *[""] * (len(_HEAD) - 2), why) for route, why in decision.closed]
     if decision.constraints.deadline is None:
         rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -193,7 +207,7 @@ def _row(option: Option, chosen: bool) -> tuple[str, ...]:
         f"{option.weight:.6f}",
         f"{option.odds:.3%}",
         f"{option.late_cost:.6f}",
-        option.problem,
+        option.problem or option.ruled_out,
     )
 
 
@@ -211,6 +225,6 @@ def _chosen(decision: Decision) -> Iterator[str]:
         yield f"quota: {option.quota:.0%} of what the limits allow in that time"
     if option.rescue_at is not None:
         yield (
-            f"rescue: what has not come after {option.rescue_at:.1f} s is taken back and asked in real time; "
-            f"{option.rescue_needs:.1f} s are kept for that"
+            f"rescue: what has not come after {option.rescue_at:.1f} s is taken back and asked in real time, "
+            f"{option.rescue_needs:.1f} s before the deadline"
         )

@@ -74,6 +74,19 @@ def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path
         assert w.emu.ledger.paid_twice() == []
 
 
+def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
+        plan = w.process().plan(texts(40), strategy="batch", deadline="1h")
+        plan.run()
+        (rescued,) = told(w, JobRescued)
+        assert isinstance(rescued, JobRescued)
+        planned = plan.decision.chosen.rescue_at
+        assert planned is not None
+        assert planned <= HOUR - rescued.left <= planned + MINUTE  # it looks every 30 s
+        (line,) = [line for line in plan.explain().splitlines() if line.startswith("rescue: ")]
+        assert f"after {planned:.1f} s is taken back" in line
+
+
 def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
     """What a missed deadline counts as is decided with the route, and kept with the job."""
     left = []

@@ -147,7 +147,7 @@ def test_an_explanation_with_a_deadline_shows_why_the_cheapest_that_meets_it_won
     for _, cost, odds, risk in rows:
         assert float(risk) == pytest.approx((1 - float(odds) / 100) * counts, abs=2e-6 + 1e-5 * counts)
         assert float(cost) + float(risk) < costs[Route.INDIVIDUAL]  # else it would not be taken
-    rescue = re.search(r"after ([\d.]+) s is taken back .* ([\d.]+) s are kept", text)
+    rescue = re.search(r"after ([\d.]+) s is taken back .* ([\d.]+) s before the deadline", text)
     if rescue:
         assert float(rescue.group(1)) + float(rescue.group(2)) == pytest.approx(12 * 3600, abs=0.2)
     assert json.loads(json.dumps(plan.as_dict()))["route"] == plan.route.value

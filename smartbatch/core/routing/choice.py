@@ -21,13 +21,13 @@ The rules, in order:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from attrs import evolve, field, frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Load, Offer
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.options import (
     Option,
     by_batch,
@@ -37,6 +37,7 @@ from smartbatch.core.routing.options import (
     price,
     real_time,
 )
+from smartbatch.core.routing.rescue import Speed, first_rescue
 from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
 from smartbatch.prices import dollars
 from smartbatch.types import Route, Strategy
@@ -60,6 +61,7 @@ class Decision:
 
     Attributes:
         options: every route that was open, the chosen one included.
+        closed: routes that were not open, with the reason; none where the strategy is forced.
         alone: what always-individual would be.
         batch: what always-batch would be; ``None`` where there is no Batch API for it.
     """
@@ -71,6 +73,7 @@ class Decision:
     reason: str
     alone: Option = field(repr=False)
     batch: Option | None = field(repr=False)
+    closed: tuple[tuple[Route, str], ...] = field(default=(), repr=False)
 
     @property
     def piece(self) -> int | None:
@@ -83,8 +86,7 @@ class Decision:
     @property
     def late_penalty(self) -> float:
         """What a missed deadline costs, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
-        cost = self.alone.cost
-        return late_penalty(None if cost is None else cost.expected, self.constraints.time_value)
+        return late_penalty(_usd(self.alone.cost), self.constraints.time_value)
 
 
 class Infeasible(ValueError):
@@ -116,18 +118,22 @@ def choose(
     def judged(asked: Constraints) -> tuple[Option, ...]:
         return tuple(_judged(option, asked) for option in open_routes(load, offers, batch, asked))
 
-    options = judged(constraints)
-    feasible = [option for option in options if option.feasible]
+    options = _ruled_out(judged(constraints), constraints)
+    feasible = [option for option in options if option.feasible and not option.ruled_out]
     found = _best(feasible, load, constraints) if feasible else _likeliest(options, constraints)
     if found is None:
         raise _infeasible(load.requests, constraints, judged)
+    best, reason = found
+    chosen = best if batch is None else _timed(best, load, offers[0], batch, constraints)
+    options = tuple(chosen if option is best else option for option in options)
     routes = {option.route: option for option in options}
     alone = routes.get(Route.INDIVIDUAL) or _judged(real_time(individual(offers), load.requests), constraints)
     always = routes.get(Route.BATCH)
     if always is None and batch is not None and load.requests:
         endless = evolve(constraints, deadline=None)
         always = _judged(by_batch(load.requests, 0, offers[0], batch, endless), endless)
-    return Decision(load, constraints, options, *found, alone, always)
+    closed = tuple(_closed(load, offers, batch, constraints))
+    return Decision(load, constraints, options, chosen, reason + _rescued(chosen), alone, always, closed)
 
 
 def break_even(
@@ -183,6 +189,78 @@ def _judged(option: Option, constraints: Constraints) -> Option:
     return evolve(option, weight=weight, odds=odds, problem=" and ".join(problems))
 
 
+def _ruled_out(options: Sequence[Option], constraints: Constraints) -> tuple[Option, ...]:
+    """Return the options, those marked that are feasible and yet no choice.
+
+    1. The strategy is forced: there is no choice.
+    2. A budget: those that are expected to exceed it, where another is expected to stay within.
+    3. A deadline, and the soonest is not asked for: batches whose saving is not worth their risk.
+    """
+    if constraints.strategy is not Strategy.AUTO:
+        return tuple(options)
+    feasible = [each for each in options if each.feasible]
+    budget = constraints.budget
+    if budget is not None and any(_fits(each, budget) for each in feasible):
+        options = _marked(
+            options, lambda each: not _fits(each, budget), "is expected to cost more than the budget"
+        )
+    if constraints.deadline is not None and constraints.prefer != "speed":
+        kept = (each for each in options if each.feasible and not each.ruled_out and not each.batches)
+        surely = min((price(each)[0] for each in kept), default=math.inf)
+        options = _marked(
+            options,
+            lambda each: bool(each.batches) and price(each)[0] + each.late_cost >= surely,
+            "with its late cost it saves nothing",
+        )
+    return tuple(options)
+
+
+def _marked(options: Sequence[Option], is_out: Callable[[Option], bool], why: str) -> Sequence[Option]:
+    return [
+        evolve(each, ruled_out=why) if each.feasible and not each.ruled_out and is_out(each) else each
+        for each in options
+    ]
+
+
+def _closed(
+    load: Load, offers: Sequence[Offer], batch: BatchOffer | None, constraints: Constraints
+) -> Iterator[tuple[Route, str]]:
+    """Yield the routes that are not open to a list, with the reason."""
+    if constraints.strategy is not Strategy.AUTO or not load.requests:
+        return
+    yield from ((offer.route, "packing is turned on") for offer in offers if not offer.open)
+    if batch is None:
+        yield Route.BATCH, "no Batch API can be used for these requests"
+    elif load.requests <= constraints.at_once:
+        yield Route.BATCH, f"so few requests as {constraints.at_once} never wait for a batch"
+    elif load.requests < constraints.threshold:
+        yield Route.BATCH, f"fewer requests than the threshold of {constraints.threshold}"
+
+
+def _timed(
+    option: Option, load: Load, standard: Offer, batch: BatchOffer, constraints: Constraints
+) -> Option:
+    """Return the option with the moment at which its job will begin the rescue.
+
+    That of the forecast is the best of a few; a job decides again at each moment, as its batches grow older.
+    """
+    deadline, rest = constraints.deadline, load.requests - option.first
+    if option.rescue_at is None or deadline is None or batch.cancelling is None:
+        return option
+    speed = Speed(standard.throughput, batch.cancelling, batch.times)
+    size = math.ceil(rest / option.batches)
+    sizes = [size] * (option.batches - 1) + [rest - size * (option.batches - 1)]
+    penalty = late_penalty(_usd(standard.cost), constraints.time_value)
+    at = first_rescue(deadline, [each for each in sizes if each > 0], speed, penalty)
+    if at is None:
+        return option
+    return evolve(option, rescue_at=at, rescue_needs=deadline - at, chance=batch.chance(at, rest))
+
+
+def _usd(cost: Cost | None) -> float | None:
+    return None if cost is None else cost.expected
+
+
 def _too_dear(option: Option, constraints: Constraints) -> bool:
     return constraints.budget is not None and option.cost is not None and option.cost.low > constraints.budget
 
@@ -201,32 +279,27 @@ def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Opt
 
 
 def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
-    """Return the best of the feasible options, and why it is the best.
+    """Return the best of the options that are a choice, and why it is the best.
 
     1. The strategy is forced: its one option.
     2. ``prefer="speed"``: the soonest; of equals the cheapest.
-    3. A deadline: the cheapest, without batches whose saving is not worth their risk; among those that cost
-       about the same, the soonest.
+    3. A deadline: the cheapest; among those that cost about the same, the soonest.
     4. ``prefer="cost"``: the cheapest.
     5. Otherwise the least weight; but a batch is tried where none was observed and one may be better.
 
-    With a budget, options that are expected to fit into it come before those that may not; where none is,
-    the cheapest is taken.
+    With a budget that none is expected to fit into, the cheapest is taken.
     """
     if constraints.strategy is not Strategy.AUTO:
         return feasible[0], _forced(feasible[0], load, constraints)
-    if constraints.budget is not None:
-        fitting = [each for each in feasible if _fits(each, constraints.budget)]
-        if not fitting:
-            return min(feasible, key=price), (
-                f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
-            )
-        feasible = fitting
+    budget = constraints.budget
+    if budget is not None and not any(_fits(each, budget) for each in feasible):
+        return min(feasible, key=price), (
+            f"the cheapest of {_counted(feasible)}, none of which is expected to stay within the budget"
+        )
     if constraints.prefer == "speed":
         chosen = min(feasible, key=lambda option: (option.p50, *price(option)))
         reason = f"the soonest of {_counted(feasible)}, as prefer='speed' asks"
     elif constraints.deadline is not None:
-        feasible = _worth_the_risk(feasible)
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
@@ -235,11 +308,6 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
             reason = (
                 f"the soonest of {_counted(feasible)} that meet the deadline and cost at most {CLOSE:.1%} "
                 "more than the cheapest"
-            )
-        if chosen.rescue_at is not None:
-            reason += (
-                f"; ends by itself in time with a chance of {chosen.chance:.0%}, else what is left over goes "
-                f"in real time from {chosen.rescue_at:.0f} s on, with {chosen.rescue_needs:.0f} s for it"
             )
     elif constraints.prefer == "cost":
         chosen = min(feasible, key=price)
@@ -253,10 +321,11 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
     return chosen, reason
 
 
-def _worth_the_risk(feasible: Sequence[Option]) -> Sequence[Option]:
-    """Return the options in real time, and the batches that cost less with their late cost."""
-    surely = min((price(each)[0] for each in feasible if not each.batches), default=math.inf)
-    return [each for each in feasible if not each.batches or price(each)[0] + each.late_cost < surely]
+def _rescued(chosen: Option) -> str:
+    """Say of a batch that may be taken back how likely it is not."""
+    if chosen.rescue_at is None:
+        return ""
+    return f"; ends by itself before its rescue begins with a chance of {chosen.chance:.0%}"
 
 
 def _trial(chosen: Option, feasible: Sequence[Option]) -> Option | None:

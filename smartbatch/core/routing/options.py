@@ -58,6 +58,7 @@ class Option:
         problem: why it is not feasible; empty when it is.
         untried: whether its times are assumed, since no batch was observed yet.
         late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
+        ruled_out: why it was not compared with the others although it is feasible; empty when it was.
     """
 
     route: Route
@@ -79,6 +80,7 @@ class Option:
     problem: str = ""
     untried: bool = False
     late_cost: float = 0.0
+    ruled_out: str = ""
 
     @property
     def feasible(self) -> bool:

@@ -29,7 +29,16 @@ from smartbatch.core.routing.risk import (
 )
 from smartbatch.core.routing.throughput import Throughput, Times
 
-__all__ = ["MARGIN", "PendingShard", "Rescue", "Speed", "assumed_speed", "rescue"]
+__all__ = [
+    "MARGIN",
+    "PendingShard",
+    "Rescue",
+    "Speed",
+    "assumed_speed",
+    "first_rescue",
+    "margin_of",
+    "rescue",
+]
 
 MOMENT = 0.5
 """Seconds; a shorter wait is none, since in Unix time it could round to nothing."""
@@ -41,6 +50,9 @@ SAVED = 0.5
 """What a batch saves of the price in real time, at all providers."""
 LOOK = 0.05
 """Share of the time left after which such a decision is made again."""
+GRID, HALVINGS = 24, 6
+"""Moments until the deadline that are compared to find when a rescue begins, and how often the time before
+the one found is halved."""
 
 
 @frozen
@@ -134,6 +146,38 @@ def rescue(
     back = _back(movable, backlog, shards, speed, (later or now).sure, margin)
     wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
+
+
+def margin_of(deadline: float) -> float:
+    """Return the seconds that a rescue keeps free, of a deadline that was set ``deadline`` seconds before."""
+    return max(1.0, MARGIN * deadline)
+
+
+def first_rescue(
+    deadline: float, sizes: Sequence[int], speed: Speed, late_penalty: float = LATE_PENALTY
+) -> float | None:
+    """Return after how many seconds the first batch is taken back of a job that begins now, if none has
+    ended by then and nothing else is learned: what :func:`rescue` will decide. ``None`` for never.
+
+    Args:
+        deadline: seconds until the deadline.
+        sizes: requests of each batch.
+    """
+    margin = margin_of(deadline)
+
+    def begins(now: float) -> bool:
+        shards = [PendingShard(size, sent=True, size=size, age=now) for size in sizes]
+        return bool(rescue(deadline - now, margin, 0, shards, speed, late_penalty).take_back)
+
+    moments = (deadline * place / GRID for place in range(GRID))
+    late = next((moment for moment in moments if begins(moment)), None)
+    if not late:
+        return late
+    early = late - deadline / GRID
+    for _ in range(HALVINGS):
+        middle = (early + late) / 2
+        early, late = (early, middle) if begins(middle) else (middle, late)
+    return late
 
 
 def _back(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from smartbatch.core.routing.rescue import MARGIN, PendingShard, Rescue, rescue
+from smartbatch.core.routing.rescue import PendingShard, Rescue, margin_of, rescue
 from smartbatch.core.routing.risk import LATE_PENALTY
 from smartbatch.events import JobRescued
 from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
@@ -47,7 +47,7 @@ def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
 
 def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -> Rescue:
     backlog = step.job.total - step.job.finished - sum(shard.size for shard in pending)
-    margin = max(1.0, MARGIN * (deadline - step.job.created_at))
+    margin = margin_of(deadline - step.job.created_at)
     return rescue(
         deadline - step.wall,
         margin,

@@ -14,6 +14,7 @@ from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.options import PIECES
+from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.plan import explain
 from smartbatch.routing.history import BATCH, CALL, CANCEL
@@ -171,9 +172,56 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
     assert cheap.chosen.route is Route.INDIVIDUAL
     batch = next(option for option in cheap.options if option.route is Route.BATCH)
     assert batch.feasible
+    assert batch.ruled_out == "with its late cost it saves nothing"
+    assert all(option.ruled_out for option in cheap.options if option.batches)
+    assert "the cheapest of 1 route that meet" in cheap.reason
     assert batch.cost is not None
     assert batch.cost.expected < 0.99 * 0.002 < batch.cost.expected + batch.late_cost
     assert batch.late_cost == pytest.approx((1 - batch.odds) * cheap.late_penalty * 0.002)
+
+
+def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it() -> None:
+    """The job decides anew at each moment, which is another one than the best that was forecast."""
+    times, cancels = steady(900.0, 2.0), cold(CANCEL)
+    there = BatchOffer(times, price(400, 0.5), cancels)
+    decision = choose(Load(400), [individually(400)], there, Constraints(deadline=3600.0))
+    option = decision.chosen
+    assert option.rescue_at is not None
+    speed = Speed(individually(400).throughput, cancels, times)
+    pieces = [400 // option.batches] * option.batches
+
+    def begins(now: float) -> bool:
+        shards = [PendingShard(size, sent=True, size=size, age=now) for size in pieces]
+        return bool(rescue(3600.0 - now, 18.0, 0, shards, speed, decision.late_penalty).take_back)
+
+    assert begins(option.rescue_at)
+    assert not any(begins(option.rescue_at - seconds) for seconds in (5, 30, 300))
+    assert f"a chance of {there.chance(option.rescue_at, 400):.0%}" in decision.reason
+
+
+def test_routes_that_are_expected_to_exceed_a_budget_are_ruled_out_where_another_is_not() -> None:
+    range_of = Cost(0.01, 0.1, 0.3)
+    offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), range_of)
+    there = BatchOffer(steady(900.0, 2.0), range_of.of(0.5))
+
+    def judged(budget: float) -> Decision:
+        return choose(Load(100), [offer], there, Constraints(budget=budget, time_value=0))
+
+    some, none = judged(0.06), judged(0.04)
+    why = {option.route: option.ruled_out for option in some.options}
+    assert why[Route.INDIVIDUAL] == "is expected to cost more than the budget"
+    assert some.chosen.route is none.chosen.route is Route.BATCH
+    assert not why[Route.BATCH]
+    assert "the cheapest of 3 routes, none of which is expected to stay within the budget" in none.reason
+
+
+@pytest.mark.parametrize(
+    ("requests", "why"), [(3, "so few requests as 3"), (5, "the threshold of 10"), (10, None)]
+)
+def test_a_route_that_is_not_open_is_named_with_the_reason(requests: int, why: str | None) -> None:
+    closed = dict(chosen(requests, Constraints()).closed)
+    assert why is None if not closed else why is not None and why in closed[Route.BATCH]
+    assert Route.BATCH in dict(choose(Load(20), [individually(20)], None, Constraints()).closed)
 
 
 def test_a_list_that_was_to_go_by_batch_is_rescued_however_little_it_costs() -> None:
