@@ -52,7 +52,9 @@ class BatchingConfig:
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
-    min_batch_size: int = setting(2, "int", "Prompts that are enough to go when the window is over.", 1, 50)
+    min_batch_size: int = setting(
+        2, "int", "Prompts that are enough to go early; above 2, fewer wait.", 1, 50
+    )
     max_wait: float = seconds(5.0, "Longest wait in the window, whatever the priority.", 0.5, 30)
 
     queue_capacity: int = setting(

@@ -105,6 +105,21 @@ def test_a_request_may_carry_its_own_max_wait(busy: Callable[..., Busy]) -> None
     assert scene.later_calls() == [(0.05, 2)]
 
 
+def test_a_larger_min_batch_size_holds_from_the_first_call_on(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Three of four wait for the window; the fourth sends them."""
+    provider = Scripted(clock, lambda prompt, attempt: prompt, max_shared=10)
+    client = client_of(provider, min_batch_size=4, batch_window=0.5)
+    with clock.held():
+        futures = submit_all(client, "abcd")
+        provider.wait_for(1)
+        futures += submit_all(client, "efg")
+    for future in futures:
+        future.result(PATIENCE)
+    assert [(start.at, len(start.prompts)) for start in provider.starts] == [(0.0, 4), (0.5, 3)]
+
+
 def test_a_full_batch_goes_at_once(busy: Callable[..., Busy]) -> None:
     """Ten of ten need no window, and the rest waits for theirs."""
     scene = busy()

@@ -89,6 +89,10 @@ class Batch(Generic[T]):
         return IllegalTransition(f"batch {self.id} {problem}", batch_id=self.id)
 
 
+PAIR = 2
+"""Requests that make a call shared. A larger ``min_size`` is a wish for fuller calls."""
+
+
 @frozen
 class Window:
     """The settings of a window.
@@ -96,7 +100,8 @@ class Window:
     Args:
         seconds: how long a request waits for others to share its call.
         max_size: most requests in a batch; 1 means the lane cannot share calls.
-        min_size: requests that are enough for an early call, see :class:`BatchAccumulator`.
+        min_size: requests that are enough for an early call, see :class:`BatchAccumulator`. Up to
+            :data:`PAIR` it makes nobody wait on an idle lane.
         max_wait: longest wait of any request, seconds; a request may carry its own.
     """
 
@@ -161,25 +166,29 @@ class BatchAccumulator:
 
         1. Nothing waits: never.
         2. The lane cannot share calls, the batch is full, a request is urgent, or the client flushes: now.
-        3. As many wait as the last call carried, and either nothing is in flight or no more is in flight than
+        3. A ``min_size`` above two was asked for: as many go now, and fewer wait as in case 7, also where
+           nothing is in flight.
+        4. As many wait as the last call carried, and either nothing is in flight or no more is in flight than
            waits: now; waiting for the others would cost more than it gains.
-        4. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
+        5. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
            ended may submit again, so that the first of them does not go alone.
-        5. ``min_size`` wait: when the oldest has waited two fifths of a call's latency, so that callers who
+        6. ``min_size`` wait: when the oldest has waited two fifths of a call's latency, so that callers who
            submit at different times come together.
-        6. Otherwise: when the window is over, or a request's ``max_wait``, whichever comes first.
+        7. Otherwise: when the window is over, or a request's ``max_wait``, whichever comes first.
 
-        Cases 4 and 5 never go beyond the time of case 6.
+        Cases 5 and 6 never go beyond the time of case 7.
         """
         window, count = self.window, waiting.count
         if count == 0:
             return math.inf
         if window.max_size == 1 or count >= window.max_size or waiting.urgent or waiting.flushed:
             return now
+        due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
+        if window.min_size > PAIR:
+            return now if count >= window.min_size else due
         majority = waiting.expected > 1 and count >= waiting.in_flight
         if count >= waiting.expected and (waiting.in_flight == 0 or majority):
             return now
-        due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
         if waiting.in_flight == 0:
             return min(waiting.newest + self.GAP, waiting.last_finished + self.MOMENT, due)
         if count >= window.min_size and waiting.latency > 0:

@@ -59,6 +59,14 @@ def test_min_batch_size_triggers_an_early_send() -> None:
     assert ready(waiting(2, latency=60.0)) == pytest.approx(100.1)
 
 
+@pytest.mark.parametrize("in_flight", [0, 3])
+def test_a_larger_min_batch_size_lets_fewer_wait_and_as_many_go(in_flight: int) -> None:
+    """Also on an idle lane, and before any call told how long one takes."""
+    fuller = Window(seconds=0.1, max_size=10, min_size=4, max_wait=5.0)
+    assert ready(waiting(3, in_flight=in_flight, latency=0.0), window=fuller) == pytest.approx(100.1)
+    assert ready(waiting(4, in_flight=in_flight, latency=0.0), window=fuller) == 100.0
+
+
 def test_a_returning_majority_does_not_wait_for_the_others() -> None:
     """Nine who are back go while nine are under way; eight wait for one more, and so do nine newcomers."""
     assert ready(waiting(9, expected=9)) == 100.0
