@@ -95,6 +95,18 @@ def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_o
     assert [call.request.params.temperature for call in provider.calls] == [None, 0.0, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("given", "tried"),
+    [(0.0, [0.0, 0.25, 0.5, 0.75]), (0.7, [0.7, 0.95, 1.0, 1.0]), (1.5, [1.5, 1.5, 1.5, 1.5])],
+)
+def test_further_tries_step_up_from_the_temperature_that_was_given(
+    client_of: ClientOf, given: float, tried: list[float]
+) -> None:
+    provider = MockProvider(lambda _: paid(BAD))
+    failed(client_of(provider, validation_retries=3, temperature=given))
+    assert [call.request.params.temperature for call in provider.calls] == pytest.approx(tried)
+
+
 def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientOf) -> None:
     """The neighbours are answered."""
     client = client_of(MockProvider(lambda request: paid(BAD if "bad" in str(request.prompt) else GOOD)))

@@ -34,8 +34,11 @@ __all__ = [
 ]
 
 TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of the repairs in order: first the likeliest answer, then some variety; then the last one
-stays."""
+"""Temperatures of the repairs in order, where the request has none: first the likeliest answer, then some
+variety; then the last one stays."""
+STEP, HIGHEST = 0.25, 1.0
+"""By how much each repair is above the temperature that the request has, up to one that every provider
+takes."""
 MAX_QUOTED = 20_000
 """Characters of a bad answer up to which it is sent back to the model."""
 MAX_FLAWS = 3
@@ -321,5 +324,12 @@ def repair_request(
     )
     params = request.params
     if takes_temperature:
-        params = evolve(params, temperature=TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)])
+        params = evolve(params, temperature=_temperature(params.temperature, attempt))
     return evolve(request, prompt=(*asked, Message("user", told)), params=params)
+
+
+def _temperature(given: float | None, attempt: int) -> float:
+    """Return the temperature of a repair; ``attempt`` counts from 0."""
+    if given is None:
+        return TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)]
+    return max(given, min(given + STEP * (attempt + 1), HIGHEST))
